@@ -22,6 +22,7 @@ from rlenv.audit.report import Episode, Finding
 from rlenv.audit.subject import Subject
 from rlenv.dialects.control_tokens import broken_message
 from rlenv.endpoints import Client, Endpoint
+from rlenv.endpoints.account import asks
 from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError, EpisodeError, PolicyError
@@ -96,8 +97,9 @@ async def try_attacker(
         if not chosen:
             attack.failed = "the oracle earns nothing on any task that was looked at"
         else:
-            async with asyncio.timeout(limits.seconds):
-                await attack.run()
+            with asks("attacker"):
+                async with asyncio.timeout(limits.seconds):
+                    await attack.run()
     except TimeoutError:
         attack.ended = f"its limit of {limits.seconds:g} s"
     except _Over as over:
@@ -145,6 +147,7 @@ class _Attack:
                 strategies = read_strategies(said, most=self.limits.strategies)
             except UnreadableStrategies as error:
                 self.unreadable += 1
+                self.client.unread()
                 self.problem = str(error)
                 continue
             self.problem = ""
@@ -330,11 +333,9 @@ class _Attack:
         term = max(paid, key=lambda name: paid[name], default="")
         actions = cut_end(" | ".join(least.actions), _SHOWN_CHARS)
         who = "the attacker, playing itself," if best.is_played else "a script of the attacker"
-        tools = ""
+        tools, without = "", f"{best.without_tools} of {best.tasks} tasks"
         if best.without_tools and not best.is_played:
-            tools = (
-                f", succeeding without the tools that the oracle calls on {best.without_tools} of {best.tasks} tasks"
-            )
+            tools = f", succeeding without the tools that the oracle calls on {without}"
         plain = "of unknown worth" if self.wrong is None else f"{max(self.wrong, 0.0):.2f}"
         message = (
             f"{who} ('{best.name}') earns {best.undone:.2f} of the oracle's reward without doing the task, a plain "

@@ -21,7 +21,7 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, prices_of, show_spending_line
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.ablation import Ablation, ablation
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     ((name, environment),) = environments.items()
     scored = {name: Scored(environment, source.before)}
     if args.spec:
-        scored = asyncio.run(scored_again(environments, source, concurrency=args.concurrency))
+        with counting(prices):
+            scored = asyncio.run(scored_again(environments, source, concurrency=args.concurrency))
     found = ablation(environment, scored[name].episodes, reference=args.reference, groups=source.apart)
     agreement = agreement_table(scored)
     spending = spending_of(source, scored if args.spec else {}, prices)

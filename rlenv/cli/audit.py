@@ -22,13 +22,11 @@ from rlenv.audit.run import Progress, audit
 from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.spending import add_prices, prices_of, show_spending_line
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
 from rlenv.cli.terminal import write_error
-from rlenv.endpoints.account import Account, counted
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.usage import spent_by
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run", "said_every"]
@@ -137,10 +135,9 @@ def run(args: argparse.Namespace) -> int:
                 attacker=attacker,
             )
 
-    account, prices = Account(), prices_of(args)
-    with counted(account):
+    with counting(prices_of(args)) as so_far:
         report = asyncio.run(main())
-    spending = spent_by(account.entries(), prices=prices)
+    spending = so_far()
     if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show(Console(highlight=False), report)
         show_spending_line(Console(highlight=False), spending)

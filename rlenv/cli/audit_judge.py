@@ -16,14 +16,12 @@ from rlenv._base.figures import figure
 from rlenv.audit.disagreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.cli.console import Console
-from rlenv.cli.spending import prices_of, show_spending_line
+from rlenv.cli.spending import counting, prices_of, show_spending_line
 from rlenv.cli.terminal import write
-from rlenv.endpoints.account import Account, counted
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.files import plain
 from rlenv.runs.recorded import with_facts
-from rlenv.runs.usage import spent_by
 
 __all__ = ["judged", "written"]
 
@@ -69,14 +67,13 @@ def judged(args: argparse.Namespace, environment: Environment) -> int:
                 environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
             )
 
-    account, prices = Account(), prices_of(args)
     try:
-        with counted(account):
+        with counting(prices_of(args)) as so_far:
             report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
     except TimeoutError:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"
         raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
-    spending = spent_by(account.entries(), prices=prices)
+    spending = so_far()
     if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show_judge(Console(highlight=False), report)
         show_spending_line(Console(highlight=False), spending)

@@ -13,9 +13,11 @@ from itertools import cycle, islice
 from rich.table import Table
 
 import rlenv
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=int, nargs="+", default=[1, 64], metavar="C", help="episodes at once; one row each"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    add_prices(parser)
     add_set(parser)
 
 
@@ -68,21 +71,24 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--episodes and --concurrency are at least 1")
     environment = load(args.spec, set=overrides(args.set))
     split = args.split or next(iter(environment.spec.tasks))
-    rows, latency = asyncio.run(_measure(environment, args, split))
+    with counting(prices_of(args)) as so_far:
+        rows, latency = asyncio.run(_measure(environment, args, split))
+    spending = so_far()
     machine = {"rlenv": rlenv.__version__, "python": platform.python_version(), "machine": platform.platform()}
     if args.json:
         figures = {"environment": environment.id, "policy": args.policy, "split": split, **machine}
         measured = {"rows": [asdict(row) for row in rows], "latency": {name: asdict(t) for name, t in latency.items()}}
-        write_json(figures | measured)
+        write_json(figures | measured | ({"usage": plain(spending)} if spending.roles else {}))
     else:
         _show(environment, args.policy, rows, latency, machine)
+        show_spending_line(Console(highlight=False), spending)
     return 1 if any(row.invalid for row in rows) else 0
 
 
 async def _measure(
     environment: Environment, args: argparse.Namespace, split: str
 ) -> tuple[list[Figures], dict[str, Latency]]:
-    policy = make_policy(args, environment)
+    policy = make_policy(argparse.Namespace(**{**vars(args), "concurrency": max(args.concurrency)}), environment)
     tasks = range(len(environment.tasks(split)))
     jobs = [Job(split, task, seed) for seed, task in enumerate(islice(cycle(tasks), args.episodes))]
     rows: list[Figures] = []

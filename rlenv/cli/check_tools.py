@@ -13,6 +13,7 @@ from rlenv.checks.diagnose import diagnose
 from rlenv.cli.call_tool import called
 from rlenv.cli.console import Console
 from rlenv.cli.options import overrides
+from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -35,7 +36,8 @@ class _Checked:
 
 def check(args: argparse.Namespace, environment: Environment) -> int:
     """Prints a line for each tool and each requirement; 1 where one of them is not right."""
-    checked = asyncio.run(_check(args, environment))
+    with counting() as so_far:
+        checked = asyncio.run(_check(args, environment))
     wrong = any(one.is_right is False for one in checked)
     if args.json:
         write_json([asdict(one) for one in checked], indent=2)
@@ -45,6 +47,7 @@ def check(args: argparse.Namespace, environment: Environment) -> int:
         mark = {True: "[green]ok   [/green]", False: "[red]wrong[/red]", None: "[yellow]-    [/yellow]"}[one.is_right]
         spent = f" [dim]{one.seconds * 1000:.1f} ms[/dim]" if one.seconds else ""
         console.print(f"{mark} {escape(one.what)}{spent}  {escape(one.note)}")
+    show_spending_line(console, so_far())
     return 1 if wrong else 0
 
 

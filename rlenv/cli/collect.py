@@ -8,10 +8,12 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.options import add_set, given, keywords, overrides
 from rlenv.cli.policies import OPTIONS, add_policy, check_options, make_policy
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.episodes.environment import Environment, load
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a name for the template, as run.template_kwargs",
     )
     parser.add_argument("--json", action="store_true", help="print the manifest as one JSON object")
+    add_prices(parser)
     add_set(parser)
 
 
@@ -89,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.k is not None and args.k > SEEDS:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
     _check_source(args)
+    prices = prices_of(args)
     environment = load(args.spec, set=overrides(args.set))
     keep = Keep.of(args.keep, terms=environment.spec.rewards, keeps_invalid=args.keep_invalid, keeps_cut=args.keep_cut)
     kwargs = keywords(args.kwarg)
@@ -121,11 +125,16 @@ def run(args: argparse.Namespace) -> int:
         def told(count: int) -> None:
             progress.update(bar, completed=count)
 
-        report = collect(environment, encoder, settings, policy=policy, on_episode=told)
+        with counting(prices) as so_far:
+            report = collect(environment, encoder, settings, policy=policy, on_episode=told)
+    spending = so_far()
     if args.json:
-        write_json({"folder": str(report.folder), **_fields(report)}, indent=2)
+        usage = {"usage": plain(spending)} if spending.roles else {}
+        write_json({"folder": str(report.folder), **_fields(report), **usage}, indent=2)
     else:
-        _show(report, Console(file=sys.stdout, highlight=False, soft_wrap=True))
+        console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        _show(report, console)
+        show_spending(console, spending)
     return 0
 
 

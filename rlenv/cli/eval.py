@@ -22,7 +22,7 @@ from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
-from rlenv.cli.spending import Budget, add_max_cost, add_prices, prices_of, show_spending
+from rlenv.cli.spending import Budget, add_max_cost, add_prices, counting, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         lock = _lock(args, environment, split) if args.out or args.record else None
         out = stack.enter_context(kept_run(args, environment, lock=lock, split=split)) if args.out else None
         stack.enter_context(tapes.running(out, lock, environment))
+        stack.enter_context(counting(prices))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out, prices)
         playing = _play(environment, args, jobs, kept, tapes, budget)

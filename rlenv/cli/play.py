@@ -17,7 +17,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
-from rlenv.cli.spending import add_prices, prices_of, show_spending
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
 from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         lock = _lock(args, environment, split) if args.out else None
         out = stack.enter_context(kept_run(args, environment, lock=lock, split=split, task=args.task)) if lock else None
         stack.enter_context(tapes.running(out, lock, environment))
+        stack.enter_context(counting(prices))
         with entered(tapes.lane(0) if tapes.lane is not None else None):
             trajectory = asyncio.run(stoppable(_play(args, environment, console), out))
             show_spending(console, spent([trajectory], prices=prices))

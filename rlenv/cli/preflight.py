@@ -10,6 +10,7 @@ from typing import Final
 from rlenv.cli.adapter import adapter
 from rlenv.cli.console import Console
 from rlenv.cli.options import given
+from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.preflight import Preflight, lines_of
 
@@ -69,16 +70,19 @@ def run_argv(argv: Sequence[str]) -> int:
         MissingExtra: the adapter or what it stands on is not installed.
     """
     args = _parser().parse_intermixed_args(list(argv))
-    report: Preflight = adapter("run.preflight_command", wanted_by="rlenv preflight").look(
-        args.items,
-        **given(args, "model", "preset", "algorithm", "mode", "set", "lora", "chat_template", "device_gb"),
-        **({} if args.sample is None else {"sample": args.sample}),
-    )
+    look = adapter("run.preflight_command", wanted_by="rlenv preflight").look
+    with counting() as so_far:
+        report: Preflight = look(
+            args.items,
+            **given(args, "model", "preset", "algorithm", "mode", "set", "lora", "chat_template", "device_gb"),
+            **({} if args.sample is None else {"sample": args.sample}),
+        )
     if args.json:
         write_json(report.as_dict(), indent=2)
         return 0 if report.is_ready else 1
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for line in lines_of(report):
         console.print(line, markup=False)
+    show_spending_line(console, so_far())
     console.print("[green]the run can start[/green]" if report.is_ready else "[red]the run would not do[/red]")
     return 0 if report.is_ready else 1

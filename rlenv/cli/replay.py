@@ -13,7 +13,7 @@ from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
-from rlenv.cli.spending import spending_line
+from rlenv.cli.spending import add_prices, counting, prices_of
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
@@ -26,7 +26,7 @@ from rlenv.runs.tapes.cassettes import Player
 from rlenv.runs.tapes.reel import Reel
 from rlenv.runs.tapes.since import changed_since
 from rlenv.runs.tapes.tape import has_tape
-from rlenv.runs.usage import spent
+from rlenv.runs.usage import spending_line, spent
 from rlenv.secrets import leave_open
 
 __all__ = ["add_arguments", "run"]
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timing", action="store_true", help="of a recorded run: let each answer take as long as it did then"
     )
+    add_prices(parser)
     add_set(parser)
 
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where an episode came out differently, or none could be played."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
+    prices = prices_of(args)
     episodes = with_ids(args.file, args.n)
     before = [trajectory for _, trajectory in episodes]
     player = _player(args)
@@ -76,12 +78,13 @@ def run(args: argparse.Namespace) -> int:
                 groups = whole_groups(args.file, args.n) if environment.parts.scorer.has_group_terms else None
                 return await replay(environment, before, concurrency=args.concurrency, lane=lane, groups=groups)
 
+        stack.enter_context(counting(prices))
         found = asyncio.run(main())
         if player is not None:
             found = _explained(found, player, args.file, [id for id, _ in episodes], environment)
     different = [(index, one) for index, one in enumerate(found) if one.differences]
     skipped = [one for one in found if one.skipped]
-    spending = spent([one.again for one in found if one.again is not None])
+    spending = spent([one.again for one in found if one.again is not None], prices=prices)
     if args.json:
         report = {
             "episodes": len(found),

@@ -7,6 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from rlenv.cli.spending import add_prices, prices_of
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
@@ -21,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", default="Runs", help="its title")
     parser.add_argument("--episodes", type=int, default=6, metavar="N", help="episodes of each run to show (6)")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+    add_prices(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file; exit code 0."""
     from rlenv.runs.figures.report import report
 
+    prices = prices_of(args)
     if args.episodes < 0:
         raise UsageError("--episodes is at least 0")
     for name in args.runs:
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{out} exists already", hint="name another file, or add --overwrite")
     if out.exists() and not out.is_file():  # a device, say, whose name a file would take
         raise UsageError(f"{out} is no file", hint="name another")
-    text = report([Path(name) for name in args.runs], title=args.title, episodes=args.episodes)
+    text = report([Path(name) for name in args.runs], title=args.title, episodes=args.episodes, prices=prices)
     place = out.resolve()  # a link stays what it is
     beside = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:  # the old one stays whole until the new one is

@@ -30,7 +30,7 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, prices_of, show_spending
+from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     environments = environments_of(args, source, measures=bool(args.spec))
     with contextlib.ExitStack() as stack:
         outs = _outs(args, environments, weights, stack)
+        stack.enter_context(counting(prices))
         first = next(iter(outs.values()), None)
         measured = asyncio.run(
             stoppable(scored_again(environments, source, concurrency=args.concurrency), first)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from rlenv.cli.options import overrides
-from rlenv.cli.spending import Budget
+from rlenv.cli.spending import Budget, prices_of
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -64,13 +64,15 @@ def kept_run(
     Raises:
         UsageError: see `KeptRun`.
     """
+    prices = prices_of(args)
+    priced = {} if prices is None else {"prices": prices.as_fact()}
     info = RunInfo(
         kind=args.command,
         command=("rlenv", *sys.argv[1:]),
         spec=os.path.abspath(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts={**facts, "set": kept_settings(overrides(getattr(args, "set", [])))},
+        facts={**facts, **priced, "set": kept_settings(overrides(getattr(args, "set", [])))},
     )
     is_resumed = getattr(args, "resume", False)
     before = read_info(args.out) if is_resumed else None

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
+from rlenv.cli.spending import add_prices, kept_prices, show_spending
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.steps import Columns, Listed, Overview, overview
+from rlenv.runs.figures.spending import asked, asked_in
+from rlenv.runs.figures.steps import Listed, Overview, overview
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
 from rlenv.runs.pack import pack
 from rlenv.runs.recorded import in_order
+from rlenv.runs.usage import Spending, money, spent_by
 
 __all__ = ["add_arguments", "find_runs", "run"]
-
-_ASKED: Final = ("asked_tokens", "answered_tokens", "cost")
-"""Columns whose sums a run has; over the rows in which they are known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     removing.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
     for one in (listing, show):
         one.add_argument("--json", action="store_true", help="print it as JSON")
+        add_prices(one)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,16 +63,18 @@ class _Figures:
     path: Path
     info: RunInfo | None
     said: Overview
-    asked: Mapping[str, float | None]
+    spending: Spending
 
     @staticmethod
-    def of(path: Path) -> _Figures:
-        reader = open_run(path)
+    def of(path: Path, args: argparse.Namespace) -> _Figures:
+        reader, info = open_run(path), read_info(path)
+        prices = kept_prices(args, info)
         try:
-            rows: Columns = Snapshot(reader)
+            rows = Snapshot(reader)
         except MissingExtra:  # all rows are in journals; what came later is not looked at
-            rows = Listed([row for row in reader.rows() if reader.counts(row)])
-        return _Figures(path, read_info(path), overview(rows), {name: _sum(rows, name) for name in _ASKED})
+            counted = [row for row in reader.rows() if reader.counts(row)]
+            return _Figures(path, info, overview(Listed(counted)), spent_by(asked_in(counted), prices=prices))
+        return _Figures(path, info, overview(rows), spent_by(asked(rows), prices=prices))
 
     def as_dict(self) -> dict[str, Any]:
         info, said = self.info, self.said
@@ -91,14 +94,8 @@ class _Figures:
             "invalid": said.invalid,
             "success": said.success,
             "success_interval": None if said.success is None else [said.success_low, said.success_high],
-            **self.asked,
+            "usage": plain(self.spending),
         }
-
-
-def _sum(rows: Columns, name: str) -> float | None:
-    """The sum of a column over the rows that say something; None where none does."""
-    known = [one for one in rows.numbers(name).tolist() if not math.isnan(one)]
-    return math.fsum(known) if known else None
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
@@ -126,34 +123,47 @@ def _list(args: argparse.Namespace) -> int:
     found = []
     for path in find_runs(args.folders):
         try:
-            found.append(_Figures.of(path))
+            found.append(_Figures.of(path, args))
         except UsageError as error:  # one broken run hides no other
             write_error(f"{path} is left out: {error}\n")
     if args.json:
         write_json([one.as_dict() for one in found])
         return 0 if found else 1
+    has_asked = any(one.spending.roles for one in found)
     table = Table("run", "kind", "environment", "policy", "state", "step", "episodes", "success", "invalid")
+    for name in ("tokens", "cost") if has_asked else ():
+        table.add_column(name)
     for one in found:
         told = one.as_dict()
         success = figure(told["success"])
         words = [str(told[name] or "–") for name in ("path", "kind", "environment", "policy", "state")]
-        table.add_row(
-            *map(escape, words), *(str(told[name]) for name in ("step", "episodes")), success, str(told["invalid"])
-        )
+        counts = [str(told["step"]), str(told["episodes"]), success, str(told["invalid"])]
+        table.add_row(*map(escape, (*words, *counts, *(_asked_for(one.spending) if has_asked else ()))))
     Console(highlight=False).print(table) if found else write("no runs\n")
     return 0 if found else 1
 
 
+def _asked_for(spending: Spending) -> tuple[str, str]:
+    """The tokens of prompts and completions together, and what they cost; "–" for what is not known."""
+    parts = (spending.prompt_tokens, spending.completion_tokens)
+    tokens = "–" if None in parts else f"{sum(one or 0 for one in parts):,}"
+    return tokens, "–" if spending.cost is None else f"{money(spending.cost)} {spending.currency}"
+
+
 def _show(args: argparse.Namespace) -> int:
-    told = _Figures.of(_run_at(args.run)).as_dict()
+    found = _Figures.of(_run_at(args.run), args)
+    told = found.as_dict()
     if args.json:
         write_json(told)
         return 0
     told["started"] = datetime.fromtimestamp(told["started"]).isoformat(" ", "seconds") if told["started"] else None
+    del told["usage"]
     table = Table(show_header=False)
     for name, value in told.items():
         table.add_row(name.replace("_", " "), escape("–" if value is None else str(value)))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    show_spending(console, found.spending)
     return 0
 
 

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_error
+from rlenv.endpoints.account import Account, counted
 from rlenv.errors import UsageError
-from rlenv.runs.prices import Prices, read_prices
-from rlenv.runs.usage import RoleSpending, Spending, spent
+from rlenv.runs.folder import RunInfo
+from rlenv.runs.prices import Prices, prices_in, read_prices
+from rlenv.runs.usage import Spending, money, notes_of, spending_line, spent, spent_by, tokens_said
 from rlenv.trajectory import Trajectory
 
 __all__ = [
     "Budget",
     "add_max_cost",
     "add_prices",
-    "money",
+    "counting",
+    "kept_prices",
     "prices_of",
     "show_spending",
     "show_spending_line",
-    "spending_line",
 ]
 
-_CENT = 0.01
 
-
-def add_prices(parser: argparse.ArgumentParser) -> None:
+def add_prices(parser: argparse._ActionsContainer) -> None:
     """The option that names what tokens cost."""
     parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
 
@@ -86,6 +87,35 @@ class Budget:
         )
 
 
+@contextmanager
+def counting(prices: Prices | None = None) -> Iterator[Callable[[], Spending]]:
+    """Counts what the block asks of models, and gives what that is so far, episodes that came to no end included.
+
+    Where the block raises, what it had asked for is told on standard error: nobody else says it any more.
+    """
+    account = Account()
+
+    def so_far() -> Spending:
+        return spent_by(account.entries(), prices=prices)
+
+    try:
+        with counted(account):
+            yield so_far
+    except BaseException:
+        if line := spending_line(so_far()):
+            write_error(f"{line}\n")
+        raise
+
+
+def kept_prices(args: argparse.Namespace, info: RunInfo | None) -> Prices | None:
+    """The prices of `--prices`, or else those that a run was made with; None where there are neither.
+
+    Raises:
+        SpecError: the file has faults.
+    """
+    return prices_of(args) or (None if info is None else prices_in(info.facts))
+
+
 def prices_of(args: argparse.Namespace) -> Prices | None:
     """The prices of `--prices`, None where it is not given.
 
@@ -101,9 +131,10 @@ def show_spending(console: Console, spending: Spending) -> None:
         return
     table = Table("asked by", "model", "requests", "failed", "prompt", "completion", "seconds", "cost", "")
     for one in spending.roles:
-        counts = [f"{one.requests:,}", f"{one.failed:,}", _tokens(one.prompt_tokens), _tokens(one.completion_tokens)]
+        tokens = [tokens_said(count) for count in (one.prompt_tokens, one.completion_tokens)]
+        counts = [f"{one.requests:,}", f"{one.failed:,}", *tokens]
         name, model = escape(one.role), escape(one.model)
-        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(_notes(one)))
+        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(notes_of(one)))
     console.print(table)
     show_spending_line(console, spending)
 
@@ -112,41 +143,3 @@ def show_spending_line(console: Console, spending: Spending) -> None:
     """The sums alone; nothing where nothing was asked."""
     if line := spending_line(spending):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def spending_line(spending: Spending) -> str:
-    """The sums in one line, and what is missing in them; "" where nothing was asked."""
-    if not spending.roles:
-        return ""
-    kept = sum(one.requests for one in spending.roles if one.is_recorded)
-    recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
-    if not spending.requests:  # kept answers of others, if any, have asked for nothing either
-        return "models: none was asked" + (f"; {recorded}" if recorded else "")
-    tokens = f"{_tokens(spending.prompt_tokens)} prompt and {_tokens(spending.completion_tokens)} completion tokens"
-    said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), {tokens}"
-    if spending.unknown:
-        said += f", without {spending.unknown:,} answers whose server says no tokens"
-    if spending.currency:
-        said += f"; cost {money(spending.cost)} {spending.currency}"
-    if spending.unpriced:
-        said += f", without {', '.join(spending.unpriced)}: no price"
-    return f"{said}; {recorded}" if recorded else said
-
-
-def money(value: float | None) -> str:
-    """An amount, with as many digits as a small one needs; "–" for none."""
-    return f"{value:.3g}" if value is not None and 0 < abs(value) < _CENT else figure(value)
-
-
-def _tokens(count: int | None) -> str:
-    return "–" if count is None else f"{count:,}"
-
-
-def _notes(one: RoleSpending) -> list[str]:
-    return [
-        *(["recorded: costs nothing now"] if one.is_recorded else []),
-        *([f"{one.cached:,} answers kept from another"] if one.cached else []),
-        *([f"{one.unknown:,} answers say no tokens"] if one.unknown else []),
-        *([f"{one.cached_tokens:,} prompt tokens kept by the server"] if one.cached_tokens else []),
-        *([f"{one.reasoning_tokens:,} of reasoning"] if one.reasoning_tokens else []),
-    ]

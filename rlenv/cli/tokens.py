@@ -14,12 +14,14 @@ from rich.text import Text
 from rlenv.checks.tokens import check_environment
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, keywords, overrides
+from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.cli.verdict import show_report
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_tokenizer
 from rlenv.runs.recorded import recorded
+from rlenv.runs.usage import Spending
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.check import check
@@ -85,7 +87,7 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError(f"--dialogues {args.dialogues}: expected at least 1")
     tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
     options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
-    name = args.template or args.tokenizer
+    name, spending = args.template or args.tokenizer, Spending()
     if args.spec is None:
         report = check(lambda: TokenEncoder(tokenizer, **options), name=name, dialogues=args.dialogues, seed=args.seed,
                        with_users=True)  # fmt: skip
@@ -93,17 +95,21 @@ def _check(args: argparse.Namespace) -> int:
             report = replace(report, verdict=report.with_user, with_user=None)
     else:
         environment = load(args.spec, set=overrides(args.set))
-        report = check_environment(
-            environment,
-            lambda: bind(tokenizer, environment, **options),
-            name=name,
-            dialogues=args.dialogues,
-            seed=args.seed,
-        )
+        with counting() as so_far:
+            report = check_environment(
+                environment,
+                lambda: bind(tokenizer, environment, **options),
+                name=name,
+                dialogues=args.dialogues,
+                seed=args.seed,
+            )
+        spending = so_far()
     if args.json:
         write_json(report.as_dict(), indent=2)
     else:
-        show_report(report, Console(file=sys.stdout, highlight=False, soft_wrap=True))
+        console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        show_report(report, console)
+        show_spending_line(console, spending)
     return 0 if report.is_fine else 1
 
 

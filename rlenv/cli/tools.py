@@ -13,6 +13,7 @@ from rich.markup import escape
 from rlenv.cli.call_tool import called
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.spending import counting
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
@@ -20,6 +21,7 @@ from rlenv.language.loader import load_spec
 from rlenv.language.shipped import find
 from rlenv.language.spec import Spec
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.runs.usage import spending_line
 from rlenv.tools.base import Tool
 
 __all__ = ["add_arguments", "run"]
@@ -124,9 +126,11 @@ def _call(args: argparse.Namespace, environment: Environment) -> int:
         raise UsageError(f"--call {name}: the arguments are not JSON ({error})") from error
     if not isinstance(arguments, dict):
         raise UsageError(f"--call {name}: the arguments are a JSON object, not {type(arguments).__name__}")
-    result = asyncio.run(_run(args, environment, ToolCall(name, arguments)))
+    with counting() as so_far:
+        result = asyncio.run(_run(args, environment, ToolCall(name, arguments)))
     write(result.text + "\n")
-    write_error(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
+    asked = spending_line(so_far())
+    write_error(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n" + (f"{asked}\n" if asked else ""))
     return 1 if result.is_error else 0
 
 

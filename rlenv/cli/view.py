@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from rlenv.cli.spending import add_prices, prices_of
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import UsageError
 
@@ -27,7 +28,7 @@ __all__ = ["add_arguments", "run"]
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _ANY: Final = ("0.0.0.0", "::")
 _TEXT: Final = ("line", "failed", "wrong", "n", "full")
-_WEB: Final = ("host", "port", "allow_host", "no_open", "read_only")
+_WEB: Final = ("host", "port", "allow_host", "no_open", "prices", "read_only")
 _PICK: Final = ("where", "sort", "line", "failed", "wrong", "n")
 """Options that pick episodes of a run."""
 
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a name or address that it may be called by beside that of --host: a proxy's, or this machine's",
     )
     web.add_argument("--no-open", action="store_true", help="print the address and do not open a browser")
+    add_prices(web)
     web.add_argument("--read-only", action="store_true", help="without what writes, runs or stops something")
 
 
@@ -118,7 +120,7 @@ def _serve(args: argparse.Namespace) -> int:
     for root in roots:
         if not root.exists():
             raise UsageError(f"there is no run at {root}")
-    shelf = Shelf(roots)
+    shelf = Shelf(roots, prices=prices_of(args))
     found = shelf.found()
     if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rlenv.errors import MissingExtra
-from rlenv.runs.schema import CALLS, LATE, ROW, TERMS
+from rlenv.runs.schema import LATE, NESTED, ROW, TERMS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,16 +46,16 @@ def _struct(columns: Mapping[str, str]) -> pa.DataType:
 
 @cache
 def row_schema(*, is_nested: bool = True) -> pa.Schema:
-    """The Arrow schema of rows; without `terms` and `calls` where not `is_nested`."""
+    """The Arrow schema of rows; without their lists where not `is_nested`."""
     pa = arrow()
     flat = [(name, pa.type_for_alias(kind)) for name, kind in ROW.items()]
-    nested = [("terms", pa.list_(_struct(TERMS))), ("calls", pa.list_(_struct(CALLS)))]
+    nested = [(name, pa.list_(_struct(columns))) for name, columns in NESTED.items()]
     return pa.schema(flat + nested if is_nested else flat)
 
 
 @cache
 def list_schema(column: str, fields: tuple[str, ...] = ()) -> pa.Schema:
-    """The Arrow schema of ids with `terms` or `calls`: of their entries some `fields`, texts as numbers of words.
+    """The Arrow schema of ids with a list of `NESTED`: of its entries some `fields`, texts as numbers of words.
 
     Without `fields` all, as they stand in rows.
     """

@@ -13,7 +13,7 @@ from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.columns import arrow, flattened, late_schema, row_schema, rows_table
 from rlenv.runs.reader import Body
-from rlenv.runs.schema import LATE, Facts, row_of
+from rlenv.runs.schema import LATE, NESTED, Facts, row_of
 from rlenv.secrets import logger
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class LinesReader:
         """The flat columns of all rows, and those of what comes later, which are null."""
         if self._flat is None:
             pa = arrow()
-            table = self._all().drop_columns(["terms", "calls"])
+            table = self._all().drop_columns([*NESTED])
             for name in LATE:
                 if name not in table.column_names:
                     table = table.append_column(name, pa.nulls(len(table), late_schema().field(name).type))
@@ -152,7 +152,7 @@ class LinesReader:
         return self._flat
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
-        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
+        """A list of `NESTED` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
         whole = self._all().select(["id", column])
         if ids is not None:
             import pyarrow.compute as pc
@@ -162,8 +162,8 @@ class LinesReader:
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
     def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
-        """The `terms` or `calls` of all lines (of `fields`, where given, these alone), one row an entry, with the place
-        of its row in `table` as `row`."""
+        """The entries of such a list of all lines (of `fields`, where given, these alone), with the place of their row
+        in `table` as `row`."""
         found = flattened(self._all(), column)
         return found.select(["row", *fields]) if fields else found
 

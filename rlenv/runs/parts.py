@@ -207,9 +207,7 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
         UsageError: it is no part, is broken, or holds what no row does.
         FileNotFoundError: it is not there: packed, say, since it was listed.
     """
-    import pyarrow.parquet as pq
-
-    with told(path), pq.ParquetFile(path, read_dictionary=_coded(schema)) as part:
+    with told(path), _opened(path, schema) as part:
         metadata = part.schema_arrow.metadata
         table = part.read(columns=_leaves(schema, part.schema_arrow), use_threads=use_threads)
         if not table.schema.equals(schema):
@@ -218,6 +216,19 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
             if name in NEVER_NULL and table[name].null_count:
                 raise ValueError(f"a row has no {name}")
         return table.replace_schema_metadata(metadata)
+
+
+def _opened(path: Path, schema: pa.Schema) -> Any:
+    """A part that gives as numbers of words what `schema` has so, of what it holds: pyarrow refuses to look for a
+    column that was not written yet."""
+    arrow()
+    import pyarrow.parquet as pq
+
+    if not (coded := _coded(schema)):
+        return pq.ParquetFile(path)
+    metadata = pq.read_metadata(path)
+    held = {metadata.schema.column(index).path for index in range(metadata.num_columns)}
+    return pq.ParquetFile(path, metadata=metadata, read_dictionary=[name for name in coded if name in held])
 
 
 def _coded(schema: pa.Schema) -> list[str]:

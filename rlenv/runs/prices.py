@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
@@ -23,10 +23,10 @@ from rlenv.language.type_faults import from_pydantic
 from rlenv.language.types import Float, Spec, Text
 from rlenv.trajectory import ModelUsage
 
-__all__ = ["PriceSpec", "Prices", "PricesSpec", "read_prices"]
+__all__ = ["PriceSpec", "Prices", "PricesSpec", "prices_in", "read_prices"]
 
 _MILLION = 1_000_000
-_Price = Annotated[Float, Field(ge=0)]
+_Price = Annotated[Float, Field(ge=0, le=1e12)]  # an endless one would make a cost of no tokens no number
 
 
 class PriceSpec(Spec):
@@ -63,6 +63,11 @@ class Prices:
             return named
         return next((price for name, price in self.models.items() if fnmatchcase(model, name)), None)
 
+    def as_fact(self) -> dict[str, Any]:
+        """What a run keeps of them, for whoever sums its rows later; `prices_in` reads it."""
+        kept = {name: price.model_dump(exclude_none=True) for name, price in self.models.items()}
+        return {"currency": self.currency, "models": kept}
+
     def cost(self, usage: ModelUsage) -> float | None:
         """What the tokens cost that are known of; None where the model has no price, or no token is known of.
 
@@ -91,4 +96,13 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
         spec = PricesSpec.model_validate(held)
     except ValidationError as error:
         raise SpecError(in_order(from_pydantic(error, document, (), PricesSpec), document)) from error
+    return Prices(spec.currency, spec.models)
+
+
+def prices_in(facts: Mapping[str, Any]) -> Prices | None:
+    """The prices that a run was made with, out of its facts; None where it has none, or none that can be read."""
+    try:
+        spec = PricesSpec.model_validate(facts.get("prices"))
+    except ValidationError:
+        return None
     return Prices(spec.currency, spec.models)

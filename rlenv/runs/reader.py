@@ -238,7 +238,8 @@ class RunReader:
         return self._last[column]
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
-        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`.
+        """A list of `rlenv.runs.schema.NESTED` of episodes, one row an entry, with the episode's `id` beside; of all
+        without `ids`.
 
         Terms that came later stand in the place of the earlier ones.
         """
@@ -253,7 +254,7 @@ class RunReader:
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
     def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
-        """The `terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`.
+        """The entries of such a list of all rows that count; `row` is the place of an entry's row in `table`.
 
         Of `fields`, where given, these alone, texts as numbers of words.
         """
@@ -300,7 +301,7 @@ class RunReader:
         return not is_begun or self._validated_again().isdisjoint(is_begun)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they were written, with `terms` and `calls`, in the order of their segments."""
+        """The rows as they were written, with their lists, in the order of their segments."""
         for segment in sorted({*self._parts, *self._open}):
             if segment in self._open:
                 yield from self._open[segment].rows

@@ -16,15 +16,17 @@ from rlenv._base.bounded import cut_end, encodable
 from rlenv._base.jsonable import plain
 from rlenv.messages import ToolResult
 from rlenv.runs.usage import asked_tokens
-from rlenv.trajectory import TermResult, Trajectory
+from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 __all__ = [
     "CALLS",
     "ENDING",
     "LATE",
+    "NESTED",
     "NEVER_NULL",
     "ROW",
     "TERMS",
+    "USAGE",
     "Facts",
     "Mode",
     "Tokens",
@@ -35,6 +37,7 @@ __all__ = [
     "late_of",
     "row_of",
     "term_of",
+    "usage_of",
 ]
 
 Mode = Literal["train", "greedy", "sampled"]
@@ -62,6 +65,22 @@ TERMS: Final[Mapping[str, str]] = {
     "error": "string",
 }
 """A term of the reward; `value` is null unless `status` is `valid`."""
+
+USAGE: Final[Mapping[str, str]] = {
+    "role": "string",
+    "model": "string",
+    "requests": "int64",
+    "failed": "int64",
+    "unknown": "int64",
+    "cached": "int64",
+    "prompt_tokens": "int64",
+    "cached_tokens": "int64",
+    "completion_tokens": "int64",
+    "reasoning_tokens": "int64",
+    "seconds": "float64",
+    "is_recorded": "bool",
+}
+"""What one role asked of one model: the fields of `rlenv.trajectory.ModelUsage`."""
 
 ROW: Final[Mapping[str, str]] = {
     "id": "string",
@@ -102,6 +121,9 @@ completions of all models that were asked (`Trajectory.usage`, without what a re
 asked or a server did not say; `cost` is theirs by the prices that were given, null without prices or with a model that
 has none."""
 
+NESTED: Final[Mapping[str, Mapping[str, str]]] = {"terms": TERMS, "calls": CALLS, "usage": USAGE}
+"""The lists of a row, and the columns of their entries."""
+
 LATE: Final[Mapping[str, str]] = {
     "id": "string",
     "fate": "string",
@@ -129,7 +151,7 @@ ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "fail
 NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed", "step", "mode", "has_body"))
 """What every row says."""
 
-_ANSWER, _TITLE, _MESSAGE, _ERROR = 200, 120, 300, 200
+_ANSWER, _TITLE, _MESSAGE, _ERROR, _NAME = 200, 120, 300, 200, 1_000
 _INT64: Final = 2**63 - 1
 _INT32: Final = 2**31 - 1
 _INT16: Final = 2**15 - 1
@@ -169,7 +191,7 @@ class Facts:
 
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
-    """The row of an episode: the columns of `ROW`, and `terms` and `calls`; all text can be encoded."""
+    """The row of an episode: the columns of `ROW`, and `terms`, `calls` and `usage`; all text can be encoded."""
     calls = [
         call_of(result, turn.index, index) for turn in trajectory.turns for index, result in enumerate(turn.results)
     ]
@@ -209,6 +231,7 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "has_body": True,
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
         "calls": calls,
+        "usage": [usage_of(one) for one in trajectory.usage],
     }
 
 
@@ -247,6 +270,15 @@ def term_of(term: TermResult) -> dict[str, Any]:
     }
 
 
+def usage_of(usage: ModelUsage) -> dict[str, Any]:
+    """The columns of `USAGE` for what one role asked of one model."""
+    found: dict[str, Any] = {}
+    for name, kind in USAGE.items():
+        value = getattr(usage, name)
+        found[name] = _short(value, _NAME) if kind == "string" else _within(value, _INT64) if kind == "int64" else value
+    return found
+
+
 def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of `LATE`, null where `facts` say nothing, and `terms` (null where they do not change).
 
@@ -281,7 +313,7 @@ def is_row(held: Any) -> bool:
     """
     if not isinstance(held, dict) or any(held.get(name) is None for name in NEVER_NULL) or not _fit(held, ROW):
         return False
-    if not _are_entries(held.get("terms"), TERMS) or not _are_entries(held.get("calls"), CALLS):
+    if not all(_are_entries(held.get(name), columns) for name, columns in NESTED.items()):
         return False
     return not held["has_body"] or (
         _are_counts(held.get("at"), 3)

@@ -5,12 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
+from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.endpoints.account import merged
 from rlenv.runs.prices import Prices
 from rlenv.trajectory import ModelUsage, Trajectory
 
-__all__ = ["RoleSpending", "Spending", "asked_tokens", "cost_of", "spent", "spent_by"]
+__all__ = [
+    "RoleSpending",
+    "Spending",
+    "asked_tokens",
+    "cost_of",
+    "money",
+    "notes_of",
+    "shown",
+    "spending_line",
+    "spent",
+    "spent_by",
+    "tokens_said",
+]
+
+_SMALL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +143,50 @@ def _role(one: ModelUsage, prices: Prices | None) -> RoleSpending:
 def _sum(numbers: Sequence[int | None]) -> int | None:
     known = [one for one in numbers if one is not None]
     return sum(known) if known else None
+
+
+def spending_line(spending: Spending) -> str:
+    """The sums in one line, and what is missing in them; "" where nothing was asked."""
+    if not spending.roles:
+        return ""
+    kept = sum(one.requests for one in spending.roles if one.is_recorded)
+    recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
+    if not spending.requests:  # kept answers of others, if any, have asked for nothing either
+        return "models: none was asked" + (f"; {recorded}" if recorded else "")
+    prompt, completion = tokens_said(spending.prompt_tokens), tokens_said(spending.completion_tokens)
+    said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), "
+    said += f"{prompt} prompt and {completion} completion tokens"
+    if spending.unknown:
+        said += f", without {spending.unknown:,} answers whose server says no tokens"
+    if spending.currency:
+        said += f"; cost {money(spending.cost)} {spending.currency}"
+    if spending.unpriced:
+        said += f", without {', '.join(spending.unpriced)}: no price"
+    return f"{said}; {recorded}" if recorded else said
+
+
+def money(value: float | None) -> str:
+    """An amount, with as many digits as a small one needs; "–" for none."""
+    return f"{value:.3g}" if value is not None and 0 < abs(value) < _SMALL else figure(value)
+
+
+def tokens_said(count: int | None) -> str:
+    """A count of tokens; "–" where none is known."""
+    return "–" if count is None else f"{count:,}"
+
+
+def notes_of(one: RoleSpending) -> list[str]:
+    """What a table says behind the figures of a role."""
+    return [
+        *(["recorded: costs nothing now"] if one.is_recorded else []),
+        *([f"{one.cached:,} answers kept from another"] if one.cached else []),
+        *([f"{one.unknown:,} answers say no tokens"] if one.unknown else []),
+        *([f"{one.cached_tokens:,} prompt tokens kept by the server"] if one.cached_tokens else []),
+        *([f"{one.reasoning_tokens:,} of reasoning"] if one.reasoning_tokens else []),
+    ]
+
+
+def shown(spending: Spending) -> dict[str, Any]:
+    """The sums for a page: as `spending`, with the words of the tables beside."""
+    roles = [{**plain(one), "notes": notes_of(one)} for one in spending.roles]
+    return {**plain(spending), "roles": roles, "said": spending_line(spending)}

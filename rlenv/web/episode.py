@@ -17,8 +17,11 @@ from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
 from rlenv.runs.figures.groups import MOST, group_of, members
 from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.spending import asked_in
 from rlenv.runs.files import nested
 from rlenv.runs.reader import Body
+from rlenv.runs.usage import shown as words
+from rlenv.runs.usage import spent_by
 from rlenv.trajectory import Trajectory
 from rlenv.web.shelf import OpenRun
 
@@ -239,6 +242,7 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
         "neighbours": _neighbours(run, place, query, sort),
         "group": _group(rows, place, row),
         "calls": rows.calls_of(id),
+        "spending": words(spent_by(asked_in([{"usage": rows.usage_of(id)}]), prices=run.prices)),
         "lock": row["lock"],
     }
 

@@ -1,4 +1,4 @@
-"""The routes of figures: facets, tools, rewards, groups, and two runs beside each other."""
+"""The routes of figures: facets, tools, rewards, what was asked of models, groups, and two runs beside each other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.facets import facets
 from rlenv.runs.figures.groups import aligned, drawn, first_difference, members, over_steps, spread
 from rlenv.runs.figures.paired import compared
+from rlenv.runs.figures.spending import asked
 from rlenv.runs.figures.tools import tools
 from rlenv.runs.journal import loads
+from rlenv.runs.usage import shown, spent_by
 from rlenv.web.answers import SHELF, answered, reading
 from rlenv.web.files import current_lock
 from rlenv.web.shelf import OpenRun
@@ -35,6 +37,7 @@ def add_routes(app: web.Application) -> None:
             web.get(f"{run}/facets", _facets),
             web.get(f"{run}/tools", _tools),
             web.get(f"{run}/rewards", _rewards),
+            web.get(f"{run}/spending", _spending),
             web.get(f"{run}/g/{{step}}/{{group}}", _group),
             web.get("/api/compare", _compare),
         ]
@@ -74,6 +77,12 @@ async def _rewards(request: web.Request) -> web.Response:
         }
 
     return await _of_query(request, "rewards", figures)
+
+
+async def _spending(request: web.Request) -> web.Response:
+    return await _of_query(
+        request, "spending", lambda run, places: shown(spent_by(asked(run.rows(), places), prices=run.prices))
+    )
 
 
 def _judged(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:

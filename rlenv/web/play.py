@@ -24,6 +24,7 @@ from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy, PolicySession
 from rlenv.policies.openai import OpenAIPolicy, Sampling
 from rlenv.policies.oracle import OraclePolicy
+from rlenv.runs.usage import shown, spent_by
 from rlenv.trajectory import TermResult, Turn
 
 __all__ = ["IDLE_S", "MOST", "Endpoint", "Plays", "Session"]
@@ -129,6 +130,7 @@ class Session:
             "success": ended.success if ended is not None else None,
             "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
             "reward": _reward(self),
+            "spending": shown(spent_by(episode.record()["usage"])),
             "parse": _parsed(last.parsed) if last is not None else None,
             "observation": _observed(last) if last is not None else "",
             "schedule": [_scheduled(result) for result in last.results] if last is not None else [],

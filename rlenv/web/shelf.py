@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from rlenv.errors import UsageError
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
+from rlenv.runs.figures.spending import asked
 from rlenv.runs.figures.steps import overview
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.lines import LinesReader
+from rlenv.runs.prices import Prices, prices_in
+from rlenv.runs.usage import spent_by
 
 __all__ = ["OpenRun", "Shelf"]
 
@@ -38,6 +41,8 @@ class OpenRun:
     key: str
     path: Path
     episodes: Episodes
+    given: Prices | None = None
+    """What tokens cost, where whoever opened the viewer said so."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     kept: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """What was computed of one version, by what was asked for; emptied with the next version."""
@@ -48,6 +53,11 @@ class OpenRun:
     def info(self) -> RunInfo | None:
         """What `run.json` says now."""
         return read_info(self.path)
+
+    @property
+    def prices(self) -> Prices | None:
+        """What tokens cost: the prices that the viewer was given, or else those that the run was made with."""
+        return self.given or prices_in(self.info.facts if self.info else {})
 
     @property
     def folder(self) -> Path:
@@ -94,9 +104,11 @@ class Shelf:
 
     Args:
         roots: run folders, .jsonl files, or folders below which runs are looked for.
+        prices: what tokens cost; by default those that each run was made with.
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], *, prices: Prices | None = None) -> None:
+        self._prices = prices
         self.roots = tuple(root.resolve() for root in roots)
         self._paths: dict[str, Path] = {}
         self._looked = -_LOOK_S
@@ -147,7 +159,7 @@ class Shelf:
         with self._lock:
             run = self._open.pop(key, None)
             if run is None or run.path != path:
-                run = OpenRun(key, path, LinesReader(path) if path.is_file() else open_run(path))
+                run = OpenRun(key, path, LinesReader(path) if path.is_file() else open_run(path), self._prices)
             self._open[key] = run
             while len(self._open) > _OPEN:
                 self._open.pop(next(iter(self._open)))
@@ -164,7 +176,7 @@ class Shelf:
                 run = self.open(key)
                 with run.lock:
                     rows = run.rows()
-                    figures, version = asdict(overview(rows)), rows.version
+                    figures, version = {**asdict(overview(rows)), **_spent(run)}, rows.version
                     locks, started = _first_words(rows)
             except (UsageError, OSError, ValueError) as error:
                 figures, locks, started = {"error": str(error)}, "", None
@@ -192,11 +204,24 @@ def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
         "success_high": None,
         "invalid": 0,
         "spark": [],
+        "asked": None,
+        "cost": None,
+        "currency": "",
         "lock": attempts[-1].lock if attempts else "",
         "started": attempts[0].started if attempts else None,
         "ended": (info.ended or None) if info else None,
         "attempts": len(attempts),
     }
+
+
+def _spent(run: OpenRun) -> dict[str, Any]:
+    """The tokens that were asked of models, prompts and completions together, and their cost."""
+    rows = run.rows()
+    if rows.table["asked_tokens"].null_count == len(rows):  # nothing was asked, and no list has to be read
+        return {}
+    found = spent_by(asked(rows), prices=run.prices)
+    known = [one for one in (found.prompt_tokens, found.completion_tokens) if one is not None]
+    return {"asked": sum(known) if known else None, "cost": found.cost, "currency": found.currency}
 
 
 def _first_words(rows: Snapshot) -> tuple[str, float | None]:

@@ -16,6 +16,7 @@ from rlenv.audit.models import Attacker, attacker_at
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
 from rlenv.cli.main import main as command
+from rlenv.endpoints.account import Account, counted
 from rlenv.errors import UsageError
 from rlenv.runs.recorded import recorded
 from rlenv.testing.endpoint import FakeEndpoint, Given, Reply, never
@@ -315,3 +316,12 @@ def test_the_command_plays_an_attacker_and_writes_its_least_episode(
         == 2
     )
     assert command(["audit", path, "--judged", "-1"]) == 2
+
+
+def test_what_an_attack_asks_for_is_the_attacker_s_and_its_unreadable_replies_are_failed_tries(tmp_path: Path) -> None:
+    account = Account()
+    with counted(account):
+        tried(write(tmp_path, HOLE), ["no strategies", strategies({"name": "self", "why": "w", "play": "Guess."})])
+    told = {one.role: (one.requests, one.failed) for one in account.entries()}
+    assert told["attacker"] == (2, 1)
+    assert set(told) == {"attacker", "attacker > policy"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.runs.prices import Prices, read_prices
+from rlenv.runs.prices import Prices, prices_in, read_prices
 from rlenv.trajectory import ModelUsage
 
 LIST = """
@@ -72,6 +73,8 @@ def test_a_list_may_be_json_and_may_stand_on_another(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("currency: EUR\nmodels:\n  a: {input: -1, output: 2}\n", ":3:14: models.a.input: found -1"),
+        ("currency: EUR\nmodels:\n  a: {input: .inf, output: 2}\n", ":3:14: models.a.input: found inf"),
+        ("currency: EUR\nmodels:\n  a: {input: .nan, output: 2}\n", ":3:14: models.a.input: found nan"),
         ("currency: EUR\nmodels:\n  a: {input: 1}\n", ":3:3: models.a.output: the key 'output' is missing"),
         ("currency: EUR\nmodels:\n  a: {input: x, output: 2}\n", ':3:14: models.a.input: found the text "x"'),
         ("currency: EUR\nmodel: {}\n", ":2:1: model: unknown key; did you mean 'models'?"),
@@ -90,3 +93,9 @@ def test_faults_stand_at_their_line_and_column(tmp_path: Path, text: str, said: 
 def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none\.yaml"):
         read_prices(tmp_path / "none.yaml")
+
+
+def test_a_run_keeps_its_prices_and_reads_no_others(prices: Prices) -> None:
+    kept = json.loads(json.dumps({"prices": prices.as_fact()}))
+    assert prices_in(kept) == prices
+    assert [prices_in(facts) for facts in ({}, {"prices": 3}, {"prices": {"currency": "EUR"}})] == [None] * 3

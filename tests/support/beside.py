@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from asyncio import Event, new_event_loop
+from asyncio import Event, all_tasks, gather, new_event_loop
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -38,6 +38,11 @@ def served(server: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
     finally:
         loop.call_soon_threadsafe(leave.set)
         thread.join()
+        left = all_tasks(loop)  # answers that nobody waits for any more
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(gather(*left, return_exceptions=True))
         loop.close()
 
 

@@ -15,7 +15,7 @@ from rlenv.messages import Image, MalformedCall, Message, Observation, ParsedAct
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.locks.lock import Lock
 from rlenv.runs.schema import Facts, Tokens
-from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from rlenv.trajectory import Failure, ModelUsage, RewardBreakdown, TermResult, Trajectory, Turn
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">",
@@ -33,6 +33,8 @@ HOSTILE = (
 )
 """Texts that would change a page that took them for anything but text."""
 
+_PRICES = {"currency": "EUR", "models": {"judge-*": {"input": 2.0, "output": 100.0}}}
+_FACTS = {"lr": 1e-6, "k": 4, "prices": _PRICES}
 _CITIES = ("Oslo", "Lima", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Tunis")
 
 
@@ -117,6 +119,9 @@ def episode(task: int, sample: int, step: int) -> Trajectory:
         "turns": tuple(turns),
         "answer": str(said),
         "seconds": sum(turn.seconds for turn in turns),
+        "usage": (
+            ModelUsage("judge clear", "judge-small", 2, 1, prompt_tokens=1_000, completion_tokens=50, seconds=0.5),
+        ),
     }
     return _scored(record, is_right, str(said), sample=sample, luck=luck)
 
@@ -171,7 +176,7 @@ def facts_of(trajectory: Trajectory, step: int, sample: int) -> Facts:
 
 def kept(folder: Path, *, steps: int = 12, tasks: int = 4, shift: int = 0, policy: str = "qwen-4b") -> KeptRun:
     """A run with four samples of each task a step; it is still running, and whoever asked for it closes it."""
-    info = RunInfo("train", ("rlenv", "train"), "specs/bridges.yaml", "bridges-v1", policy, facts={"lr": 1e-6, "k": 4})
+    info = RunInfo("train", ("rlenv", "train"), "specs/bridges.yaml", "bridges-v1", policy, facts=_FACTS)
     lock = Lock(
         rlenv={"version": "0.1.0"},
         spec={"id": "bridges-v1", "digest": "5d41402abc4b" if not shift else "7d793037a076"},

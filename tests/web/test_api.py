@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from aiohttp.test_utils import TestClient
 from rlenv.messages import Image
 from rlenv.runs import files
 from rlenv.runs.folder import open_run
+from rlenv.runs.prices import Prices, PriceSpec
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
+from rlenv.trajectory import ModelUsage
 from rlenv.web.answers import SHELF
 from rlenv.web.guard import Guard
+from rlenv.web.shelf import Shelf
 from tests.support.runs import asked, kept, played, visited
 
 Client = TestClient[Any, Any]
@@ -316,3 +320,30 @@ def test_what_a_run_waits_for_is_read_of_files_alone(tmp_path: Path) -> None:
             return await events.content.readline()
 
     assert b'"waits":[{"for":"a judge"}]' in visited(work, tmp_path)
+
+
+def test_what_was_asked_of_models_is_said_of_runs_queries_and_episodes(tmp_path: Path) -> None:
+    usage = (ModelUsage("judge x", "m", 2, 1, prompt_tokens=1_000_000, completion_tokens=10, seconds=1.0),)
+    made = [replace(played(task=number), usage=usage) for number in range(3)]
+    prices = {"currency": "EUR", "models": {"m": {"input": 2, "output": 0}}}
+    names = kept(tmp_path / "run", made, facts={"prices": prices})
+    kept(tmp_path / "none", [played()])
+    runs = {one["key"]: one for one in asked("/api/runs", tmp_path)["runs"]}
+    assert [runs["run"][name] for name in ("asked", "cost", "currency")] == [3_000_030, 6.0, "EUR"]
+    assert (runs["none"]["asked"], runs["none"]["cost"]) == (None, None)
+    found = asked("/api/runs/run/spending?q=task>0", tmp_path)
+    assert (found["requests"], found["cost"], found["roles"][0]["role"]) == (4, 4.0, "judge x")
+    assert found["said"].startswith("models: 4 requests (2 failed), 2,000,000 prompt")
+    assert asked("/api/runs/none/spending", tmp_path)["roles"] == []
+    assert asked(f"/api/runs/run/e/{names[0]}", tmp_path)["spending"]["cost"] == 2.0
+
+
+def test_prices_of_the_viewer_go_before_those_of_a_run(tmp_path: Path) -> None:
+    usage = (ModelUsage("policy", "m", 1, prompt_tokens=1_000_000),)
+    held = {"currency": "EUR", "models": {"m": {"input": 2, "output": 0}}}
+    kept(tmp_path / "run", [replace(played(), usage=usage)], facts={"prices": held})
+    of_run, given = Shelf([tmp_path]), Shelf([tmp_path], prices=Prices("USD", {"m": PriceSpec(input=5, output=0)}))
+    assert [(shelf.line("run")["cost"], shelf.line("run")["currency"]) for shelf in (of_run, given)] == [
+        (2.0, "EUR"),
+        (5.0, "USD"),
+    ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlenv.runs.folder import open_run
 from tests.support import shown_runs
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -478,3 +479,16 @@ def test_a_viewer_that_only_reads_offers_no_workbench(browser: Any, root: Path) 
     assert "Workbench" not in text(watched.page, "header.bar")
     watched.page.context.close()
     server.close()
+
+
+def test_what_was_asked_of_models_stands_in_lists_overview_and_episode(watched: Watched, root: Path) -> None:
+    page = watched.go("/", "table.runs")
+    asked = len(open_run(root / "a").table)
+    assert f"{1_050 * asked:,}" in page.inner_text("table.runs")
+    page = watched.go("/r/a", "[aria-label='Asked of models']")
+    cells = page.locator("[aria-label='Asked of models'] tbody td").all_inner_texts()
+    assert cells[:6] == ["judge clear", "judge-small", *(f"{n * asked:,}" for n in (2, 1, 1_000, 50))]
+    assert cells[7] == f"{asked * (1_000 * 2 + 50 * 100) / 1e6:.3f}"
+    id = open_run(root / "a").table["id"][0].as_py()
+    page = watched.go(f"/r/a/e/{id}?tab=timing", "[aria-label='Asked of models']")
+    assert "models: 2 requests (1 failed), 1,000 prompt and 50 completion tokens" in page.inner_text("main")

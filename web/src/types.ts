@@ -19,6 +19,9 @@ export interface Run {
   success_high: number | null;
   invalid: number;
   spark: (number | null)[];
+  asked: number | null;
+  cost: number | null;
+  currency: string;
   lock: string;
   started: number | null;
   ended: number | null;
@@ -211,6 +214,7 @@ export interface Episode {
   neighbours: { prev: string | null; next: string | null };
   group: { step: number; group: string; samples: number; ids: string[] } | null;
   calls: CallRow[];
+  spending: Spending;
   lock: string | Record<string, Plain> | null;
 }
 export interface TokenRow {
@@ -253,6 +257,22 @@ export interface ToolFacts {
   slowest: { id: string; turn: number; index: number; seconds: number }[];
   failing: { id: string; turn: number; index: number }[];
   by_step: { step: number; calls: number; errors: number; p90: number | null }[];
+}
+export interface RoleSpending {
+  role: string;
+  model: string;
+  requests: number;
+  failed: number;
+  prompt_tokens: number | null;
+  completion_tokens: number | null;
+  seconds: number;
+  cost: number | null;
+  notes: string[];
+}
+export interface Spending {
+  roles: RoleSpending[];
+  currency: string;
+  said: string;
 }
 export interface Counted {
   n: number;
@@ -379,6 +399,7 @@ export interface PlayState {
   success: boolean | null;
   failure: { reason: string; message: string } | null;
   reward: { total: number | null; terms: Term[] } | null;
+  spending: Spending;
 }
 export interface Job {
   id: string;

@@ -20,10 +20,13 @@ from rlenv.runs.figures.charts import Line, line_chart
 from rlenv.runs.figures.paired import compared
 from rlenv.runs.figures.reading import reading_list
 from rlenv.runs.figures.snapshot import MOST_TERMS, Snapshot
+from rlenv.runs.figures.spending import asked
 from rlenv.runs.figures.steps import counts, overview, series
 from rlenv.runs.figures.tools import tools
 from rlenv.runs.folder import open_run, read_info
+from rlenv.runs.prices import Prices, prices_in
 from rlenv.runs.reader import RunReader
+from rlenv.runs.usage import money, notes_of, spending_line, spent_by, tokens_said
 from rlenv.trajectory import Trajectory
 
 __all__ = ["report"]
@@ -33,14 +36,16 @@ _LONGEST: Final = 1_500
 _STEPS: Final = 200
 
 
-def report(runs: Sequence[Path], *, title: str, episodes: int = 6) -> str:
-    """One HTML file of runs: what they are, their figures with intervals, curves, tools, terms, the episodes to read
-    first, and, of two runs or more, what changed from the first to each other one over the tasks that both played.
+def report(runs: Sequence[Path], *, title: str, episodes: int = 6, prices: Prices | None = None) -> str:
+    """One HTML file of runs: what they are, their figures with intervals, curves, tools, terms, what was asked of
+    models, the episodes to read first, and, of two runs or more, what changed from the first to each other one over
+    the tasks that both played.
 
     It names no address, holds no script, and shows all text of a run as text, control characters as escapes.
 
     Args:
         episodes: how many episodes of each run are shown in full; long texts are cut in their middle.
+        prices: what tokens cost; by default those that each run was made with.
 
     Raises:
         UsageError: a folder holds no run.
@@ -49,7 +54,7 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     read = [_Read.of(path) for path in runs]
-    made = [_run(one, episodes) for one in read]
+    made = [_run(one, episodes, prices) for one in read]
     changes = [_change(read[0], other) for other in read[1:]]
     environment = Environment(
         loader=PackageLoader("rlenv.runs", "templates"),
@@ -59,6 +64,7 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"safe_text": _text, "number": figure, "percent": _percent, "seconds": _seconds}
+    environment.filters |= {"tokens": tokens_said, "money": money, "notes": notes_of, "spending": spending_line}
     return environment.get_template("report.html").render(
         title=title, runs=made, changes=changes, version=__version__, made=datetime.now(UTC).strftime("%Y-%m-%d")
     )
@@ -82,7 +88,7 @@ class _Read:
         return self.path.resolve().name
 
 
-def _run(read: _Read, episodes: int) -> Mapping[str, Any]:
+def _run(read: _Read, episodes: int, prices: Prices | None) -> Mapping[str, Any]:
     rows, info = read.rows, read_info(read.path)
     places = np.arange(len(rows))
     steps, found = series(rows, points=_STEPS)
@@ -94,6 +100,7 @@ def _run(read: _Read, episodes: int) -> Mapping[str, Any]:
         "charts": [chart for chart in (_chart(steps, found, *one) for one in _CHARTS) if chart["svg"]],
         "terms": reward_figures.terms(rows, places),
         "terms_more": rows.terms_more,
+        "spending": spent_by(asked(rows), prices=prices or (prices_in(info.facts) if info else None)),
         "tools": tools(rows, places) if len(rows) else [],
         "reasons": counts(rows, "reason"),
         "failures": {name: count for name, count in counts(rows, "failure").items() if name},

@@ -39,11 +39,11 @@ class Episodes(Protocol):
         """Looks for what is new; whether there was something."""
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
-        """`terms` or `calls`, one row an entry, with the episode's `id` beside."""
+        """A list of `rlenv.runs.schema.NESTED`, one row an entry, with the episode's `id` beside."""
 
     def entries(self, column: str, fields: Sequence[str]) -> pa.Table:
-        """Some fields of the `terms` or `calls` of all rows, one row an entry, with the place of its row in `table` as
-        `row`."""
+        """Some fields of the entries of such a list of all rows, one row an entry, with the place of its row in `table`
+        as `row`."""
 
     def body(self, id: str) -> Body:
         """The whole record of an episode; a UsageError where there is none."""
@@ -98,6 +98,11 @@ class Snapshot:
     def terms(self) -> Entries:
         """All terms (`rlenv.runs.schema.TERMS`)."""
         return Entries(lambda names: self._episodes.entries("terms", names))
+
+    @cached_property
+    def usage(self) -> Entries:
+        """What was asked of models, by episode, role and model (`rlenv.runs.schema.USAGE`)."""
+        return Entries(lambda names: self._episodes.entries("usage", names))
 
     @cached_property
     def _by_name(self) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]]:
@@ -176,7 +181,14 @@ class Snapshot:
 
     def calls_of(self, id: str) -> list[dict[str, Any]]:
         """The calls of one episode."""
-        found: list[dict[str, Any]] = self._episodes.nested("calls", [id]).drop_columns(["id"]).to_pylist()
+        return self._list_of("calls", id)
+
+    def usage_of(self, id: str) -> list[dict[str, Any]]:
+        """What one episode asked of models."""
+        return self._list_of("usage", id)
+
+    def _list_of(self, column: str, id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._episodes.nested(column, [id]).drop_columns(["id"]).to_pylist()
         return found
 
 

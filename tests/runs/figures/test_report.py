@@ -10,7 +10,9 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.runs.prices import Prices, PriceSpec
 from rlenv.runs.schema import Facts
+from rlenv.trajectory import ModelUsage
 from tests.support.kept import episode
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e</pre>{{ 7 * 7 }}"
@@ -124,3 +126,18 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, caps
     assert out.read_text() == "old"
     assert main(["report", str(run), "-o", "/dev/null", "--overwrite"]) == 2
     assert "/dev/null is no file" in capsys.readouterr().err
+
+
+def test_a_report_says_what_each_role_asked_by_the_run_s_prices_or_others(tmp_path: Path) -> None:
+    asked = ModelUsage("judge <b>", "m", 2, 1, prompt_tokens=1_000, completion_tokens=10)
+    facts = {"prices": {"currency": "EUR", "models": {"m": {"input": 2, "output": 100}}}}
+    with KeptRun(tmp_path / "run", RunInfo("eval", facts=facts)) as run:
+        run.append(episode(0, usage=(asked,)), Facts())
+        run.append(episode(1, usage=(asked,)), Facts())
+    said = "models: 4 requests (2 failed), 2,000 prompt and 20 completion tokens; cost"
+    seen = Seen(report([run.path], title="x"))
+    assert "judge <b>" in seen.text
+    assert f"{said} 0.006 EUR" in seen.text
+    others = Prices("USD", {"m": PriceSpec(input=0, output=1e6)})
+    assert f"{said} 20.000 USD" in Seen(report([run.path], title="x", prices=others)).text
+    assert "Asked of models" not in Seen(report([kept(tmp_path / "none", [1.0])], title="x")).text

@@ -114,11 +114,13 @@ def test_the_end_is_told_in_tables() -> None:
         "time_by_phase": {"rollout": 0.75, "update": 0.25},
         "mean_step_s": 4.0,
         "lost_episodes": 7,
+        "usage": {"said": "models: 3 requests (1 failed)"},
         "failed_episodes": 2,
         "failure_reasons": {"stuck: no more": 2},
     }
     show_summary(summary, Console(file=told, width=120))
     text = told.getvalue()
+    assert "models: 3 requests (1 failed)" in text
     for part in (
         "held-out success, greedy: 0.000 at step 0, 0.500 at step 4 (20 tasks, ok 0.750)",
         "0.100 … 0.900",

@@ -15,7 +15,8 @@ from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts
-from rlenv.trajectory import Failure, RewardBreakdown
+from rlenv.runs.usage import Spending
+from rlenv.trajectory import Failure, ModelUsage, RewardBreakdown
 from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.run.datasets import training_rows, validation_rows
 from rlenv_verl.run.kept import KeptEpisodes, seal_all
@@ -159,6 +160,18 @@ def test_failed_episodes_are_counted_with_those_of_older_files(tmp_path: Path) -
     assert found.failed_by_step(split="train") == {1: 1, 3: 3}
     assert found.reasons(most=2) == {"resource: no db": 2, "crash: oh": 1}
     assert len(found) == 3
+
+
+def test_what_episodes_asked_of_judges_and_tools_is_summed_over_the_run(tmp_path: Path) -> None:
+    assert KeptEpisodes(tmp_path / "none", tmp_path).asked() == Spending()
+    keeper = Keeper(tmp_path)
+    usage = (ModelUsage("judge good", "j", 2, 1, prompt_tokens=100, completion_tokens=10),)
+    for step in range(3):
+        keeper.keep(replace(episode(), usage=usage), Facts(step=step, mode="train"))
+    keeper.close()
+    found = KeptEpisodes(tmp_path, tmp_path).asked()
+    assert (found.requests, found.failed, found.prompt_tokens, found.completion_tokens) == (6, 3, 300, 30)
+    assert [one.role for one in found.roles] == ["judge good"]
 
 
 LEFT = """

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.spending import asked
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.journal import segments
 from rlenv.runs.pack import is_alive
 from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader
+from rlenv.runs.usage import Spending, spent_by
 from rlenv.secrets import logger
 
 if TYPE_CHECKING:
@@ -49,6 +52,12 @@ class KeptEpisodes:
         """How many episodes count."""
         table = self._table()
         return 0 if table is None else len(table)
+
+    def asked(self) -> Spending:
+        """What they have asked of models: judges, tools, users and agents; the policy that learns is none of these."""
+        if self._table() is None or self._reader is None:
+            return Spending()
+        return spent_by(asked(Snapshot(self._reader)))
 
     def by_step_and_mode(self) -> Counter[tuple[int, str]]:
         """How many episodes count, by step and by how they were sampled."""

@@ -196,6 +196,8 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
             f"episodes that are not kept, since the run's folder could not be written: {summary['lost_episodes']}",
             markup=False,
         )
+    if said := summary["usage"]["said"]:
+        console.print(said, markup=False)
     if summary["failed_episodes"]:
         console.print(f"failed episodes: {summary['failed_episodes']}", markup=False)
         for reason, count in summary["failure_reasons"].items():

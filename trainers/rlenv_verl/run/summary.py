@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlenv.runs.usage import shown
 from rlenv_verl.export.checkpoints import find_checkpoints, versions
 from rlenv_verl.run.kept import KeptEpisodes, seal_all
 from rlenv_verl.run.launch import STATES, Ending
@@ -58,6 +59,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
         "kept_episodes": len(episodes),
         "lost_episodes": int(sum(figures.get("not_kept", 0.0) for step in steps for figures in step.specs.values())),
+        "usage": shown(episodes.asked()),
         "failed_episodes": len(episodes.failed()),
         "failure_reasons": episodes.reasons(),
         "trained": str(trained) if trained is not None else None,

@@ -22,6 +22,7 @@ import { Untrusted, UntrustedBlock } from "../text";
 import type { Episode as Whole, Plain, RunPage, Trajectory } from "../types";
 import { Bars, MessageCard, snippets, spanOf, TurnCard, type Shown } from "./conversation";
 import { RewardTab, Waterfall } from "./reward";
+import { SpendingTable } from "./spending";
 import { TokensTab } from "./tokens";
 
 const TABS = ["conversation", "tokens", "reward", "timing", "raw", "lock"] as const;
@@ -89,6 +90,12 @@ function Timing({ data, record }: { data: Whole; record: Trajectory }) {
             </section>
           );
         })
+      )}
+      {data.spending.roles.length > 0 && (
+        <section>
+          <h2>Asked of models</h2>
+          <SpendingTable spending={data.spending} />
+        </section>
       )}
       {data.calls.length > 0 && (
         <details class="as-table">

@@ -2,9 +2,10 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, Counts, Empty, Facts, Fault, num, Panel, percent, plural, seconds, signed, when } from "../bits";
 import { Chart, type Line } from "../charts";
-import { ask, post, query, say, type Refusal } from "../core";
+import { ask, post, query, say, useData, type Refusal } from "../core";
 import { Untrusted } from "../text";
-import type { Curve, Live, RunPage, Series } from "../types";
+import type { Curve, Live, RunPage, Series, Spending } from "../types";
+import { money, SpendingTable } from "./spending";
 
 /** Series by `since`: what is new is added behind what is there, a step that is sent again is replaced. */
 function useSeries(run: string, live: Live | null): { series: Series | null; fault: Refusal | undefined } {
@@ -67,6 +68,7 @@ const FIRST = ["success", "reward"],
   SHARES = new Set(["success", "invalid"]);
 export function Overview({ run, data, live }: { run: string; data: RunPage; live: Live | null }) {
   const { series, fault } = useSeries(run, live),
+    spending = useData<Spending>(`/api/runs/${run}/spending`, live?.version).data,
     [stopped, setStopped] = useState<Refusal>();
   const has = (name: string) => series !== null && linesOf(series, name).length > 0;
   const running = (live?.state ?? data.state) === "running";
@@ -107,6 +109,13 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
             {data.invalid ? <a href={list("invalid:true")}>masked, never a number</a> : "all rewards count"}
           </small>
         </div>
+        {data.asked !== null && (
+          <div>
+            <span>tokens of models</span>
+            <b>{count(data.asked)}</b>
+            <small>{data.cost === null ? "no cost known" : `${money(data.cost)} ${data.currency}`}</small>
+          </div>
+        )}
         <div>
           <span>started</span>
           <b class="small">{when(data.started)}</b>
@@ -191,6 +200,11 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
                   />
                 ))}
               </div>
+            </Panel>
+          )}
+          {spending && spending.roles.length > 0 && (
+            <Panel title="Asked of models">
+              <SpendingTable spending={spending} />
             </Panel>
           )}
         </div>

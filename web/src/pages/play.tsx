@@ -6,6 +6,7 @@ import { Untrusted, UntrustedBlock } from "../text";
 import type { CallRow, PlayState, PlayTurn } from "../types";
 import { Bars, spanOf } from "./conversation";
 import { Waterfall } from "./reward";
+import { SpendingTable } from "./spending";
 
 const POLICIES = [
   ["you", "by hand"],
@@ -176,6 +177,12 @@ function Shown({ state }: { state: PlayState }) {
         <section>
           <h2>Reward{state.ended ? "" : " so far"}</h2>
           <Waterfall reward={state.reward} open={!state.ended} />
+        </section>
+      )}
+      {state.spending.roles.length > 0 && (
+        <section>
+          <h2>Asked of models</h2>
+          <SpendingTable spending={state.spending} />
         </section>
       )}
       {state.failure && (

@@ -5,6 +5,7 @@ import { Spark } from "../charts";
 import { go, useData, useKeys } from "../core";
 import { Untrusted } from "../text";
 import type { Run } from "../types";
+import { money } from "./spending";
 
 export function Runs({ roots }: { roots: string[] }) {
   const tick = useNow(5000),
@@ -92,6 +93,11 @@ export function Runs({ roots }: { roots: string[] }) {
                 <th scope="col" class="r">
                   invalid
                 </th>
+                {runs.some(run => run.asked !== null) && (
+                  <th scope="col" class="r">
+                    tokens of models
+                  </th>
+                )}
                 <th scope="col">started</th>
                 <th scope="col">lock</th>
               </tr>
@@ -153,6 +159,16 @@ export function Runs({ roots }: { roots: string[] }) {
                   <td class="r">
                     <Num class={run.invalid ? "bad" : "dim"}>{count(run.invalid)}</Num>
                   </td>
+                  {runs.some(one => one.asked !== null) && (
+                    <td class="r">
+                      <Num>{count(run.asked)}</Num>
+                      {run.cost !== null && (
+                        <div class="dim num nowrap">
+                          {money(run.cost)} <Untrusted text={run.currency} most={8} />
+                        </div>
+                      )}
+                    </td>
+                  )}
                   <td class="dim nowrap">{when(run.started)}</td>
                   <td>
                     <code class="dim nowrap">
