@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,8 +14,8 @@ from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_error
 from rlenv.errors import UsageError
 from rlenv.runs.prices import Prices, read_prices
-from rlenv.runs.usage import RoleSpending, Spending, spent
-from rlenv.trajectory import Trajectory
+from rlenv.runs.usage import RoleSpending, Spending, spent, spent_by
+from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = [
     "Budget",
@@ -65,15 +66,21 @@ class Budget:
     def ended(self, trajectory: Trajectory, *, left: int) -> None:
         """Takes what an episode has cost, and how many are left to be played."""
         self._left = left
-        if self._most is not None and left:
-            found = spent([trajectory], prices=self._prices)
+        self._add(spent([trajectory], prices=self._prices), is_last=not left)
+
+    def asked(self, usage: Sequence[ModelUsage], left: int) -> None:
+        """Takes what asking about a group of episodes has cost, and how many groups are left."""
+        self._add(spent_by(usage, prices=self._prices), is_last=not left)
+
+    def _add(self, found: Spending, *, is_last: bool) -> None:
+        if self._most is not None:
             missing = {f"{model}, which has no price" for model in found.unpriced}
             missing |= {"answers whose server says no tokens"} if found.unknown else set()
             for what in sorted(missing - self._uncounted):
                 write_error(f"rlenv: --max-cost leaves out {what}\n")
             self._uncounted |= missing
             self._cost += found.cost or 0.0
-            if self._cost > self._most:
+            if self._cost > self._most and not is_last:
                 self.is_spent.set()
 
     def said(self) -> str:
@@ -81,6 +88,8 @@ class Budget:
         assert self._prices is not None
         currency = self._prices.currency
         passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
+        if not self._left:
+            return f"{passed}; not all answers to a task are compared: --resume with a higher one does that (with -o)"
         return (
             f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
         )
