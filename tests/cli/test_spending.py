@@ -13,7 +13,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.folder import open_run
 from rlenv.testing.endpoint import FakeEndpoint
-from tests.support.beside import running
+from tests.support.beside import served as beside
 
 SPEC = """
 rlenv: 1
@@ -34,7 +34,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     def answer(body: Mapping[str, Any]) -> str:
         return json.dumps({"reasoning": "fine", "score": 5}) if body["model"] == "judge-1" else "hello"
 
-    with running(FakeEndpoint(answer)) as server:
+    with beside(FakeEndpoint(answer)) as server:
         (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
         (tmp_path / "prices.yaml").write_text(PRICES)
         asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1"]
@@ -177,7 +177,7 @@ def contest(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
             return str(next(numbers))
         return json.dumps({"reasoning": "fine", "better": "first"})
 
-    with running(FakeEndpoint(answer)) as server:
+    with beside(FakeEndpoint(answer)) as server:
         (tmp_path / "spec.yaml").write_text(CONTEST.replace("ADDRESS", server.base_url))
         (tmp_path / "prices.yaml").write_text(PRICES)
         asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1", "-k", "3"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from tests.support.beside import running
+from tests.support.beside import served
 from tests.trainers.groups import BREAKS, RIGHT, TOOLS, WRONG, figures, info, play_group
 from tests.trainers.groups import SPEC as QUICK
 
@@ -32,7 +32,7 @@ def higher(body: Mapping[str, Any]) -> str:
 
 
 def test_the_samples_of_a_prompt_are_compared_by_a_judge(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    with running(FakeEndpoint(higher)) as server:
+    with served(FakeEndpoint(higher)) as server:
         scripts = [[RIGHT], [BREAKS], [WRONG]]
         outputs = play_group(tmp_path, tokenizer, scripts, spec=spec(server), files={"tools.py": TOOLS})
         assert len(server.requests) == 2
@@ -42,7 +42,7 @@ def test_the_samples_of_a_prompt_are_compared_by_a_judge(verl: Any, tmp_path: Pa
 
 
 def test_a_judge_that_is_down_masks_the_group(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    with running(FakeEndpoint([Reply(500)])) as server:
+    with served(FakeEndpoint([Reply(500)])) as server:
         outputs = play_group(tmp_path, tokenizer, [[RIGHT], [WRONG]], spec=spec(server), files={"tools.py": TOOLS})
     assert [figures(output)["masked"] for output in outputs] == ["reward"] * 2
 
@@ -62,7 +62,7 @@ def test_a_sample_cancelled_while_a_judge_is_asked_leaves_the_others_their_value
         tasks[0].cancel()
         let.set()
 
-    with running(FakeEndpoint(held)) as server:
+    with served(FakeEndpoint(held)) as server:
         outputs = play_group(
             tmp_path,
             tokenizer,
