@@ -14,9 +14,12 @@ import pytest
 from aiohttp import web
 
 import rlenv
+from rlenv.audit.judge import judge_of
+from rlenv.audit.judge_attacks import attack_judges
 from rlenv.errors import SpecError, UsageError
 from rlenv.rewards.group_terms import score_groups
 from rlenv.rewards.judges.tournament import drawn
+from rlenv.runs.replay import replay
 from rlenv.runs.rescore import rescore
 from rlenv.runs.variants import Weights, varied
 from rlenv.trajectory import TermResult, Trajectory
@@ -281,3 +284,28 @@ def test_a_comparison_among_a_group_has_no_single_turn(tmp_path: Path) -> None:
     (tmp_path / "env.yaml").write_text(SPEC.replace("${env:JUDGE}", "http://127.0.0.1:9/v1"))
     with pytest.raises(SpecError, match="measured once"):
         rlenv.load(tmp_path / "env.yaml", set={"rewards.best.when": "turn"})
+
+
+def test_an_audit_names_a_judge_of_groups_and_does_not_attack_it(tmp_path: Path) -> None:
+    async def audited(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        found = await attack_judges(environment, scored)
+        assert found.notes == ["judge 'best' was not attacked by itself: it is asked about whole groups"]
+        with pytest.raises(UsageError, match="there are: none"):
+            judge_of(environment, None)
+
+    contest(tmp_path, Server([higher]), ["3", "1"], then=audited)
+
+
+def test_a_replay_compares_the_played_answers_and_one_from_a_tape_leaves_that_out(tmp_path: Path) -> None:
+    server = Server([higher])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked = len(server.asked)
+        found = await replay(environment, scored)
+        assert [(one.differences, one.left_out) for one in found] == [((), ())] * 2
+        assert len(server.asked) == 2 * asked
+        taped = await replay(environment, scored, lane=lambda index: None)  # type: ignore[arg-type, return-value]
+        assert [(one.differences, one.left_out) for one in taped] == [((), ("best",))] * 2
+        assert len(server.asked) == 2 * asked
+
+    contest(tmp_path, server, ["3", "1"], set={"rewards.best.cache": False}, then=again)
