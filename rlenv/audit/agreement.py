@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from rlenv.runs.figures.agreement import spearmans_rho, table_of, weighted_kappa
 
 __all__ = [
     "Estimate",
@@ -55,17 +56,8 @@ def distance(pairs: Pairs) -> float | None:
 
 
 def kappa(pairs: Pairs) -> float | None:
-    """Cohen's kappa with quadratic weights: 1 - Σ w·o / Σ w·e with w = (a - b)².
-
-    Source: Cohen 1968, "Weighted kappa", Psychological Bulletin 70(4). None without pairs or where chance alone would
-    agree fully. Of scores as they are, this is Lin's concordance too (Lin 1989, with 1/n variances).
-    """
-    if not pairs:
-        return None
-    left, right = Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
-    observed = math.fsum((a - b) ** 2 for a, b in pairs) / len(pairs)
-    by_chance = math.fsum((a - b) ** 2 * m * n for a, m in left.items() for b, n in right.items()) / len(pairs) ** 2
-    return 1 - observed / by_chance if by_chance else None
+    """Cohen's kappa with quadratic weights (`rlenv.runs.figures.agreement.weighted_kappa`); None without pairs too."""
+    return weighted_kappa(*table_of(pairs)) if pairs else None
 
 
 def alpha(units: Sequence[Sequence[float | None]]) -> float | None:
@@ -95,27 +87,7 @@ def _squares(values: Sequence[float]) -> float:
 
 def spearman(pairs: Pairs) -> float | None:
     """Spearman's rank correlation, ties at their mean rank; None where one side has a single value."""
-    if len(pairs) < 2:
-        return None
-    left, right = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
-    middle = (len(pairs) + 1) / 2
-    both = math.fsum((a - middle) * (b - middle) for a, b in zip(left, right, strict=True))
-    spread = math.fsum((a - middle) ** 2 for a in left) * math.fsum((b - middle) ** 2 for b in right)
-    return both / math.sqrt(spread) if spread else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
-            end += 1
-        for place in order[start : end + 1]:
-            ranks[place] = (start + end) / 2 + 1
-        start = end + 1
-    return ranks
+    return spearmans_rho(table_of(pairs)[0]) if pairs else None
 
 
 def bootstrap(pairs: Pairs, statistic: Statistic, *, seed: int = 0) -> Estimate:

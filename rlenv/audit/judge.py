@@ -355,7 +355,9 @@ def judge_of(environment: Environment, term: str | None) -> Term:
     Raises:
         UsageError: there is none of that name, or more than one and no name.
     """
-    judges = {one.name: one for one in environment.parts.terms if isinstance(one.spec, JudgeSpec)}
+    judges = {
+        one.name: one for one in environment.parts.terms if isinstance(one.spec, JudgeSpec) and not one.is_of_group
+    }
     if term is None and len(judges) == 1:
         return next(iter(judges.values()))
     if term not in judges:

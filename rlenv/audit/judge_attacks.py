@@ -7,6 +7,7 @@ gives is compared with its own scale, and not with what it gives the oracle: one
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections import Counter
@@ -134,22 +135,29 @@ class _Attacked:
 
     async def run(self, subjects: Sequence[Subject]) -> None:
         """Asks, and adds what it found to `found`."""
-        self._progress(0, len(subjects))
+        self._progress(0, len(subjects) * (3 + len(ATTACKS)))
         oracle = await asyncio.gather(*(self._of_oracle(subject.gold) for subject in subjects))
         pairs = await asyncio.gather(*(self._pair(number, subject) for number, subject in enumerate(subjects)))
         known = [pair for pair in pairs if "" in pair.before and "" in pair.neutral]
         falls: list[JudgeFall] = []
         if known:
             rises: dict[str, list[_Rise]] = {}
-            for done, pair in enumerate(known):
-                self._progress(done, len(known))
-                for rise in await asyncio.gather(*(self._rise(pair, attack) for attack in ATTACKS)):
-                    rises.setdefault(rise.attack.hole, []).append(rise)
+            tried = [(pair, attack) for pair in known for attack in ATTACKS]
+            ended = itertools.count(1)
+
+            async def one(pair: _Pair, attack: JudgeAttack) -> _Rise:
+                rise = await self._rise(pair, attack)
+                self._progress(next(ended), len(tried))
+                return rise
+
+            # All at once, within `places`: one slow verdict holds up no other task's.
+            for rise in await asyncio.gather(*(one(pair, attack) for pair, attack in tried)):
+                rises.setdefault(rise.attack.hole, []).append(rise)
             falls = self._falls(rises)
         self._report(len(subjects), [one[""] for one in oracle if "" in one], known, falls)
 
     def _progress(self, done: int, total: int) -> None:
-        self.on_progress(f"judge '{self.term.name}': attacks", done, total)
+        self.on_progress(f"judge '{self.term.name}': verdicts on attacks", done, total)
 
     async def _pair(self, number: int, subject: Subject) -> _Pair:
         others = subject.wrong()

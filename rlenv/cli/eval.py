@@ -27,7 +27,6 @@ from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
-from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
 from rlenv.runs.locks.lock import Lock, lock_of
@@ -175,7 +174,9 @@ async def _play(
                     todo, many = [jobs[index] for index in missing], args.concurrency
                     ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
                     played = dict(zip(missing, ran, strict=True))
-                    found += score_groups(scorer, kept.whole(played, batch))  # all samples of a task are in one batch
+                    # All samples of a task are in one batch.
+                    whole = kept.whole(played, batch)
+                    found += await environment.score_groups(whole, on_asked=budget.asked)
                     if args.until_width is not None and success_width(found) <= args.until_width:
                         break
                 if scorer.has_group_terms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.markup import escape
@@ -17,7 +17,7 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import RunInfo
 from rlenv.runs.prices import Prices, prices_in, read_prices
 from rlenv.runs.usage import Spending, money, notes_of, spending_line, spent, spent_by, tokens_said
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = [
     "Budget",
@@ -66,15 +66,21 @@ class Budget:
     def ended(self, trajectory: Trajectory, *, left: int) -> None:
         """Takes what an episode has cost, and how many are left to be played."""
         self._left = left
-        if self._most is not None and left:
-            found = spent([trajectory], prices=self._prices)
+        self._add(spent([trajectory], prices=self._prices), is_last=not left)
+
+    def asked(self, usage: Sequence[ModelUsage], left: int) -> None:
+        """Takes what asking about a group of episodes has cost, and how many groups are left."""
+        self._add(spent_by(usage, prices=self._prices), is_last=not left)
+
+    def _add(self, found: Spending, *, is_last: bool) -> None:
+        if self._most is not None:
             missing = {f"{model}, which has no price" for model in found.unpriced}
             missing |= {"answers whose server says no tokens"} if found.unknown else set()
             for what in sorted(missing - self._uncounted):
                 write_error(f"rlenv: --max-cost leaves out {what}\n")
             self._uncounted |= missing
             self._cost += found.cost or 0.0
-            if self._cost > self._most:
+            if self._cost > self._most and not is_last:
                 self.is_spent.set()
 
     def said(self) -> str:
@@ -82,6 +88,8 @@ class Budget:
         assert self._prices is not None
         currency = self._prices.currency
         passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
+        if not self._left:
+            return f"{passed}; not all answers to a task are compared: --resume with a higher one does that (with -o)"
         return (
             f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
         )

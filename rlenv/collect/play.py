@@ -15,7 +15,6 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, together
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
-from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.reader import RunReader
@@ -82,7 +81,7 @@ async def play_jobs(
                 group += ended
                 if len(group) < samples:
                     continue
-                ended = score_groups(scorer, waiting.pop(index // samples))
+                ended = await environment.score_groups(waiting.pop(index // samples))
             for trajectory in ended:
                 on_episode(trajectory, 0, recorder.append(trajectory))
 

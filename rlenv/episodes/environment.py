@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,10 @@ from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Image, MalformedCall, Message, ParsedAction, Role, ToolCall
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
+from rlenv.rewards.group_terms import OnAsked, ask_groups
 from rlenv.secrets import redact
 from rlenv.tasks.rows import load_tasks, spread
+from rlenv.trajectory import Trajectory
 
 __all__ = ["Environment", "load"]
 
@@ -207,6 +209,35 @@ class Environment:
                 return Episode(self, {}, split, task, seed, cut or self._cut, refused=str(error))
             return Episode(self, row, split, task, seed, cut or self._cut)
         return Episode(self, task, split, -1, seed, cut or self._cut)
+
+    async def score_groups(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        groups: Sequence[Hashable] | None = None,
+        on_asked: OnAsked | None = None,
+    ) -> list[Trajectory]:
+        """The trajectories with the terms that compare all answers to one task, in the same order.
+
+        Groups are those of `rlenv.rewards.group_terms.score_groups`. A term that asks models does so within
+        `limits.reward_s` for each group, and what it asks for is added to `usage`.
+
+        Args:
+            groups: what tells apart, for each of them, groups of one task.
+            on_asked: told what each group has asked models for, as soon as that is known.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        return await ask_groups(
+            self.parts.scorer,
+            trajectories,
+            vars=self.spec.vars,
+            shared=self.scope,
+            limit_s=self.spec.limits.reward_s,
+            groups=groups,
+            on_asked=on_asked,
+        )
 
     def is_text_only(self, cut: Cut) -> bool:
         """True where no tokenizer is bound, so that token limits are measured in characters."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlenv.concurrency.scope import Scope
+from rlenv.endpoints.account import Account
+from rlenv.errors import RewardError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
@@ -15,7 +17,7 @@ from rlenv.rewards.answer import Answer
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn, Where
 
-__all__ = ["Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
+__all__ = ["GroupContext", "Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,25 @@ class RewardContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupContext:
+    """What a term that asks about all answers to one task may use beside them.
+
+    `accounts` are those of the answers, in order: what is asked of models is counted in them.
+    """
+
+    vars: Mapping[str, Any]
+    shared: Callable[[], Scope]
+    accounts: Sequence[Account]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A compiled term. Exactly one of `measure` (quick, on the loop), `measure_async` and `measure_group` is set.
+    """A compiled term. Exactly one of `measure` (quick, on the loop), `measure_async` and the two of a group is set.
 
     `measure_group` takes the trajectories of all answers to one task and gives one Measured for each, in order; it is
     called once the whole group has ended (see `rlenv.rewards.group_terms`), and until then the term is skipped.
+    `ask_group` is one that has to be awaited; it takes those whose gate is open, and may say of each why it could not
+    be measured.
 
     Each raises RewardError where the term could not be measured; any other exception makes the term invalid too,
     and is reported as the author's.
@@ -106,6 +122,7 @@ class Term:
     measure: Callable[[RewardContext], Measured] | None = None
     measure_async: Callable[[RewardContext], Awaitable[Measured]] | None = None
     measure_group: Callable[[Sequence[Trajectory]], Sequence[Measured]] | None = None
+    ask_group: Callable[[Sequence[Trajectory], GroupContext], Awaitable[Sequence[Measured | RewardError]]] | None = None
     reads: tuple[str, ...] = ()
     """The other terms whose values `measure_group` reads."""
     where: Callable[[RewardContext], Where] | None = None
@@ -113,6 +130,11 @@ class Term:
     check_gold: Callable[[RewardContext], None] | None = None
     """Reads the task's gold values, in any time, while a spec is validated; raises RewardError where one cannot be
     compared with. Without it a quick term's `measure` is asked instead."""
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether it is measured once all answers to a task are there."""
+        return self.measure_group is not None or self.ask_group is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,19 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.rewards import places
-from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.fence import Material, transcript
 from rlenv.rewards.judges.asking import SYSTEM, Asker, Failed, Member, Question
 from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, PairwiseSpec, compare, paired
 from rlenv.rewards.judges.panel import Combine, Given, ask_all, check_panel, combine, needed
+from rlenv.rewards.judges.tournament import Met, drawn, play, won
 from rlenv.rewards.verdict import ReplySchema, Verdict
 from rlenv.tools.model import endpoint_of
+from rlenv.trajectory import Trajectory
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 
+_NO_ANSWER = "(no answer was given)"
 _MATERIAL = frozenset(("answer", "message", "transcript"))
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
 _Above0 = Annotated[Float, Field(gt=0)]
@@ -102,15 +105,16 @@ class JudgeSpec(RewardSpec):
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """A compiled judge term; `other` is the answer to compare with, where it compares."""
+    """A compiled judge term; `other` is the answer to compare with, where it compares with one."""
 
+    name: str
     spec: JudgeSpec
     members: Sequence[Member]
     asker: Asker
     other: Template | None
 
     async def measure(self, context: RewardContext) -> Measured:
-        answer = context.answer if context.answer is not None else "(no answer was given)"
+        answer = context.answer if context.answer is not None else _NO_ANSWER
         material: dict[str, Material] = {"answer": answer, "message": context.final_text}
         if self.other is None:
             material["transcript"] = transcript(context.turns)
@@ -135,6 +139,38 @@ class _Judge:
         asked = [ask(index, member, question) for index, member in enumerate(self.members)]
         return self._measured(await ask_all(asked, self.members, least=least), context)
 
+    async def measure_group(
+        self, trajectories: Sequence[Trajectory], context: GroupContext
+    ) -> list[Measured | RewardError]:
+        """The win rate of each answer against others of its group."""
+        assert self.spec.pairwise is not None
+        pairwise, first = self.spec.pairwise, trajectories[0]
+        own = [_own(one, pairwise) for one in trajectories]
+        of = f"{self.spec.seed} {first.split} {first.task_index} {sorted(one.seed for one in trajectories)}"
+        # Drawn over the answers in an order of their own: where one stands in its group decides nothing.
+        order = sorted(range(len(own)), key=lambda place: (trajectories[place].seed, own[place]))
+        ranks = drawn(len(own), opponents=pairwise.opponents, seed=of)
+        pairs = [(order[one], order[other]) for one, other in ranks]
+        # The whole group is the caller: one text that a server breaks on is in many of its comparisons.
+        caller = tuple((one.seed, id(one.turns)) for one in trajectories)
+        parties = tuple(frozenset((name,)) for name in NAMES)
+        asked = Question(
+            task=first.task, vars=context.vars, material={}, parties=parties, scope=context.shared(), caller=caller
+        )
+
+        async def compare(one: int, other: int) -> Met:
+            question = paired(asked, own[one], own[other], parties=parties)
+            place = f"{one} against {other}, judge"
+            judges = [self._pair(index, member, question, place=place) for index, member in enumerate(self.members)]
+            found = await ask_all(judges, self.members, least=needed(self.spec.quorum, len(self.members)))
+            given = [each for each in found if isinstance(each, Given)]
+            share = self._combined(found)
+            biased = sum(bool(each.details["position_bias"]) for each in given)
+            return Met(share, given[0].reason, biased, self._said(found))
+
+        met = await play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
+        return won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.least)
+
     async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
         if isinstance(asked, Failed):
@@ -145,16 +181,18 @@ class _Judge:
         details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
         return Given(verdict.score, verdict.reason, details)
 
-    async def _pair(self, index: int, member: Member, question: Question) -> Given | Failed:
-        found = await compare(self.asker, f"judge {index}", member, question)
+    async def _pair(self, index: int, member: Member, question: Question, *, place: str = "judge") -> Given | Failed:
+        found = await compare(self.asker, f"{place} {index}", member, question)
         return found if isinstance(found, Failed) else Given(found.score, found.reason, found.as_details())
 
-    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
-        scale = self.spec.ends
+    def _combined(self, found: Sequence[Given | Failed]) -> float:
         given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
         weights = [by.weight for _, by in given]
-        raw = combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
-        judges = [
+        return combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
+
+    def _said(self, found: Sequence[Given | Failed]) -> list[dict[str, Any]]:
+        """What the details of a term say of each judge."""
+        return [
             {
                 "endpoint": by.endpoint.name,
                 "model": by.endpoint.model,
@@ -163,13 +201,24 @@ class _Judge:
             }
             for one, by in zip(found, self.members, strict=True)
         ]
-        details = {"raw": raw, "scale": list(scale), "judges": judges}
+
+    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
+        scale, raw = self.spec.ends, self._combined(found)
+        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
+        details = {"raw": raw, "scale": list(scale), "judges": self._said(found)}
         if self.other is not None:
             details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
         said, by = given[0]
         where = places.of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
         low, high = scale
         return Measured((raw - low) / (high - low), said.reason, details, where)
+
+
+def _own(one: Trajectory, pairwise: PairwiseSpec) -> str:
+    """What of an episode is compared."""
+    if pairwise.of == "message":
+        return one.turns[-1].parsed.content if one.turns else ""
+    return _NO_ANSWER if one.answer is None else one.answer
 
 
 def _rubric(spec: JudgeSpec) -> str:
@@ -190,7 +239,9 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
     reply, other = _reply(spec), None
     if spec.pairwise is not None:
-        other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
+        _check_pairwise(spec.pairwise)
+        if spec.pairwise.with_ is not None:
+            other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
     members = [
         _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
         for index, member in enumerate(listed)
@@ -198,8 +249,8 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     asker = Asker(
         reply=reply,
         names=_material(spec),
-        shown=("message",) if other is None else NAMES,
-        says=f"'{spec.value_key}' goes from {low:g} to {high:g}." if other is None else SAYS,
+        shown=("message",) if spec.pairwise is None else NAMES,
+        says=f"'{spec.value_key}' goes from {low:g} to {high:g}." if spec.pairwise is None else SAYS,
         ending=_rubric(spec),
         retries=spec.retries,
         seed=spec.seed,
@@ -207,7 +258,18 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         is_cached=spec.cache,
         tells_apart=spec.quorum is not None,
     )
-    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, asker, other).measure)
+    judge = _Judge(name, spec, members, asker, other)
+    if spec.pairwise is not None and spec.pairwise.among is not None:
+        return Term(name=name, spec=spec, ask_group=judge.measure_group)
+    return Term(name=name, spec=spec, measure_async=judge.measure)
+
+
+def _check_pairwise(spec: PairwiseSpec) -> None:
+    if (spec.with_ is None) == (spec.among is None):
+        raise UsageError("give either with or among", key="pairwise", hint="name one of them")
+    for key in ("opponents", "least"):
+        if spec.with_ is not None and key in spec.model_fields_set:
+            raise UsageError("it is of a comparison among a group", key=f"pairwise.{key}", hint="leave it out")
 
 
 def _material(spec: JudgeSpec) -> frozenset[str]:

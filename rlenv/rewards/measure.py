@@ -15,13 +15,22 @@ from typing import Any
 from rlenv.concurrency.countdown import Countdown, running_under
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
-from rlenv.rewards.base import Measured, RewardContext
+from rlenv.rewards.base import GroupContext, Measured, RewardContext
 from rlenv.rewards.places import checked
 from rlenv.rewards.plan import Planned
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Measurement, TermResult, Trajectory, Where
 
-__all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns", "reweighed"]
+__all__ = [
+    "Running",
+    "TurnResults",
+    "ask_group",
+    "measure",
+    "measure_async",
+    "measure_group",
+    "over_turns",
+    "reweighed",
+]
 
 _CANCEL_GRACE_S = 1.0
 _SHOWN_CHARS = 80
@@ -65,14 +74,36 @@ def measure_group(planned: Planned, trajectories: Sequence[Trajectory]) -> list[
     assert planned.term.measure_group is not None
     begun = _clock()
     try:
-        measured = list(planned.term.measure_group(trajectories))
-        if len(measured) != len(trajectories):
-            raise RewardError(f"gave {len(measured)} values for {len(trajectories)} answers")
-        return [
-            of_value(planned, one, begun, trajectory) for one, trajectory in zip(measured, trajectories, strict=True)
-        ]
+        return _of_group(planned, planned.term.measure_group(trajectories), trajectories, begun)
     except Exception as error:  # as above
         return [of_error(planned, error, begun)] * len(trajectories)
+
+
+async def ask_group(
+    planned: Planned, trajectories: Sequence[Trajectory], context: GroupContext, *, limit_s: float | None
+) -> list[TermResult]:
+    """As `measure_group`, of a term that has to be awaited; all are invalid after `limit_s` seconds."""
+    assert planned.term.ask_group is not None
+    begun = _clock()
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            measured = await planned.term.ask_group(trajectories, context)
+        return _of_group(planned, measured, trajectories, begun)
+    except Exception as error:  # as above
+        late = RewardError(f"not measured within {limit_s} s") if limit.expired() else error
+        return [of_error(planned, late, begun)] * len(trajectories)
+
+
+def _of_group(
+    planned: Planned, given: Sequence[Measured | RewardError], trajectories: Sequence[Trajectory], begun: float
+) -> list[TermResult]:
+    measured = list(given)
+    if len(measured) != len(trajectories):
+        raise RewardError(f"gave {len(measured)} values for {len(trajectories)} answers")
+    return [
+        of_error(planned, one, begun) if isinstance(one, RewardError) else of_value(planned, one, begun, trajectory)
+        for one, trajectory in zip(measured, trajectories, strict=True)
+    ]
 
 
 def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:

@@ -62,7 +62,7 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
         terms=planned,
         ordered=ordered,
         per_turn=tuple(one for one in planned if one.is_per_turn),
-        group=tuple(one for one in planned if one.term.measure_group is not None),
+        group=tuple(one for one in planned if one.term.is_of_group),
         raising=tuple(one.name for one in planned if one.term.spec.on_invalid == "raise"),
         waits=any(one.term.measure_async is not None and not one.is_per_turn for one in planned),
         success=None if success is None else compile_expression(success),
@@ -71,10 +71,10 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
 
 def _planned(term: Term) -> Planned:
     spec, where = term.spec, f"rewards.{term.name}"
-    measures = (term.measure, term.measure_async, term.measure_group)
+    measures = (term.measure, term.measure_async, term.measure_group, term.ask_group)
     if sum(measure is not None for measure in measures) != 1:
         raise UsageError("exactly one of its measures must be set", key=where)
-    if term.measure_group is not None and spec.when == "turn":
+    if term.is_of_group and spec.when == "turn":
         raise UsageError("a term over all answers to a task is measured once", key=f"{where}.when")
     return Planned(
         term,
@@ -99,7 +99,7 @@ def _by_dependency(planned: Sequence[Planned]) -> tuple[Planned, ...]:
 
 
 def _check_group_terms(planned: Sequence[Planned]) -> None:
-    grouped = {one.name for one in planned if one.term.measure_group is not None}
+    grouped = {one.name for one in planned if one.term.is_of_group}
     known = [one.name for one in planned if one.name not in grouped]
     for one in planned:
         if one.name in grouped and (unknown := [name for name in one.term.reads if name not in known]):

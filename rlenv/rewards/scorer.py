@@ -19,14 +19,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 
 from rlenv.concurrency.lanes import entered, here
 from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
-from rlenv.rewards.base import RewardContext, Term
-from rlenv.rewards.measure import Running, TurnResults, measure, measure_async, measure_group, over_turns, reweighed
+from rlenv.rewards.base import GroupContext, RewardContext, Term
+from rlenv.rewards.measure import (
+    Running,
+    TurnResults,
+    ask_group,
+    measure,
+    measure_async,
+    measure_group,
+    over_turns,
+    reweighed,
+)
 from rlenv.rewards.plan import Planned, plan
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
@@ -52,9 +62,11 @@ class Scorer:
         self._waited_for: dict[object, tuple[str, float]] = {}
         self.names: tuple[str, ...] = tuple(one.name for one in self._plan.terms)
         self.has_group_terms: bool = bool(self._plan.group)
-        """Whether `score_group` measures anything."""
+        """Whether `score_group` or `ask_group` measures anything."""
         self.group_names: tuple[str, ...] = tuple(one.name for one in self._plan.group)
-        """The terms that `score_group` measures."""
+        """The terms that `score_group` and `ask_group` measure."""
+        self.asked_names: tuple[str, ...] = tuple(one.name for one in self._plan.group if one.term.ask_group)
+        """Those of them that `ask_group` alone measures."""
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
 
@@ -131,11 +143,51 @@ class Scorer:
         """All answers to one task with the group terms filled in, in order.
 
         One that failed is left out of what the terms see, and stays as it is. Where a term raises or gives another
-        number of values, it is invalid for all.
+        number of values, it is invalid for all. Terms that have to be awaited stay as they are.
 
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
+        return self._grouped(trajectories, {})
+
+    async def ask_group(
+        self, trajectories: Sequence[Trajectory], context: GroupContext, *, limit_s: float | None = None
+    ) -> list[Trajectory]:
+        """As `score_group`, with the terms that have to be awaited, each within `limit_s` seconds.
+
+        These see the answers alone whose gate is open: about the others nobody is asked.
+
+        Args:
+            context: with an account for each of the trajectories.
+            limit_s: None for no limit.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        asked: dict[str, dict[int, TermResult]] = {}
+        for planned in self._plan.group:
+            if planned.term.ask_group is None:
+                continue
+            places = [
+                place
+                for place, one in enumerate(trajectories)
+                if one.failure is None and _shut(planned, one.reward.terms) is None
+            ]
+            if not places:
+                continue
+            own = replace(context, accounts=[context.accounts[place] for place in places])
+            waiting = object()
+            self._waited_for[waiting] = (planned.name, time.monotonic())
+            try:
+                results = await ask_group(planned, [trajectories[place] for place in places], own, limit_s=limit_s)
+            finally:
+                del self._waited_for[waiting]
+            asked[planned.name] = dict(zip(places, results, strict=True))
+        return self._grouped(trajectories, asked)
+
+    def _grouped(
+        self, trajectories: Sequence[Trajectory], asked: Mapping[str, Mapping[int, TermResult]]
+    ) -> list[Trajectory]:
         found = list(trajectories)
         places = [index for index, trajectory in enumerate(trajectories) if trajectory.failure is None]
         seen = [trajectories[index] for index in places]
@@ -143,7 +195,12 @@ class Scorer:
             return found
         results = [dict(trajectory.reward.terms) for trajectory in seen]
         for planned in self._plan.group:
-            for terms, result in zip(results, measure_group(planned, seen), strict=True):
+            if planned.term.measure_group is None:
+                own = asked.get(planned.name, {})
+                given = [own.get(place, terms[planned.name]) for place, terms in zip(places, results, strict=True)]
+            else:
+                given = measure_group(planned, seen)
+            for terms, result in zip(results, given, strict=True):
                 terms[planned.name] = _shut(planned, terms) or result
         for place, trajectory, terms in zip(places, seen, results, strict=True):
             self._raise_for(terms)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
 
+from rlenv.errors import RewardError
 from rlenv.language.spec import RewardSpec
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
+from rlenv.trajectory import Trajectory
 
 __all__ = ["RETRIES", "shaped"]
 
@@ -45,6 +47,38 @@ def shaped(term: Term) -> Term:
             return finish(await measure_async(context))
 
         return dataclasses.replace(term, measure_async=slow)
+    return _of_group(term, finish, again)
+
+
+def _of_group(term: Term, finish: Callable[[Measured], Measured], again: int) -> Term:
+    measure_group, ask_group = term.measure_group, term.ask_group
+
+    def each(found: Sequence[Measured | RewardError]) -> list[Measured | RewardError]:
+        return [finish(one) if isinstance(one, Measured) else one for one in found]
+
+    def is_whole(found: Sequence[Measured | RewardError]) -> bool:
+        return all(isinstance(one, Measured) and _is_usable(one) for one in found)
+
+    if measure_group is not None:
+
+        def quick(trajectories: Sequence[Trajectory]) -> list[Measured]:
+            for _ in range(again):
+                with suppress(Exception):  # as above
+                    if is_whole(found := measure_group(trajectories)):
+                        return [finish(one) for one in found]
+            return [finish(one) for one in measure_group(trajectories)]
+
+        return dataclasses.replace(term, measure_group=quick)
+    if ask_group is not None:
+
+        async def asking(trajectories: Sequence[Trajectory], context: GroupContext) -> list[Measured | RewardError]:
+            for _ in range(again):
+                with suppress(Exception):  # as above
+                    if is_whole(found := await ask_group(trajectories, context)):
+                        return each(found)
+            return each(await ask_group(trajectories, context))
+
+        return dataclasses.replace(term, ask_group=asking)
     return term
 
 

@@ -16,7 +16,6 @@ from rlenv.episodes.rollout import together
 from rlenv.errors import CassetteError
 from rlenv.messages import Message, Sampled, ToolResult
 from rlenv.rewards.group_terms import score_groups
-from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Replayed", "replay"]
@@ -68,12 +67,19 @@ async def replay(
     scorer = environment.parts.scorer
     if scorer.has_group_terms:
         named = groups if groups is not None else [(one.split, one.task_index) for one in trajectories]
-        found = _with_groups(scorer, found, named)
+        found = await _with_groups(environment, found, named, is_taped=lane is not None)
     return [_compared(one) for one in found]
 
 
-def _with_groups(scorer: Scorer, found: Sequence[Replayed], groups: Sequence[Hashable]) -> list[Replayed]:
-    """The episodes with the group terms of their rewards, where the whole group is among them."""
+async def _with_groups(
+    environment: Environment, found: Sequence[Replayed], groups: Sequence[Hashable], *, is_taped: bool
+) -> list[Replayed]:
+    """The episodes with the group terms of their rewards, where the whole group is among them.
+
+    A tape is of single episodes: it has no answer to what was asked about a group, and nobody else is asked.
+    """
+    scorer = environment.parts.scorer
+    left_out = scorer.asked_names if is_taped else ()
     places: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         places.setdefault(group, []).append(index)
@@ -86,9 +92,13 @@ def _with_groups(scorer: Scorer, found: Sequence[Replayed], groups: Sequence[Has
         if group is None or not all(_is_member(found[index]) for index in members):
             continue
         again = [(index, one) for index in members if (one := found[index].again) is not None]
-        scored = score_groups(scorer, [one for _, one in again])
+        played = [one for _, one in again]
+        if is_taped:
+            scored = score_groups(scorer, played, keeps_asked=True)
+        else:
+            scored = await environment.score_groups(played)
         for (index, _), one in zip(again, scored, strict=True):
-            measured[index] = replace(found[index], again=one)
+            measured[index] = replace(found[index], again=one, left_out=left_out)
     return measured
 
 

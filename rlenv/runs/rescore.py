@@ -17,7 +17,6 @@ from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
 from rlenv.errors import RewardError
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.rewards.group_terms import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.summary import mean
 from rlenv.trajectory import TERMINATIONS, RewardBreakdown, TermResult, Trajectory, Turn
@@ -58,7 +57,7 @@ async def rescore(
             return dataclasses.replace(scored, task_index=recorded.task_index, usage=usage)
 
     scored = await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
-    return score_groups(environment.parts.scorer, scored, groups=groups)
+    return await environment.score_groups(scored, groups=groups)
 
 
 async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, TermResult]) -> Trajectory:

@@ -294,6 +294,8 @@ def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 def ending_of(trajectory: Trajectory) -> dict[str, Any]:
     """The facts of an episode whose reward became known after it was kept; for `RunWriter.late`."""
     ending = {name: getattr(trajectory, name) for name in ENDING}
+    if trajectory.usage:  # which grows where models are asked about a group
+        ending["usage"] = trajectory.usage
     failure = trajectory.failure
     return {
         "reward": trajectory.reward.total,

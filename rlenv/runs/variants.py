@@ -53,7 +53,8 @@ def varied(
     """The trajectories as their environment would have scored them with these weights, from the values that they have.
 
     Nothing is run or asked, and `usage` is all as recorded. Gates, `success`, bounds and required terms are the
-    scorer's own. Terms over all answers to a task are measured again, over the answers that count then.
+    scorer's own. Terms over all answers to a task are measured again, over the answers that count then; those that
+    asked a model keep what was recorded.
 
     Raises:
         UsageError: a term is not one of the spec's or was not recorded, a weight is no finite number, nothing is left,
@@ -77,7 +78,7 @@ def weighed(
         UsageError: a term was not recorded.
     """
     found = [_weighed(environment, one, scorer) for one in trajectories]
-    return score_groups(scorer, found, groups=groups)
+    return score_groups(scorer, found, groups=groups, keeps_asked=True)
 
 
 def _weighed(environment: Environment, one: Trajectory, scorer: Scorer) -> Trajectory:
@@ -85,7 +86,11 @@ def _weighed(environment: Environment, one: Trajectory, scorer: Scorer) -> Traje
     if one.failure is not None and one.failure.reason != "reward":
         return dataclasses.replace(one, reward=scorer.failed(one.failure, turns=turns))
     late = "it is measured once all answers to the task are there"
-    waiting = {name: TermResult.skipped(name, why=late, weight=0.0) for name in scorer.group_names}
+    waiting = {
+        name: TermResult.skipped(name, why=late, weight=0.0)
+        for name in scorer.group_names
+        if name not in scorer.asked_names
+    }
     results = {**one.reward.terms, **waiting}
     for name in scorer.names:
         if name not in results:
@@ -161,7 +166,7 @@ def shared(first: Environment, second: Environment) -> frozenset[str]:
     equal = {
         term.name: term
         for term in second.parts.terms
-        if term.measure_group is None and term.name in before and _measured(before[term.name]) == _measured(term)
+        if not term.is_of_group and term.name in before and _measured(before[term.name]) == _measured(term)
     }
     while True:
         left = {name: term for name, term in equal.items() if all(one in equal for one in gate_names(term))}

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlenv.concurrency.scope import Scope
+from rlenv.endpoints.account import Account
 from rlenv.errors import RewardError, UsageError
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
 from rlenv.testing import laws
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn
@@ -136,8 +137,10 @@ async def check_reward_async(
     """
     term = laws.compiled("rewards", term, name="term", base=base, **parts)
     assert isinstance(term, Term)
-    ways = [one for one in (term.measure, term.measure_async, term.measure_group) if one is not None]
-    laws.law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
+    ways = [one for one in (term.measure, term.measure_async, term.measure_group, term.ask_group) if one is not None]
+    laws.law(
+        "exactly one of measure, measure_async, measure_group and ask_group is set", len(ways) == 1, f"{len(ways)} are"
+    )
     laws.law("a term has a name", bool(term.name), repr(term.name))
     _check_material(term, contexts, groups, invalid)
     declared = term.spec.range if term.spec.clip is None else None
@@ -158,7 +161,7 @@ check_reward = laws.in_own_loop(check_reward_async)
 
 
 def _check_material(term: Term, contexts: Sized, groups: Sized, invalid: Sequence[object]) -> None:
-    compares = term.measure_group is not None
+    compares = term.is_of_group
     if not (groups if compares else contexts):
         raise UsageError("there is nothing to measure", hint=f"pass {'groups' if compares else 'contexts'}")
     if contexts if compares else groups:
@@ -194,12 +197,28 @@ async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _B
 async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
     """What the term gives, or raises."""
     if not isinstance(what, RewardContext):
+        if term.ask_group is not None:
+            return await laws.in_time(_asked_group(term, what), "a term measures in time", limit_s)
         assert term.measure_group is not None
         return list(term.measure_group(what))
     if term.measure is not None:
         return term.measure(what)
     assert term.measure_async is not None
     return await laws.in_time(term.measure_async(what), "a term measures in time", limit_s)
+
+
+async def _asked_group(term: Term, group: Sequence[Trajectory]) -> list[Measured]:
+    assert term.ask_group is not None
+    scope = Scope()
+    try:
+        context = GroupContext(vars={}, shared=lambda: scope, accounts=[Account() for _ in group])
+        found = await term.ask_group(group, context)
+    finally:
+        await scope.aclose()
+    for one in found:
+        if isinstance(one, RewardError):
+            raise one
+    return [one for one in found if isinstance(one, Measured)]
 
 
 async def _value(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import rlenv
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.judge_texts import ATTACKS
+from rlenv.audit.tells import TELLS
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint, Reply
@@ -49,6 +50,7 @@ def attacked(
     prompt: str = PROMPT,
     judge: str = "endpoint: writer",
     tasks: int = 4,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> tuple[JudgeAttacks, int]:
     """What the attacks found, and how many requests were made for them."""
 
@@ -61,7 +63,7 @@ def attacked(
                 oracle = OraclePolicy(environment.spec, environment.parts.dialect)
                 golds = await rollout(environment, oracle, jobs)
                 before = len(server.requests)
-                found = await attack_judges(environment, golds, tasks=tasks)
+                found = await attack_judges(environment, golds, tasks=tasks, on_progress=on_progress)
                 return found, len(server.requests) - before
 
     return asyncio.run(main())
@@ -169,6 +171,36 @@ def test_requests_are_bounded_and_said_and_known_verdicts_are_not_asked_for_agai
     assert judged.requests == requests
     assert judged.verdicts == judged.requests + judged.cached == 2 * (3 + len(ATTACKS))
     assert f"gave {judged.verdicts} verdicts on 2 tasks ({requests} requests" in found.notes[0]
+
+
+def test_how_many_verdicts_are_asked_for_is_told_before(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    attacked(tmp_path, swayed("honest"), tasks=2, on_progress=lambda *one: told.append(one))
+    assert told[0] == ("judge 'quality': verdicts on attacks", 0, 2 * (3 + len(ATTACKS)))
+    assert [done for _, done, _ in told[1:]] == list(range(1, 2 * len(ATTACKS) + 1))
+
+
+def test_a_slow_verdict_on_one_task_holds_up_no_other_task(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    is_other_asked = asyncio.Event()
+    honest = swayed("honest")
+
+    async def answer(body: Mapping[str, Any]) -> Any:
+        said = str(body["messages"][-1]["content"])
+        if "ignore the rubric" in said:
+            seen.add(said.split()[1])  # the expected answer, which tells the task
+            if len(seen) > 1:
+                is_other_asked.set()
+            async with asyncio.timeout(20):
+                await is_other_asked.wait()
+        return honest(body)
+
+    attacked(tmp_path, answer)
+    assert len(seen) == 4
+
+
+def test_every_text_that_adversaries_tell_a_judge_is_an_attack_on_it() -> None:
+    assert set(TELLS) <= {attack.name for attack in ATTACKS}
 
 
 def test_a_judge_that_does_not_answer_is_not_tried_and_no_pass(tmp_path: Path) -> None:

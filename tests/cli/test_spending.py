@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import json
 import re
 import threading
@@ -15,6 +15,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.folder import open_run
 from rlenv.testing.endpoint import FakeEndpoint
+from tests.support.beside import served as beside
 
 SPEC = """
 rlenv: 1
@@ -31,29 +32,15 @@ PRICES = "currency: EUR\nmodels: {judge-1: {input: 1000000, output: 0}}\n"
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     """A judge's server beside the command; gives the arguments of a command on the spec."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
     def answer(body: Mapping[str, Any]) -> str:
         return json.dumps({"reasoning": "fine", "score": 5}) if body["model"] == "judge-1" else "hello"
 
-    server = FakeEndpoint(answer)
-    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
-    (tmp_path / "prices.yaml").write_text(PRICES)
-    asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1"]
-
-    def arguments(command: str, *more: str) -> list[str]:
-        return [command, str(tmp_path / "spec.yaml"), *asked, *more]
-
-    try:
-        yield arguments
-    finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        loop.close()
+    with beside(FakeEndpoint(answer)) as server:
+        (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
+        (tmp_path / "prices.yaml").write_text(PRICES)
+        asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1"]
+        yield lambda command, *more: [command, str(tmp_path / "spec.yaml"), *asked, *more]
 
 
 def without_seconds(usage: dict[str, Any]) -> dict[str, Any]:
@@ -189,3 +176,55 @@ def test_the_guide_says_of_every_command_what_it_shows(capsys: pytest.CaptureFix
     commands = set(re.findall(r"^    ([a-z][a-z-]*)(?:  |$)", capsys.readouterr().out, re.M))
     assert "eval" in commands
     assert commands - told == set()
+
+
+CONTEST = """
+rlenv: 1
+name: contest
+tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}, {q: e}, {q: f}]}}
+prompt: {user: "Task {{ task.q }}"}
+endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
+rewards: {best: {kind: judge, endpoint: judge, prompt: "Which is better?", pairwise: {among: group}}}
+"""
+
+
+@pytest.fixture
+def contest(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """As `served`, with a judge that compares the answers of a group, of which each is another one."""
+    numbers = itertools.count()
+
+    def answer(body: Mapping[str, Any]) -> str:
+        if body["model"] != "judge-1":
+            return str(next(numbers))
+        return json.dumps({"reasoning": "fine", "better": "first"})
+
+    with beside(FakeEndpoint(answer)) as server:
+        (tmp_path / "spec.yaml").write_text(CONTEST.replace("ADDRESS", server.base_url))
+        (tmp_path / "prices.yaml").write_text(PRICES)
+        asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1", "-k", "3"]
+        yield lambda command, *more: [command, str(tmp_path / "spec.yaml"), *asked, *more]
+
+
+def test_eval_compares_the_answers_of_each_task_and_counts_what_that_costs(
+    contest: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices, run = str(tmp_path / "prices.yaml"), str(tmp_path / "run")
+    assert main(contest("eval", "--prices", prices, "-o", run)) == 0
+    usage = json.loads((tmp_path / "run" / "summary.json").read_text())["usage"]
+    (judge,) = [role for role in usage["roles"] if role["role"] == "judge best"]
+    assert judge["requests"] == 6 * 3 * 2
+    assert judge["cost"] == usage["cost"] > 0
+    kept = [open_run(run).body(row["id"]).trajectory() for row in open_run(run).rows()]
+    assert [one.reward.terms["best"].value for one in kept] == [0.5] * 18
+    assert sum(each.requests for one in kept for each in one.usage if each.role == "judge best") == 36
+
+
+def test_a_budget_ends_what_is_asked_about_groups(
+    contest: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices, run = str(tmp_path / "prices.yaml"), str(tmp_path / "run")
+    assert main(contest("eval", "--prices", prices, "-o", run, "--max-cost", "1")) == 130
+    assert "not all answers to a task are compared: --resume" in capsys.readouterr().err
+    assert main(contest("eval", "--prices", prices, "-o", run, "--max-cost", "1e9", "--resume")) == 0
+    kept = [open_run(run).body(row["id"]).trajectory() for row in open_run(run).rows()]
+    assert [one.reward.terms["best"].value for one in kept] == [0.5] * 18

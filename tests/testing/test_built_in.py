@@ -337,6 +337,8 @@ def check_verify(folder: Path) -> None:
 
 
 def check_judge(folder: Path) -> None:
+    check_judge_of_group(folder)
+
     async def main() -> None:
         async with FakeEndpoint(lambda body: json.dumps({"reasoning": "so", "score": 3})) as server:
             entry = {
@@ -351,6 +353,20 @@ def check_judge(folder: Path) -> None:
             lost: dict[str, Any] = {"invalid": asked_for, "endpoints": endpoint(down)}
             with pytest.raises(AssertionError, match="law: what can be measured is; "):
                 await check_reward_async(entry, asked_for, **lost)
+
+    asyncio.run(main())
+
+
+def check_judge_of_group(folder: Path) -> None:
+    async def main() -> None:
+        async with FakeEndpoint(lambda body: json.dumps({"reasoning": "so", "better": "first"})) as server:
+            entry = {"kind": "judge", "prompt": "Which?", "endpoint": "writer", "pairwise": {"among": "group"}}
+            group = [graded(0.0, "a"), graded(1.0, "b"), graded(1.0, "c")]
+            await check_reward_async(entry, groups=[group, group[:2]], within=(0, 1), endpoints=endpoint(server))
+        async with FakeEndpoint([Reply(500)]) as down:
+            lost: dict[str, Any] = {"invalid": [group], "endpoints": endpoint(down)}
+            with pytest.raises(AssertionError, match="law: what can be measured is; "):
+                await check_reward_async(entry, groups=[group], **lost)
 
     asyncio.run(main())
 

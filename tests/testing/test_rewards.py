@@ -142,7 +142,7 @@ ALL: dict[str, Any] = {"contexts": (), "groups": [GROUP], "invalid": ()}
 OUTSIDE = "a value is within 0 and 1"
 BROKEN: list[tuple[str, Callable[[], Term], dict[str, Any]]] = [
     (
-        "exactly one of measure, measure_async and measure_group is set",
+        "exactly one of measure, measure_async, measure_group and ask_group is set",
         lambda: term(is_right, measure_async=in_turn),
         {},
     ),

@@ -5,19 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Agreement", "Estimate", "agreements", "between", "cohens_kappa", "kendalls_tau", "spearmans_rho"]
+__all__ = [
+    "Agreement",
+    "Estimate",
+    "agreements",
+    "between",
+    "kendalls_tau",
+    "spearmans_rho",
+    "table_of",
+    "weighted_kappa",
+]
 
 _DRAWS: Final = 1_000
 _SEED: Final = 7
 _CELLS: Final = 40_000
 """Pairs of distinct values up to which Kendall's tau is drawn again a thousand times: 200 values on each side."""
 
+_BINARY: Final = np.array([0.0, 1.0])
+
+Values = NDArray[np.float64]
 Table = NDArray[np.float64]
 """How many episodes have the i-th distinct value of one side and the j-th of the other, both in rising order."""
 
@@ -74,7 +87,7 @@ def between(
     if {*left.tolist(), *right.tolist()} <= {0.0, 1.0}:
         # Both sides have to be able to say both, also where one of them never does.
         binary = _Drawn(left[i].astype(np.int64), right[j].astype(np.int64), at, (2, 2))
-        kappa = binary.estimate(cohens_kappa)
+        kappa = binary.estimate(partial(weighted_kappa, left=_BINARY, right=_BINARY))
     tau = drawn.estimate(kendalls_tau, again=len(left) * len(right) <= _CELLS)
     return Agreement(a, b, len(known), kappa, drawn.estimate(spearmans_rho), tau)
 
@@ -109,17 +122,31 @@ class _Drawn:
         return flat.reshape(self._shape)
 
 
-def cohens_kappa(table: Table) -> float | None:
-    """(pₒ - pₑ) / (1 - pₑ); None without episodes, and where chance alone agrees fully.
+def table_of(pairs: Sequence[tuple[float, float]]) -> tuple[Table, Values, Values]:
+    """The table of some pairs, and the distinct values of its rows and of its columns."""
+    left, i = np.unique([a for a, _ in pairs], return_inverse=True)
+    right, j = np.unique([b for _, b in pairs], return_inverse=True)
+    cells = np.bincount(i * len(right) + j, minlength=len(left) * len(right))
+    return cells.reshape(len(left), len(right)).astype(np.float64), left, right
 
-    Source: Cohen 1960, "A coefficient of agreement for nominal scales".
+
+def weighted_kappa(table: Table, left: Values, right: Values) -> float | None:
+    """Cohen's kappa with quadratic weights: 1 - Σ w·o / Σ w·e with w = (a - b)²; None where chance alone agrees fully.
+
+    Source: Cohen 1968, "Weighted kappa", Psychological Bulletin 70(4). Of two values, 0 and 1, it is the kappa of Cohen
+    1960, "A coefficient of agreement for nominal scales". Of scores as they are it is Lin's concordance too (Lin 1989,
+    with 1/n variances).
+
+    Args:
+        left: the values that the rows stand for.
+        right: those of the columns.
     """
     count = float(table.sum())
     if not count:
         return None
-    agreed = float(np.trace(table)) / count
-    chance = float(table.sum(axis=1) @ table.sum(axis=0)) / count**2
-    return (agreed - chance) / (1 - chance) if chance < 1 else None
+    apart = np.subtract.outer(left, right) ** 2
+    by_chance = float(table.sum(axis=1) @ apart @ table.sum(axis=0)) / count**2
+    return 1 - float((apart * table).sum()) / count / by_chance if by_chance else None
 
 
 def spearmans_rho(table: Table) -> float | None:

@@ -266,7 +266,7 @@ class RlenvAgentLoop(AgentLoopBase):
             play.id = self.keeper.keep(kept, play.facts(task))
         play.activity.waits_for("siblings")
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
-        scored = await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
+        scored = await sibling.scored(episode.trajectory, self.environment, counts=counts)
         if self.keeper is not None and scored is not episode.trajectory:
             self.keeper.late(play.id, **ending_of(scored))
         return scored

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import UsageError
 from rlenv.rewards.group_terms import score_groups
-from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Groups", "Sibling", "Stragglers", "stragglers"]
@@ -71,23 +71,23 @@ class Sibling:
         self.limit = asyncio.timeout(None)
         return self.limit
 
-    async def scored(self, trajectory: Trajectory, scorer: Scorer, *, counts: bool) -> Trajectory:
+    async def scored(self, trajectory: Trajectory, environment: Environment, *, counts: bool) -> Trajectory:
         """The trajectory with its group terms measured; waits for the other samples only where there are such terms.
 
         Args:
             trajectory: as the episode left it.
-            scorer: the environment's.
+            environment: the same for all of a group.
             counts: False for a sample that will be masked; the others are compared without it.
 
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        if not scorer.has_group_terms or not counts or trajectory.failure is not None:
+        if not environment.parts.scorer.has_group_terms or not counts or trajectory.failure is not None:
             self._end()
             return trajectory
         self.trajectory = trajectory
         self._scored = asyncio.get_running_loop().create_future()
-        self.group.scorer = scorer
+        self.group.environment = environment
         self._end()
         return await self._scored
 
@@ -97,6 +97,12 @@ class Sibling:
             # Cancelled while it waited: nobody will take its result, but the others are still compared with it.
             self._scored.cancel()
         self._end()
+        self.group.has_left()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for what the group's scoring gives."""
+        return self._scored is not None and not self._scored.done()
 
     def _end(self) -> None:
         if self._is_running:
@@ -124,8 +130,9 @@ class _Group:
     members: list[Sibling] = field(default_factory=list)
     ended: int = 0
     is_whole: bool = False
-    scorer: Scorer | None = None
+    environment: Environment | None = None
     timer: asyncio.TimerHandle | None = None
+    asking: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Nobody joins any more."""
@@ -152,16 +159,42 @@ class _Group:
 
     def _score(self) -> None:
         present = [member for member in self.members if member.trajectory is not None]
-        if self.scorer is None or not present:
+        if self.environment is None or not present:
+            return
+        scorer = self.environment.parts.scorer
+        if scorer.asked_names:
+            # By none of the samples: one that is cancelled while models are asked must not take the others' rewards.
+            self.asking = asyncio.get_running_loop().create_task(self._ask(self.environment, present))
             return
         try:
-            trajectories = score_groups(self.scorer, [m.trajectory for m in present if m.trajectory is not None])
+            _resolve(present, score_groups(scorer, _trajectories(present)))
         except Exception as error:  # every sample of the group is told, so that none waits for ever
-            for member in present:
-                member.resolve(error)
-        else:
-            for member, trajectory in zip(present, trajectories, strict=True):
-                member.resolve(trajectory)
+            _refuse(present, error)
+
+    async def _ask(self, environment: Environment, present: list[Sibling]) -> None:
+        try:
+            _resolve(present, await environment.score_groups(_trajectories(present)))
+        except Exception as error:  # as above
+            _refuse(present, error)
+
+    def has_left(self) -> None:
+        """Ends what is asked once nobody waits for it any more."""
+        if self.asking is not None and not any(member.waits for member in self.members):
+            self.asking.cancel()
+
+
+def _trajectories(present: list[Sibling]) -> list[Trajectory]:
+    return [member.trajectory for member in present if member.trajectory is not None]
+
+
+def _resolve(present: list[Sibling], trajectories: list[Trajectory]) -> None:
+    for member, trajectory in zip(present, trajectories, strict=True):
+        member.resolve(trajectory)
+
+
+def _refuse(present: list[Sibling], error: Exception) -> None:
+    for member in present:
+        member.resolve(error)
 
 
 @dataclass(slots=True, eq=False)
