@@ -20,8 +20,8 @@ from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
+from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
-from rlenv.audit.places import read_places
 from rlenv.audit.play import Player
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.subject import Action, Subject
@@ -88,8 +88,8 @@ async def audit(
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
-            run.doing = "the rows and what tools say of them are looked at"
-            found, notes = await check_data(environment, seen.golds, seed=seed)
+            run.doing = "the rows are looked at"
+            found, notes = check_data(environment, seen.golds)
             seen.data += found
             seen.notes += notes
             await models.judges(environment, seen.golds, tasks=judged)
@@ -173,7 +173,8 @@ class _Run:
         self._progress(f"{split}: attacks", steps - 4, steps)
         await self._stateful(player, chapter, attacked)
         self._progress(f"{split}: attacks", steps - 3, steps)
-        await read_places(player, chapter, attacked)
+        everyone = [Subject(self.environment, gold, options, chosen) for gold in usable]
+        self.seen.notes += await read_places(player, chapter, everyone, attacked)
         self._progress(f"{split}: attacks", steps - 2, steps)
         await self._guesses(player, chapter, attacked, wide, answers)
         self._progress(f"{split}: attacks", steps - 1, steps)
