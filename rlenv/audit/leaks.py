@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
 
+from rlenv.audit.aims import Aim, aim_of
 from rlenv.audit.chapter import Chapter, Leak
-from rlenv.audit.golds import golds_of, readers
-from rlenv.audit.marks import is_anywhere, is_mark
+from rlenv.audit.marks import is_anywhere, is_glued, is_mark
 from rlenv.audit.place_rules import Sure, dealt_anew, holds, is_sure, learn, same, says, unveiled
 from rlenv.audit.play import Player
 from rlenv.audit.probes import AS_ORACLE, Probe, by_schema, listed_names, pieces, probes, reading_probes, words_in
@@ -43,14 +43,7 @@ async def read_places(
     """Looks for golds in all places, plays on `attacked` what finds them, and gives notes on what was not looked at."""
     keys = {one.gold.task_index for one in attacked}
     ordered = [*attacked, *(one for one in everyone if one.gold.task_index not in keys)]
-    shown, notes = await find_leaks(player, ordered)
-    places = {subject.gold.task_index: at for at, subject in enumerate(ordered)}
-
-    def answer(subject: Subject, taken: Mapping[int, str]) -> list[Action]:
-        return [subject.form(taken.get(places[subject.gold.task_index], "?"))]
-
-    for leak in sorted(shown, key=lambda one: -one.hits)[:_MOST_PLAYED]:
-        chapter.leaks.append((leak, await player.way(attacked, partial(answer, taken=leak.taken))))
+    notes = await _copy(player, chapter, ordered, attacked, aim) if (aim := aim_of(ordered)) is not None else []
     scripts = {subject.gold.task_index: by_schema(subject) for subject in attacked}
 
     def called(subject: Subject, key: tuple[str, int]) -> Sequence[Action]:
@@ -61,43 +54,45 @@ async def read_places(
     return notes
 
 
-async def find_leaks(player: Player, subjects: Sequence[Subject]) -> tuple[list[Leak], list[str]]:
+async def _copy(
+    player: Player, chapter: Chapter, ordered: Sequence[Subject], attacked: Sequence[Subject], aim: Aim
+) -> list[str]:
+    leaks, notes = await find_leaks(player, ordered, aim)
+    places = {subject.gold.task_index: at for at, subject in enumerate(ordered)}
+
+    def copies(subject: Subject, taken: Mapping[int, str]) -> list[Action]:
+        return aim.write(subject, taken.get(places[subject.gold.task_index], "?"))
+
+    for leak in sorted(leaks, key=lambda one: -one.hits)[:_MOST_PLAYED]:
+        chapter.leaks.append((leak, await player.way(attacked, partial(copies, taken=leak.taken))))
+    return notes
+
+
+async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> tuple[list[Leak], list[str]]:
     """The places that show golds, with the best rule for each, and notes; tools are asked on the first subjects."""
-    golds = _golds(subjects)
-    if len({gold.casefold() for gold in golds if gold}) < 2:
-        return [], []
+    golds = aim.golds
     prompts = [unveiled("\n\n".join(message.content for message in one.gold.messages)) for one in subjects]
     # What a tool has to be asked for is no part of a prompt to be read.
     asked_for = sum(_is_looked_up(subject, gold) for subject, gold in zip(subjects, golds, strict=True))
     allowed = is_anywhere if 5 * asked_for >= 4 * len(subjects) else is_mark
-    sure = learn(prompts, golds, allowed=allowed)
-    found = [_leak("prompt", sure, subjects, golds), *_beside(prompts, subjects, golds)]
+    found = [_leak("prompt", learn(prompts, golds, allowed=allowed)), *_beside(prompts, subjects, golds)]
+    # Who has listed files has not read them: a name is no place for a gold.
+    listed = [_first_read(subject) for subject in subjects]
+    found += [_leak("result that the oracle goes on from", learn(listed, golds, allowed=is_glued))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
     for label in dict.fromkeys(label for one in told for label in one):
-        for kind in ("result", "error"):
+        for kind in ("result", "error") if aim.is_answer else ("error",):
             # What one tool says to many calls is one place.
             place = kind, label.replace(" ", "(").partition("(")[0]
             is_asked = label.endswith(AS_ORACLE) or place[1] in alike
             texts = [_text(one.get(label), kind, *of, is_asked) for one, of in zip(told, asked, strict=True)]
-            leak = _leak(f"{kind} of {label}", learn(texts, golds[: len(some)]), some, golds)
+            leak = _leak(f"{kind} of {label}", learn(texts, golds[: len(some)]))
             if leak is not None and (place not in best or leak.hits > best[place].hits):
                 best[place] = leak
     return [leak for leak in (*found, *best.values()) if leak is not None], notes
-
-
-def _golds(subjects: Sequence[Subject]) -> list[str]:
-    """What is looked for: the oracle's answer, or the gold of a term that is the heart of it."""
-    readable = readers(subjects[0].environment) if subjects else ()
-    found = []
-    for subject in subjects:
-        right = subject.right.strip()
-        values = golds_of(readable, subject.task, subject.environment.spec.vars) if right else {}
-        inside = [gold.text.strip() for golds in values.values() for gold in golds if holds(right, gold.text.strip())]
-        found.append(min([right, *inside], key=len))
-    return found
 
 
 def _is_looked_up(subject: Subject, gold: str) -> bool:
@@ -109,13 +104,11 @@ def _is_looked_up(subject: Subject, gold: str) -> bool:
     )
 
 
-def _leak(where: str, sure: Sure | None, subjects: Sequence[Subject], golds: Sequence[str]) -> Leak | None:
-    """What the rule takes, as the oracle would write it where it is right: the form is not what is asked here."""
+def _leak(where: str, sure: Sure | None) -> Leak | None:
     if sure is None:
         return None
-    taken = {at: subjects[at].right if same(said, golds[at]) else said for at, said in sure.taken.items()}
     rule = f"{sure.rule} (the gold on {sure.hits} of {sure.of} tasks, by chance {sure.chance:.0%})"
-    return Leak(where, rule, taken, sure.hits)
+    return Leak(where, rule, sure.taken, sure.hits)
 
 
 def _beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[Leak | None]:
@@ -147,7 +140,7 @@ def _beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence
                     chance,
                     {at: golds[at] for at in hits},
                 )
-                yield _leak(f"{kind} of tool '{tool.name}'", sure, subjects, golds)
+                yield _leak(f"{kind} of tool '{tool.name}'", sure)
 
 
 async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
@@ -206,6 +199,12 @@ async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> 
             given[key] = replace(result, text=text)
     keys = {label: (call.name, repr(dict(call.arguments))) for label, call in asked}
     return {label: given[key] for label, key in keys.items() if key in given}
+
+
+def _first_read(subject: Subject) -> str:
+    """What the oracle's first call gave, "" where it reads nothing after it."""
+    calls = [result for call, result in subject.oracle_calls() if not subject.changes(call.name)]
+    return calls[0].text if len(calls) > 1 else ""
 
 
 def _alike(subjects: Sequence[Subject]) -> Set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-__all__ = ["is_anywhere", "is_mark", "words_of"]
+__all__ = ["is_anywhere", "is_glued", "is_mark", "words_of"]
 
 _STEM = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -14,6 +14,7 @@ _LABEL = re.compile(r"([^\W\d_]+)[\"']?\s*[:=#]*\s*(?:no\.?|number)?\s*[\"'(\[]?
 _FIELD = re.compile(r"[^\W\d_]+[\"']?\s*[:=]\s*[\"']?[\w-]")
 _ASKED = re.compile(r"[^.?!\n:]*\?")
 _RECORD = 3
+_OPENS, _CLOSES = tuple("([{<"), tuple(")]}>")
 _EMPTY = frozenset(
     "the and are was were has have had for with that this what which who how many much does did you your".split()
 )
@@ -55,7 +56,7 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
         return False
     if label and (label[1].casefold() in _GIVEN or label[1].casefold().rstrip("s") in _GIVEN):
         return True
-    if _is_glued(text, start, end):
+    if is_glued(text, start, end):
         return not _READ.search(elsewhere)
     # A record, or a text to be read: its fields are its own.
     if (
@@ -65,10 +66,11 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
         or named & words_of(elsewhere)
     ):
         return False
-    inside = text[first:start]
+    inside, after = text[first:start], text[end : end + 1]
+    if "?" in text[:first] and text[start - 1 : start] in _OPENS and after in _CLOSES:
+        return True  # alone in brackets behind the question
     if text[end:last].rstrip().endswith("?") and words_of(inside):
         return False
-    after = text[end : end + 1]
     if not re.search(r"[^\W\d_]", line):
         # The number of a task, in front of it.
         return after in ("", "\n") or not (after.isalnum() or after.isspace() or after in "+*/=<>,%-")
@@ -82,12 +84,12 @@ def is_anywhere(text: str, start: int, end: int, transform: str) -> bool:
     return transform == "itself" or not _TURNS.search(text)
 
 
-def _is_glued(text: str, start: int, end: int) -> bool:
+def is_glued(text: str, start: int, end: int, transform: str = "itself") -> bool:
     """Whether a value is part of an identifier: `12/C`, `q007B`, `report_2001_84832.csv`; not so `5kg` or `$5`."""
     before = re.search(r"[\w/#.-]*$", text[:start])
     ahead = before[0] if before else ""
     is_named = re.search(r"[^\W\d_]", ahead + text[start:end])
-    parts = re.search(r"[/#_.-]$", ahead) or (re.search(r"[^\W\d_]", ahead) and re.search(r"\d", ahead))
+    parts = re.search(r"[/#_.-]\w{0,3}$", ahead) or (re.search(r"[^\W\d_]", ahead) and re.search(r"\d", ahead))
     return bool(is_named and parts and re.search(r"\w", ahead))
 
 

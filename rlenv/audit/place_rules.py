@@ -29,6 +29,7 @@ _HITS = 0.7
 _FIRES = 0.25
 _LEAST = 4
 _FEW = 16
+_SO_FEW = 6
 _PLACES = (0, 1, 2, -1, -2)
 _MOST_NUMBER = 10**15
 _RARE = 1e-3
@@ -103,8 +104,10 @@ def learn(texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lamb
         allowed: asked with the text, the place and the transform; False where to read there is what the task asks for.
     """
     known = [at for at, gold in enumerate(golds) if 0 < len(gold) <= _GOLD_CHARS and "\n" not in gold]
-    if len(known) < _LEAST or 2 * len(known) < len(golds) or len({golds[at].casefold() for at in known}) < 2:
+    if len(known) < _LEAST - 1 or 2 * len(known) < len(golds) or len({golds[at].casefold() for at in known}) < 2:
         return None
+    if len(known) <= _SO_FEW and any(len(golds[at]) < 2 for at in known):
+        return None  # a letter or a digit stands everywhere
     is_few = len(known) < _FEW
     learnt = _sample(known if is_few else known[::2], _LEARNT)
     tested = _sample(known if is_few else known[1::2], _TESTED)
@@ -126,8 +129,11 @@ def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> boo
     """Whether golds are given away: the one judgement of chance for all places.
 
     A rule that says anything on `fired` of `of` tasks is right on `hits` of them: most, and so many that the
-    probability of that many by `chance`, times the rules that were tried, is below 0.001.
+    probability of that many by `chance`, times the rules that were tried, is below 0.001. Of six tasks or fewer it has
+    to be right on all.
     """
+    if of <= _SO_FEW:
+        return hits == fired == of >= _LEAST - 1 and chance < 1 / 2
     is_much = fired >= max(_LEAST, _FIRES * of) and hits >= _HITS * fired
     return is_much and tail(hits, fired, chance) * tries < _RARE
 

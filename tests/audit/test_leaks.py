@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.audit.aims import aim_of
 from rlenv.audit.leaks import find_leaks
 from rlenv.audit.play import Player
 from rlenv.audit.report import Report
@@ -38,7 +39,10 @@ def shown_in(folder: Path, rows: Sequence[Row], **written: str) -> list[str]:
             golds = await rollout(environment, oracle, [Job(TRAIN, index, 0) for index in range(len(rows))])
             options = [gold.answer or "" for gold in golds]
             player = Player(environment, seed=0, concurrency=8, seen=lambda ended: None)
-            leaks, _ = await find_leaks(player, [Subject(environment, gold, options) for gold in golds])
+            subjects = [Subject(environment, gold, options) for gold in golds]
+            aim = aim_of(subjects)
+            assert aim is not None
+            leaks, _ = await find_leaks(player, subjects, aim)
             return [leak.where.partition(" ")[0] for leak in leaks]
 
     return asyncio.run(main())
