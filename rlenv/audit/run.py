@@ -216,9 +216,13 @@ class _Run:
         tools = self.environment.parts.tools.values()
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), SHRUG])
         changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
+        told = [tool.name for tool in changing]
+        # Where the answer behind it is right on its own, nothing is earned by the state.
+        alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
         for some in [changing, *([tool] for tool in changing)] if changing else ():
             way = await player.way(subjects, partial(empty_state, changing=some))
-            chapter.emptied.append({key: ended for key, ended in way.items() if not _did_the_task(ended, chapter)})
+            wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+            chapter.emptied.append({key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)})
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:
             tool = self.environment.parts.tools[tool_name]
@@ -272,11 +276,16 @@ def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: Subject
     return [subject.form(choices[subject.gold.task_index][number])]
 
 
-def _did_the_task(ended: Trajectory, chapter: Chapter) -> bool:
+def _total(ended: Trajectory) -> float:
+    return ended.reward.total or 0.0
+
+
+def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
     """Whether a policy that changes all there is has changed just what the oracle changes."""
 
     def changes(one: Trajectory) -> set[tuple[str, str]]:
-        return {(result.name, result.text) for turn in one.turns for result in turn.results if result.outcome == "ok"}
+        results = (result for turn in one.turns for result in turn.results if result.name in changing)
+        return {(result.name, result.text) for result in results if result.outcome == "ok"}
 
     gold = chapter.golds[ended.split, ended.task_index]
     return bool(changes(gold)) and changes(ended) == changes(gold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,20 @@ def test_a_call_without_arguments_that_the_oracle_makes_on_every_row_is_the_task
     assert looked(tmp_path, "The scales show {task['answer']}", head=head) == ["result"]
 
 
+def test_what_the_oracle_reads_may_be_read_by_other_calls(tmp_path: Path) -> None:
+    head = (
+        'def look(about: str, long: bool = False, *, task: dict) -> str:\n    """Looks up."""\n'
+        '    return f"{task[\'answer\']} is what there is" + (f", and {about}" if long else "")\n'
+    )
+    assert looked(tmp_path, "", head=head, call="{look: {about: '{{ task.answer[:1] }}'}}") == ["result"]
+    assert looked(tmp_path, "", head=head, call="{look: {about: it}}") == []
+
+
+def test_a_tool_that_always_says_the_commonest_answer_gives_nothing(tmp_path: Path) -> None:
+    rows = claims(48, lambda index: "yes" if index % 7 == 3 else "no")
+    assert looked(tmp_path, "no{len(about)}: no, {task['question'][:9]}", rows=rows) == []
+
+
 def test_small_numbers_in_what_tools_say_are_chance(tmp_path: Path) -> None:
     rows = rows_of(40, lambda index: {"question": f"How often {WORDS[index]}?", "answer": str(index * index % 5)})
     assert looked(tmp_path, "{len(task['question'])} of 3, {len(task['question']) % 5} left", rows=rows) == []
@@ -196,6 +211,13 @@ def test_a_description_that_says_the_golds_is_named(tmp_path: Path) -> None:
     assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == ["description"]
 
 
+def test_a_description_that_lists_the_options_of_a_prompt_says_nothing_of_a_row(tmp_path: Path) -> None:
+    rows = [row | {"question": f"Is it {row['answer']} or {row['answer'][::-1]}?"} for row in rows_of(20, capital)]
+    said = "; ".join(capital(index)["answer"] for index in range(20))
+    head = f'def look(about: str, task: dict) -> str:\n    """Looks up {said}."""\n    return "nothing"\n'
+    assert looked(tmp_path, "", head=head, rows=rows) == []
+
+
 def test_a_description_that_lists_what_there_is_says_nothing_of_a_row(tmp_path: Path) -> None:
     towns = sorted(capital(index)["answer"] for index in range(20))
     head = f'def look(about: str, task: dict) -> str:\n    """Looks up {", ".join(towns)}."""\n    return "nothing"\n'
@@ -203,6 +225,228 @@ def test_a_description_that_lists_what_there_is_says_nothing_of_a_row(tmp_path: 
     lands = ", ".join(f"{WORDS[index]}land" for index in range(20))
     head = f'def look(about: str, task: dict) -> str:\n    """Looks up one of {lands}."""\n    return "nothing"\n'
     assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []
+
+
+# prompts and tools together
+
+
+CHOICES = "Pick the right choice.\n"
+
+
+def exam(index: int) -> Row:
+    right = index * index % 7 % 4
+    options = "  ".join(f"{'ABCD'[at]}) {WORDS[(index + at * 5) % 48]}" for at in range(4))
+    return {"question": f"Item {index}. Which one floats?\n{options}", "answer": "ABCD"[right]}
+
+
+@pytest.mark.parametrize("footer", ["Sheet {n}/{answer}, do not copy", "form {n}-{answer}.pdf"])
+def test_a_letter_in_an_identifier_of_a_prompt_with_options_is_named(tmp_path: Path, footer: str) -> None:
+    def shown(index: int) -> Row:
+        row = exam(index)
+        return row | {"question": f"{row['question']}\n\n{footer.format(n=index, answer=row['answer'])}"}
+
+    assert shown_in(tmp_path, rows_of(48, shown), system=CHOICES) == ["prompt"]
+    (tmp_path / "sound").mkdir()
+    assert shown_in(tmp_path / "sound", rows_of(48, exam), system=CHOICES) == []
+
+
+def test_a_sum_without_its_point_in_a_file_name_is_named(tmp_path: Path) -> None:
+    rows = rows_of(
+        30,
+        lambda index: {
+            "question": f"What is the total of bill_{2001 + index % 9}_{8_413 + 97 * index}.csv (at {WORDS[index]})?",
+            "answer": f"{(8_413 + 97 * index) / 100:.2f}",
+        },
+    )
+    assert shown_in(tmp_path, rows, rule="{kind: rule, rule: numeric_match}") == ["prompt"]
+
+
+def test_base64_that_says_more_than_the_gold_is_read(tmp_path: Path) -> None:
+    rows = [
+        row | {"token": base64.b64encode(f"want={row['answer']};n={index}".encode()).decode()}
+        for index, row in enumerate(rows_of(30, capital))
+    ]
+    assert shown_in(tmp_path, rows, system="Session {{ task.token }}") == ["prompt"]
+
+
+def test_prose_that_says_what_a_tool_has_to_be_asked_for_is_named(tmp_path: Path) -> None:
+    head = (
+        'def look(about: str, task: dict) -> str:\n    """Looks up."""\n'
+        '    return f"{about}: {task[\'answer\']}" if about == task["town"] else "unknown"\n'
+    )
+    rows = [
+        {"town": word, "question": f"When was {word} built? ({word} was built in {at}.)", "answer": str(at)}
+        for word, at in zip(WORDS[:30], range(1700, 2000, 10), strict=True)
+    ]
+    assert looked(tmp_path, "", head=head, rows=rows, call="{look: {about: '{{ task.town }}'}}") == ["prompt"]
+    assert looked(tmp_path, "", head=head, rows=rows) == []
+
+
+FILES = """
+from rlenv.errors import ToolFailed
+
+
+def look(folder: str, task: dict) -> str:
+    '''Lists a folder, "." for all.'''
+    listed = {".": "NAMES", "kept": "data-3.csv", "more": "last.txt"}
+    if folder not in listed:
+        raise ToolFailed("no such folder")
+    return listed[folder]
+
+
+def read(file: str, task: dict) -> str:
+    '''Reads a file.'''
+    if file == "more/last.txt":
+        return f"v1 {task['answer']} ok"
+    if not file.startswith("kept"):
+        raise ToolFailed("no such file")
+    return f"{task['question']} 1 2 3"
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("kept\\nmore", ["result"]), ("kept", []), ("kept\\nkept-v{task['answer']}.csv", ["result"])],
+)
+def test_a_gold_below_a_listed_folder_and_in_a_listed_name_is_named(
+    tmp_path: Path, names: str, expected: list[str]
+) -> None:
+    entry = "{kind: python, function: 'tools.py:NAME', inject: [task], run_in: loop}"
+    more = "".join(f"  {name}: {entry.replace('NAME', name)}\n" for name in ("look", "read"))
+    text = FILES.replace('"NAMES"', f'f"{names}"')
+    call = "[{look: {folder: '.'}}, {read: {file: 'kept/data-3.csv'}}]"
+    assert shown_in(tmp_path, rows_of(30, product), more=f"tools:\n{more}", tools=text, call=call) == expected
+
+
+def test_a_table_that_the_oracle_never_asks_is_read(tmp_path: Path) -> None:
+    head = (
+        "import sqlite3\n\nfrom rlenv.errors import ToolFailed\n\n\n"
+        'def look(sql: str, task: dict) -> str:\n    """Runs a query."""\n    db = sqlite3.connect(":memory:")\n'
+        "    db.execute(\"create table wares as select 'plate' as name, 3 as price\")\n"
+        "    db.execute(f\"create table meta as select 'x' as run, {expression} as gold\")\n"
+        "    try:\n        return str(db.execute(sql).fetchall())\n"
+        "    except sqlite3.Error as error:\n        raise ToolFailed(str(error))\n"
+    )
+    call = "{look: {sql: 'SELECT price FROM wares'}}"
+    assert looked(tmp_path, "{task['answer']}", head=head, call=call) == ["result"]
+    assert looked(tmp_path, "5", head=head, call=call) == []
+
+
+def test_what_repeats_a_call_gives_nothing(tmp_path: Path) -> None:
+    # The oracle's own call lists the gold, and asking for what is listed says it again.
+    head = (
+        "from rlenv.errors import ToolFailed\n\n\n"
+        'def look(about: str, task: dict) -> str:\n    """Looks up."""\n'
+        '    if about != task["question"][-9:-1]:\n        raise ToolFailed(f"nothing is called {about}")\n'
+        "    return task['answer']\n"
+    )
+    call = "{look: {about: '{{ task.question[-9:-1] }}'}}"
+    assert looked(tmp_path, "", head=head, rows=rows_of(30, capital), call=call) == []
+
+
+SAFE = """
+from rlenv.errors import ToolFailed
+
+
+def room():
+    return {"open": False}
+
+
+def clue(thing: str, task: dict) -> str:
+    '''Looks at a thing.'''
+    if thing != task["thing"]:
+        raise ToolFailed("nothing there")
+    return f"first {task['code'][:2]}, then {task['code'][2:]}"
+
+
+def unlock(code: str, room, task: dict) -> str:
+    '''Unlocks the door.'''
+    if code != task["code"]:
+        raise ToolFailed(f"FAILURE")
+    room["open"] = True
+    return "open"
+
+
+def opened(context):
+    return float(context.resources["room"]["open"])
+"""
+ROOM = """resources: {room: {kind: python, factory: 'tools.py:room', run_in: loop}}
+answer: {from: final_message}
+tools:
+  clue: {kind: python, function: 'tools.py:clue', inject: [task], run_in: loop}
+  unlock:
+    kind: python
+    function: 'tools.py:unlock'
+    inject: [room, task]
+    run_in: loop
+    mutates: true
+    parameters: {type: object, properties: {code: {type: string DEFAULT}}, required: [code]}"""
+
+
+@pytest.mark.parametrize(
+    ("default", "failure", "expected"),
+    [
+        ("", "it stays shut", []),
+        ("", "{code} is not {task['code']}", [("leak", "error")]),
+        (", default: '4719'", "it stays shut", [("leak", "schema")]),
+        (", default: '1234'", "it stays shut", []),
+    ],
+)
+def test_a_code_that_a_call_needs_is_looked_for_where_all_answers_are_the_same(
+    tmp_path: Path, default: str, failure: str, expected: list[tuple[str, str]]
+) -> None:
+    rows = [
+        {"question": f"The {word} is in room {at}.", "thing": word, "code": "4719" if default else str(1_300 + 37 * at)}
+        for at, word in enumerate(WORDS[:24])
+    ]
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", default),
+        tools=SAFE.replace("FAILURE", failure),
+        call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",
+        say="It is open.",
+    )
+    assert places(audited(path)) == expected
+
+
+def test_a_code_that_is_listed_for_calls_is_there_to_be_read_and_a_call_of_the_default_may_be_the_task(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"question": f"The {word} is here.", "thing": word, "code": "4719", "other": 1_300 + 37 * at}
+        for at, word in enumerate(WORDS[:24])
+    ]
+    (tmp_path / "default").mkdir()
+    default = plant(
+        tmp_path / "default",
+        {"train": rows},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", ", default: '4719'"),
+        tools=SAFE.replace("FAILURE", "shut"),
+        call="{unlock: {code: '4719'}}",
+        say="It is open.",
+    )
+    assert "schema" not in {place for _, place in places(audited(default))}
+    listing = SAFE.replace('raise ToolFailed("nothing there")', "return f\"a note: {task['code']}\"")
+    listed = plant(
+        tmp_path,
+        {"train": [row | {"code": str(row["other"])} for row in rows]},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", ""),
+        tools=listing.replace("FAILURE", "shut"),
+        call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",
+        say="It is open.",
+    )
+    assert places(audited(listed)) == []
+
+
+def test_three_tasks_are_enough_where_a_rule_is_right_on_all(tmp_path: Path) -> None:
+    rows = [{"question": f"Which town? ({row['answer']})", "answer": row["answer"]} for row in rows_of(3, capital)]
+    assert shown_in(tmp_path, rows) == ["prompt"]
+    (tmp_path / "two").mkdir()
+    assert shown_in(tmp_path / "two", rows[:2]) == []
 
 
 # what is made of it
