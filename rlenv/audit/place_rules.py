@@ -30,7 +30,7 @@ _FIRES = 0.25
 _LEAST = 4
 _FEW = 16
 _SO_FEW = 6
-_PLACES = (0, 1, 2, -1, -2)
+_PLACES = {0: "first", 1: "second", 2: "third", -1: "last", -2: "last but one"}
 _MOST_NUMBER = 10**15
 _RARE = 1e-3
 _BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{12,}(?![\w+/])")
@@ -74,8 +74,7 @@ class PlaceRule:
     def __str__(self) -> str:
         form = "" if self.transform == "itself" else f", {self.transform}"
         if self.left is None:
-            place = {0: "first", -1: "last"}.get(self.at, f"({self.at + 1 if self.at > 0 else self.at})-th")
-            return f"the {place} {self.kind}{form}"
+            return f"the {_PLACES[self.at]} {self.kind}{form}"
         behind = f"behind {self.left!r}" if self.left else "at the start of a line"
         before = " and ends the line" if self.right == "\n" else f" and before {self.right!r}" if self.right else ""
         return f"what stands {behind}{before} ({'last' if self.at else 'first'} such place{form})"
