@@ -93,7 +93,9 @@ class Account:
         alike = _mean([float(one) for one in self.alike])
         faults = self._faults()
         holes = self._holes(oracle or 0.0)
-        findings = [*self._oracle_findings(), *holes, *_unexplained(self.data, holes)]
+        # A finding over rows of a split in which no policy was found to earn by the same.
+        data = [one for one in self.data if not any(_is_shown_by(one, hole) for hole in holes)]
+        findings = [*self._oracle_findings(), *holes, *data]
         # Tasks on which everybody earns all are those of a hole that has been named.
         is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
@@ -215,26 +217,10 @@ class Account:
         return [Finding("oracle_below_maximum", f"the oracle is below the maximum on {count}: {shown}")]
 
 
-_SHOWN_BY = {
-    "gold_in_prompt": ("leak", ("prompt",)),
-    "gold_in_result": ("leak", ("result of",)),
-    "gold_in_error": ("leak", ("error of",)),
-    "gold_in_tool": ("leak", ("description of", "schema of")),
-    "constant_gold": ("constant_answer", ("",)),
-}
-"""What the rows say, and the hole of a policy that earned by it, with how its place begins: one cause, of which the
-episode says more."""
-
-
-def _unexplained(data: Sequence[Finding], holes: Sequence[Finding]) -> list[Finding]:
-    """The findings over rows of a split in which no policy was found to earn by the same."""
-    return [one for one in data if not any(_is_shown_by(one, hole) for hole in holes)]
-
-
 def _is_shown_by(one: Finding, earned: Finding) -> bool:
-    hole, places = _SHOWN_BY.get(one.hole, ("", ()))
+    """Whether what the rows say is what a policy earned by in one of these splits, of which its episode says more."""
     is_there = earned.episode is not None and earned.episode.split in one.splits
-    return earned.hole == hole and is_there and earned.where.startswith(places)
+    return (one.hole, earned.hole) == ("constant_gold", "constant_answer") and is_there
 
 
 def _gave_up(ended: Trajectory) -> bool:

@@ -18,6 +18,8 @@ __all__ = ["ask_each", "askable", "empty_state", "is_closed"]
 
 _LEAST_POOL = 40
 _CLOSED = 6
+_LOOKS = 24
+_WHOLE = re.compile(r"[\"']([^\"'\n]{2,60} [^\"'\n]{1,60})[\"']")
 _ID = re.compile(r"[\w-]*\d[\w-]*|\w+")
 
 
@@ -125,16 +127,26 @@ def _odd(told: Mapping[str, str]) -> str | None:
 
 
 def empty_state(subject: Subject, *, changing: Sequence[Tool]) -> Adaptive:
-    """Calls these tools, which change something, for all that the others list, and then gives a wrong answer."""
+    """Calls these tools, which change something, for all that the others list, and then gives a wrong answer.
+
+    The others are asked what means nothing, and what the oracle asks them on this task and on others.
+    """
     limits, tools = subject.environment.spec.limits, list(subject.environment.parts.tools.values())
-    looks = [tool for tool in tools if not tool.mutates and not subject.submits(tool.name)]
+    still = [tool for tool in tools if not tool.mutates and not subject.submits(tool.name)]
+    looks = [ToolCall(tool.name, filler(tool, "")) for tool in still]
+    looks += [call for call, _ in subject.oracle_calls() if any(call.name == tool.name for tool in still)]
+    others = [call for one in subject.foreign() if isinstance(one, Message) for call in one.tool_calls]
+    looks += [call for call in others if isinstance(call, ToolCall)]
     turns, made = limits.turns - 1, 0
     names: list[str] = []
-    if looks and turns > 1:
-        calls = tuple(ToolCall(tool.name, filler(tool, "")) for tool in looks)[: limits.calls_per_turn]
-        results: Results = yield Message("assistant", "", calls)
-        turns, made = turns - 1, len(calls)
-        names = [name for result in results if not result.is_error for name in _ID.findall(result.text)]
+    for start in range(0, min(len(looks), _LOOKS), limits.calls_per_turn):
+        some = looks[start : min(start + limits.calls_per_turn, _LOOKS)]
+        if turns <= 1 or made + len(some) >= limits.tool_calls // 2:
+            break
+        results: Results = yield Message("assistant", "", tuple(some))
+        turns, made = turns - 1, made + len(some)
+        texts = [result.text for result in results if not result.is_error]
+        names += [name for text in texts for name in (*_WHOLE.findall(text), *_ID.findall(text))]
     wanted = [
         ToolCall(tool.name, arguments)
         for tool in changing
@@ -147,7 +159,7 @@ def empty_state(subject: Subject, *, changing: Sequence[Tool]) -> Adaptive:
             break
         yield Message("assistant", "", tuple(some))
         turns, made = turns - 1, made + len(some)
-    yield subject.form("?")
+    yield subject.form(subject.wrong()[0])
 
 
 def _changes(tool: Tool, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlenv.audit.leaks import Leak
 from rlenv.audit.play import Key, Way
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Chapter"]
+__all__ = ["Chapter", "Leak"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A place that shows golds, the rule that finds them there, and what it takes on each task (by its number)."""
+
+    where: str
+    rule: str
+    taken: Mapping[int, str]
+    hits: int
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rlenv.audit.data import Found, check_rows, read_rows
-from rlenv.audit.given import find_leaks
 from rlenv.audit.golds import check_golds
 from rlenv.audit.report import Finding
 from rlenv.episodes.environment import Environment
@@ -15,15 +14,12 @@ from rlenv.trajectory import Trajectory
 __all__ = ["check_data"]
 
 
-async def check_data(
-    environment: Environment, golds: Sequence[Trajectory], *, seed: int = 0
-) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """Findings and notes over the rows of the splits that the oracle played, and over what tools say of them.
+def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Findings and notes over the rows of the splits that the oracle played.
 
     Args:
         environment: an open one.
         golds: the oracle's episodes, of all splits that are looked at.
-        seed: of the episodes in which tools are asked.
     """
     played: dict[str, list[Trajectory]] = defaultdict(list)
     for gold in golds:
@@ -32,5 +28,4 @@ async def check_data(
     rows = read_rows(environment, played, found.notes)
     check_rows(environment, rows, found)
     check_golds(environment, rows, found)
-    await find_leaks(environment, rows, played, found, seed=seed)
     return tuple(found.findings), tuple(found.notes)

@@ -126,7 +126,10 @@ def _is_empty(chapter: Chapter, key: Key) -> bool:
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
+    """Each place by itself: who takes an answer out of one place leaves it in the others."""
+    before, earning = verdicts.explained, []
     for leak, way in chapter.leaks:
+        verdicts.explained = {term: dict(known) for term, known in before.items()}
         suspect = Suspect(
             name="leak",
             hole="leak",
@@ -134,7 +137,10 @@ def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
             hint=f"take the answer out of the {leak.where}, or ask for what does not stand at a fixed place",
             where=leak.where,
         )
-        verdicts.judge(suspect, [way])
+        earning += [way] if verdicts.judge(suspect, [way]) else []
+    verdicts.explained = before
+    for way in earning:
+        verdicts.explain(way)
 
 
 def _judge_asked(verdicts: Verdicts, chapter: Chapter) -> None:

@@ -1,185 +1,222 @@
-"""Answers that stand where a policy can read them without doing the task.
+"""Answers that stand where a policy can read them without doing the task: in each place it can read, by one judgement.
 
-An answer may well stand in a prompt that has to be read. It is given away where one rule finds it that knows nothing of
-the question: the n-th number, the last word, what stands between two texts, the whole of what a call without a purpose
-gives. Such a rule counts if it hits more often than a random choice of as many candidates would.
+An answer may well stand in a prompt that has to be read, or in what the oracle calls. It is given away where one rule
+finds it that knows nothing of the question (`audit.place_rules`), or where a text that all tasks share says it beside a
+task's own words. What such a rule takes is played: it counts for what it earns.
 """
 
 from __future__ import annotations
 
-import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial, reduce
 
-from rlenv.audit.golds import tail
-from rlenv.audit.subject import same, trimmed
+from rlenv.audit.aims import Aim, aim_of
+from rlenv.audit.chapter import Chapter, Leak
+from rlenv.audit.marks import is_anywhere, is_glued, is_mark
+from rlenv.audit.place_rules import Sure, dealt_anew, holds, is_sure, learn, same, says, unveiled
+from rlenv.audit.play import Player
+from rlenv.audit.probes import AS_ORACLE, Probe, by_schema, listed_names, pieces, probes, reading_probes, words_in
+from rlenv.audit.subject import Action, Subject
+from rlenv.episodes.rollout import together
+from rlenv.messages import Message, ToolResult
 
-__all__ = ["Leak", "Source", "find", "lookup", "stands_in", "stands_in_each"]
+__all__ = ["find_leaks", "read_places"]
 
-Source = Mapping[str, str]
-"""The texts of one task by what they are, in the same words on every task."""
+_MOST_PLAYED = 8
+_MOST_ASKED = 48
+_MOST_BESIDE = 300
+_SCOUTS = 12
+_ROUNDS = 2
+_PROBING_S = 30.0
+_RARE_WORD = 5
 
-Rule = Callable[[str], Sequence[str]]
-
-_KINDS: Mapping[str, Rule] = {
-    "number": re.compile(r"[-+]?\d+(?:[.,]\d+)*").findall,
-    "word": re.compile(r"[^\W_]+(?:[-'.][^\W_]+)*").findall,
-    "part": re.compile(r"[^\W_]+").findall,
-    "quotation": re.compile(r"[`'\"]([^`'\"\n]+)[`'\"]").findall,
-    "bracket": re.compile(r"[(\[{<]([^()\[\]{}<>\n]+)[)\]}>]").findall,
-    "value behind a colon": re.compile(r"[:=]\s*([^\n:=;,]+)").findall,
-    "line": lambda text: [line for line in text.splitlines() if line.strip()],
-    "text": lambda text: [text] if text.strip() else [],
-}
-_PLACES = (0, 1, 2, -1, -2)
-_CONTEXT = 8
-_MOST_CHARS = 20_000
-_SURE = 0.01
-_ABOVE_CHANCE = 0.2
-_MANY = 0.8
+Told = dict[str, ToolResult]
+"""What calls gave on one task, by what they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A rule that finds answers: where it looks, in words, and what it takes on each task (by its number)."""
+async def read_places(
+    player: Player, chapter: Chapter, everyone: Sequence[Subject], attacked: Sequence[Subject]
+) -> list[str]:
+    """Looks for golds in all places, plays on `attacked` what finds them, and gives notes on what was not looked at."""
+    keys = {one.gold.task_index for one in attacked}
+    ordered = [*attacked, *(one for one in everyone if one.gold.task_index not in keys)]
+    notes = await _copy(player, chapter, ordered, attacked, aim) if (aim := aim_of(ordered)) is not None else []
+    scripts = {subject.gold.task_index: by_schema(subject) for subject in attacked}
 
-    where: str
-    rule: str
-    taken: Mapping[int, str]
-    hits: int
+    def called(subject: Subject, key: tuple[str, int]) -> Sequence[Action]:
+        return scripts[subject.gold.task_index].get(key, ())
 
-
-def find(sources: Sequence[Source], rights: Sequence[str]) -> list[Leak]:
-    """The rules that find the right answers in texts of their tasks, best first; one for each place."""
-    found: list[Leak] = []
-    known = [index for index, right in enumerate(rights) if trimmed(right)]
-    if len(known) < 3 or len({trimmed(rights[index]) for index in known}) < 2:
-        return []
-    for label in dict.fromkeys(label for source in sources for label in source):
-        texts = {index: sources[index].get(label, "")[:_MOST_CHARS] for index in known}
-        leaks = [*_positions(label, texts, rights), *_anchored(label, texts, rights)]
-        if leaks:
-            found.append(max(leaks, key=lambda leak: leak.hits))
-    return sorted(found, key=lambda leak: -leak.hits)
+    for key in dict.fromkeys(key for script in scripts.values() for key in script):
+        chapter.leaks.append((Leak(key[0], "the values", {}, 0), await player.way(attacked, partial(called, key=key))))
+    return notes
 
 
-def _positions(label: str, texts: Mapping[int, str], rights: Sequence[str]) -> list[Leak]:
-    found = []
-    for kind, rule in _KINDS.items():
-        candidates = {index: rule(text) for index, text in texts.items()}
-        if not any(any(same(one, rights[index]) for one in some) for index, some in candidates.items()):
-            continue
-        for place in _PLACES:
-            taken = {
-                index: some[place].strip()
-                for index, some in candidates.items()
-                if len(some) > place and len(some) >= -place
-            }
-            chance = _mean([1 / max(2, len(set(candidates[index]))) for index in taken])
-            leak = _leak(label, f"the {kind} {_nth(place)}", taken, rights, chance, len(texts))
-            found += [leak] if leak is not None else []
-    return found
+async def _copy(
+    player: Player, chapter: Chapter, ordered: Sequence[Subject], attacked: Sequence[Subject], aim: Aim
+) -> list[str]:
+    leaks, notes = await find_leaks(player, ordered, aim)
+    places = {subject.gold.task_index: at for at, subject in enumerate(ordered)}
+
+    def copies(subject: Subject, taken: Mapping[int, str]) -> list[Action]:
+        return aim.write(subject, taken.get(places[subject.gold.task_index], "?"))
+
+    for leak in sorted(leaks, key=lambda one: -one.hits)[:_MOST_PLAYED]:
+        chapter.leaks.append((leak, await player.way(attacked, partial(copies, taken=leak.taken))))
+    return notes
 
 
-def _nth(place: int) -> str:
-    return {0: "at its beginning", -1: "at its end"}.get(place, f"number {place + 1 if place > 0 else place}")
+async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> tuple[list[Leak], list[str]]:
+    """The places that show golds, with the best rule for each, and notes; tools are asked on the first subjects."""
+    golds = aim.golds
+    prompts = [unveiled("\n\n".join(message.content for message in one.gold.messages)) for one in subjects]
+    # What a tool has to be asked for is no part of a prompt to be read.
+    asked_for = sum(_is_looked_up(subject, gold) for subject, gold in zip(subjects, golds, strict=True))
+    allowed = is_anywhere if 5 * asked_for >= 4 * len(subjects) else is_mark
+    found = [_leak("prompt", learn(prompts, golds, allowed=allowed)), *_beside(prompts, subjects, golds)]
+    # Who has listed files has not read them: a name is no place for a gold.
+    listed = [_first_read(subject) for subject in subjects]
+    found += [_leak("result that the oracle goes on from", learn(listed, golds, allowed=is_glued))]
+    some = subjects[:_MOST_ASKED]
+    told, notes = await _ask(player, some, golds)
+    best: dict[tuple[str, str], Leak] = {}
+    asked, alike = list(zip(some, golds, strict=False)), _alike(some)
+    for label in dict.fromkeys(label for one in told for label in one):
+        for kind in ("result", "error") if aim.is_answer else ("error",):
+            # What one tool says to many calls is one place.
+            place = kind, label.replace(" ", "(").partition("(")[0]
+            is_asked = label.endswith(AS_ORACLE) or place[1] in alike
+            texts = [_text(one.get(label), kind, *of, is_asked) for one, of in zip(told, asked, strict=True)]
+            leak = _leak(f"{kind} of {label}", learn(texts, golds[: len(some)]))
+            if leak is not None and (place not in best or leak.hits > best[place].hits):
+                best[place] = leak
+    return [leak for leak in (*found, *best.values()) if leak is not None], notes
 
 
-def _anchored(label: str, texts: Mapping[int, str], rights: Sequence[str]) -> list[Leak]:
-    """What stands behind a text that stands before the answer on other tasks too, up to the same next character."""
-    anchors: Counter[tuple[str, str]] = Counter()
-    for index, text in texts.items():
-        right = rights[index].strip()
-        for at in [found.start() for found in re.finditer(re.escape(right), text)][:4]:
-            if not _is_whole(text, at, at + len(right)):
+def _is_looked_up(subject: Subject, gold: str) -> bool:
+    """Whether the oracle has the gold from a tool that it did not tell it."""
+    return any(
+        holds(result.text, gold) and not holds(repr(dict(call.arguments)), gold)
+        for call, result in subject.oracle_calls()
+        if not subject.changes(call.name)
+    )
+
+
+def _leak(where: str, sure: Sure | None) -> Leak | None:
+    if sure is None:
+        return None
+    rule = f"{sure.rule} (the gold on {sure.hits} of {sure.of} tasks, by chance {sure.chance:.0%})"
+    return Leak(where, rule, sure.taken, sure.hits)
+
+
+def _beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[Leak | None]:
+    """Descriptions and schemas, the same on all tasks, that say golds beside what tells a task from the others."""
+    words = [set(words_in(prompt)) for prompt in prompts]
+    common = Counter(word for some in words for word in some)
+    own = [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
+    for tool in subjects[0].environment.parts.tools.values():
+        for kind, lines in pieces(tool).items():
+            spoken = [(line, set(words_in(line))) for line in lines]
+            near = [
+                "\n".join(line for line, said in spoken if one - set(words_in(gold)) & said)
+                for one, gold in zip(own, golds, strict=True)
+            ]
+            fired = [at for at, text in enumerate(near) if text and golds[at]][:_MOST_BESIDE]
+            hits = [at for at in fired if holds(near[at], golds[at])]
+            if not hits:
                 continue
-            before, after = text[max(0, at - _CONTEXT) : at], text[at + len(right) :][:1]
-            for length in {3, len(before)}:
-                anchors[before[-length:], after] += 1
-    found = []
-    for (before, after), count in anchors.most_common(4):
-        if count < 2 or not before.strip():
-            continue
-        pattern = re.compile(re.escape(before) + r"([^\n]+?)" + (re.escape(after) if after else r"\Z"))
-        matches = {index: pattern.findall(text) for index, text in texts.items()}
-        taken = {index: some[0] for index, some in matches.items() if some}
-        chance = _mean([1 / max(2, len(some)) for some in matches.values() if some])
-        leak = _leak(label, f"what stands behind {before!r}", taken, rights, chance, len(texts))
-        found += [leak] if leak is not None else []
-    return found
+            # A line that names all there is says other tasks' golds as well.
+            pairs = [
+                holds(near[at], golds[other]) for at in fired for other in fired if not same(golds[at], golds[other])
+            ]
+            chance = max(sum(pairs) / max(1, len(pairs)), dealt_anew(["\0"] * len(fired), [golds[at] for at in fired]))
+            if is_sure(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(prompts)):
+                sure = Sure(
+                    "what stands beside the prompt's own words",
+                    len(hits),
+                    len(fired),
+                    chance,
+                    {at: golds[at] for at in hits},
+                )
+                yield _leak(f"{kind} of tool '{tool.name}'", sure)
 
 
-def _leak(
-    label: str, rule: str, taken: Mapping[int, str], rights: Sequence[str], chance: float, tasks: int
-) -> Leak | None:
-    hits = sum(same(text, rights[index]) for index, text in taken.items())
-    if not hits or hits / tasks <= _ABOVE_CHANCE:
-        return None
-    # One answer for many tasks is a guess, which others try.
-    common = Counter(trimmed(rights[index]) for index in taken).most_common(1)[0][1]
-    if len({trimmed(text) for text in taken.values()}) == 1 and common >= hits:
-        return None
-    is_every = tasks <= 6 and hits == tasks
-    rules = len(_KINDS) * len(_PLACES)
-    is_sure = hits / tasks - chance > _ABOVE_CHANCE and tail(hits, tasks, chance) * rules < _SURE
-    return Leak(label, rule, taken, hits) if is_every or is_sure else None
+async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
+    """What tools say to anything: all calls on a few tasks, and on the others those that said a gold on some."""
+    scouts, began = subjects[:_SCOUTS], time.monotonic()
+    told = await together([_told(player, subject) for subject in scouts])
+    said = Counter(
+        label
+        for results, gold in zip(told, golds, strict=False)
+        for label, result in results.items()
+        if says(result.text, gold)
+    )
+    kept = {label for label, count in said.items() if count >= max(2, len(scouts) / 4)}
+    notes = []
+    for start in range(len(scouts), len(subjects) if kept else 0, _SCOUTS):
+        if time.monotonic() - began > _PROBING_S:
+            notes.append(f"tools were asked for golds on {start} tasks, since that took {_PROBING_S:g} s")
+            break
+        told += await together([_told(player, subject, kept) for subject in subjects[start : start + _SCOUTS]])
+    return [*told, *({} for _ in subjects[len(told) :])], notes
 
 
-def lookup(prompts: Sequence[str], label: str, text: str, rights: Sequence[str]) -> Leak | None:
-    """A text that is the same on all tasks and says the answer behind, or before, a word that a task's prompt has."""
-    words = Counter(trimmed(word) for word in _KINDS["part"](text))
-    best: Leak | None = None
-    for kind in ("number", "word"):
-        for side in (1, -1):
-            taken = {}
-            for index, prompt in enumerate(prompts):
-                for key in sorted(set(_KINDS["part"](prompt)), key=lambda one: (words[trimmed(one)], -len(one))):
-                    if not words[trimmed(key)] or same(key, rights[index]):
-                        continue
-                    at = re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text, re.IGNORECASE)
-                    rest = "" if at is None else text[at.end() :] if side > 0 else text[: at.start()]
-                    some = _KINDS[kind](rest[:60] if side > 0 else rest[-60:])
-                    if some:
-                        taken[index] = some[0 if side > 0 else -1]
-                        break
-            if taken:
-                chance = 1 / max(2, len({trimmed(right) for right in rights}))
-                leak = _leak(label, f"the {kind} beside a word of the prompt", taken, rights, chance, len(rights))
-                best = leak if leak is not None and (best is None or leak.hits > best.hits) else best
-    return best
+async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) -> Told:
+    """What calls give on one task: those of the schemas, and two rounds of what is listed; `kept` ones, or all."""
+    asked = probes(subject)
+    plain = [one for one in asked if kept is None or one[0] in kept]
+    # Names are read from what the others give.
+    is_listing = kept is None or len(plain) < len(kept)
+    told = await _results(player, subject, asked if is_listing else plain)
+    calls = dict(asked)
+    for _ in range(_ROUNDS if is_listing else 0):
+        given = [(calls[label], result) for label, result in told.items()]
+        listed = reading_probes(subject, listed_names([*subject.oracle_calls(), *given]))
+        new = [one for one in listed if one[0] not in calls]
+        calls |= dict(new)
+        told |= await _results(player, subject, new)
+    return told
 
 
-def stands_in(text: str, right: str) -> bool:
-    """Whether an answer stands in a text as a whole word or number."""
-    right = right.strip()
-    if not right or len(text) > 10 * _MOST_CHARS:
-        return False
-    return any(_is_whole(text, found.start(), found.end()) for found in re.finditer(re.escape(right), text))
+async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> Told:
+    """What the calls give: as many of one turn as the limits allow, each lot in an episode of its own."""
+    limits = subject.environment.spec.limits
+    width = max(1, min(limits.calls_per_turn, limits.tool_calls - 1))
+    calls = {(call.name, repr(dict(call.arguments))): call for _, call in asked}
+    # What a call changes, the ones beside it must not see.
+    lots = [[key] for key, call in calls.items() if subject.changes(call.name)]
+    still = [key for key, call in calls.items() if not subject.changes(call.name)]
+    lots += [still[start : start + width] for start in range(0, len(still), width)]
+    given: dict[tuple[str, str], ToolResult] = {}
+    for lot in lots:
+        ended = await player.play(subject.gold, [Message("assistant", "", tuple(calls[key] for key in lot))])
+        for key, result in zip(lot, ended.turns[0].results if ended.turns else (), strict=False):
+            # What it repeats of the call, it does not give.
+            said = [value for value in calls[key].arguments.values() if isinstance(value, str) and len(value) > 1]
+            text = reduce(lambda text, value: text.replace(value, "·"), said, result.text)
+            given[key] = replace(result, text=text)
+    keys = {label: (call.name, repr(dict(call.arguments))) for label, call in asked}
+    return {label: given[key] for label, key in keys.items() if key in given}
 
 
-def _is_whole(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 1) : start], text[end : end + 1]
-    inside = (before.isalnum() and text[start].isalnum()) or (after.isalnum() and text[end - 1].isalnum())
-    # 42 does not stand in 3.42, nor in 42.5.
-    behind, ahead = text[end : end + 2], text[max(0, start - 2) : start]
-    decimal = text[end - 1].isdigit() and behind[:1] in (".", ",") and behind[1:].isdigit()
-    decimal = decimal or (text[start].isdigit() and ahead[1:] in (".", ",") and ahead[:1].isdigit())
-    return not inside and not decimal
+def _first_read(subject: Subject) -> str:
+    """What the oracle's first call gave, "" where it reads nothing after it."""
+    calls = [result for call, result in subject.oracle_calls() if not subject.changes(call.name)]
+    return calls[0].text if len(calls) > 1 else ""
 
 
-def stands_in_each(texts: Sequence[str], rights: Sequence[str]) -> int:
-    """On how many tasks the answer stands in the task's text, without as many answers of other tasks.
-
-    Where other tasks' answers stand there too, the options are listed and none is given away.
-    """
-    count = 0
-    for text, right in zip(texts, rights, strict=True):
-        others = [other for other in dict.fromkeys(rights) if not same(other, right)]
-        if stands_in(text, right) and not any(stands_in(text, other) for other in others):
-            count += 1
-    return count
+def _alike(subjects: Sequence[Subject]) -> Set[str]:
+    """Tools that the oracle calls with the same arguments on every task, whatever is asked."""
+    calls = {(call.name, repr(dict(call.arguments))) for subject in subjects for call, _ in subject.oracle_calls()}
+    return {name for name, count in Counter(name for name, _ in calls).items() if count == 1}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.5
+def _text(result: ToolResult | None, kind: str, subject: Subject, gold: str, is_asked: bool) -> str:
+    """What a call gave, "" where the oracle reads that, or the gold in its own call of that kind: it is to be read."""
+    if result is None or kind != ("error" if result.is_error else "result"):
+        return ""
+    own = [one.text for call, one in subject.oracle_calls() if call.name == result.name]
+    is_read = result.text in own or (is_asked and kind == "result" and any(holds(text, gold) for text in own))
+    return "" if is_read else unveiled(result.text)

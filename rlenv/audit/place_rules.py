@@ -1,4 +1,4 @@
-"""Rules of place: where in a text a gold stands, learnt on one half of the rows and tried on the other.
+"""Rules of place: where in a text a gold stands, learnt on one half of the tasks and tried on the other.
 
 A rule is what a policy could do without reading the question: take what stands behind `ref: `, or in front of `.txt`.
 """
@@ -9,31 +9,40 @@ import base64
 import codecs
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 
 from rlenv.audit.golds import tail
 from rlenv.rewards.normalise import number
 
-__all__ = ["PlaceRule", "Sure", "learn"]
+__all__ = ["PlaceRule", "Sure", "dealt_anew", "holds", "is_sure", "learn", "same", "says", "unveiled"]
+
+Allowed = Callable[[str, int, int, str], bool]
+_Shape = tuple[str | None, str, str, int | None]
 
 _LEARNT = 100
 _TESTED = 300
 _RULES = 60
 _TEXT_CHARS = 20_000
 _GOLD_CHARS = 200
-_HITS = 0.8
+_HITS = 0.7
 _FIRES = 0.25
 _LEAST = 4
+_FEW = 16
+_SO_FEW = 6
+_PLACES = {0: "first", 1: "second", 2: "third", -1: "last", -2: "last but one"}
+_MOST_NUMBER = 10**15
 _RARE = 1e-3
+_BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{12,}(?![\w+/])")
 _DIGITS = re.compile(r"\d+")
 _NUMBER = r"(?<!\d)(?<!\d[.,])[-+]?\d+(?:[.,]\d+)*(?!\d)"
 _WORD = r"(?<![^\W\d_])[^\W_]+"
 _LINE = r"[^\n]{1,200}?"
-_VALUES = {"number": _NUMBER, "word": _WORD, "line": _LINE}
+_TOKEN = r"[^\s\"'`()\[\]{}<>,;]*\w"
+_VALUES = {"number": _NUMBER, "word": _WORD, "token": _TOKEN, "line": _LINE}
+_ALONE = _VALUES | {"line": r"^[^\n]+$"}
 _OF = {
-    **dict.fromkeys(("times 100", "by its number from 0", "by its number from 1", "as 1 or 0"), "number"),
+    **dict.fromkeys(("times 100", "times 1000", "by its number from 0", "by its number from 1", "as 1 or 0"), "number"),
     **dict.fromkeys(("in hexadecimal", "as a hexadecimal number", "by its first letter"), "word"),
     "in base64": "line",
 }
@@ -45,79 +54,119 @@ _SHORT_FLAGS = {"yes": "y", "no": "n", "true": "t", "false": "f"}
 
 @dataclass(frozen=True, slots=True)
 class PlaceRule:
-    """Take the first or last thing between `left` and `right`, and undo `transform`."""
+    """Take what stands between `left` and `right` for the `at`-th time (from 0, or from the end), and undo `transform`.
 
-    left: str
+    Without `left` it is the `at`-th number, word or line of the whole text.
+    """
+
+    left: str | None
     right: str
     transform: str
-    is_last: bool
+    at: int
+    kind: str
     pattern: re.Pattern[str]
 
     def take(self, text: str) -> str | None:
         """What stands at the place, None where the text has no such place."""
         found = self.pattern.findall(text[:_TEXT_CHARS])
-        return found[-self.is_last] if found else None
+        return found[self.at].strip() if -len(found) <= self.at < len(found) else None
 
     def __str__(self) -> str:
+        form = "" if self.transform == "itself" else f", {self.transform}"
+        if self.left is None:
+            return f"the {_PLACES[self.at]} {self.kind}{form}"
         behind = f"behind {self.left!r}" if self.left else "at the start of a line"
         before = " and ends the line" if self.right == "\n" else f" and before {self.right!r}" if self.right else ""
-        form = "" if self.transform == "itself" else f", {self.transform}"
-        return f"what stands {behind}{before} ({'last' if self.is_last else 'first'} such place{form})"
+        return f"what stands {behind}{before} ({'last' if self.at else 'first'} such place{form})"
 
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """A rule that gives golds away: right on `hits` of the `of` rows of the other half where it says anything."""
+    """A rule that gives golds away: right on `hits` of the `of` tasks of the other half where it says anything."""
 
-    rule: PlaceRule
+    rule: str
     hits: int
     of: int
     chance: float
-    rows: tuple[int, ...]
-    """Places of the rows, of those given, on which it is right."""
+    taken: Mapping[int, str]
+    """By the place of a text among those given: what the rule takes there, with its transform undone."""
 
 
-def learn(
-    texts: Sequence[str],
-    golds: Sequence[str],
-    *,
-    allowed: Callable[[str, str, int, int, str], bool] = lambda text, left, start, end, transform: True,
-) -> Sure | None:
+def learn(texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lambda *place: True) -> Sure | None:
     """The best rule that finds golds in the texts, None where no rule is far above chance.
 
-    Chance is what the rule would hit if the golds were dealt anew, or always saying the commonest one, whichever is
-    more; the probability of so many hits, times the number of rules tried, is below 0.001.
+    With fewer than 16 texts a rule is tried on those that it was learnt on.
 
     Args:
-        texts: one of each row.
-        golds: their golds.
-        allowed: asked with the text, what stands before, the place and the transform; False where to read there is
-            what the task asks for.
+        texts: one of each task.
+        golds: their golds, "" where there is none.
+        allowed: asked with the text, the place and the transform; False where to read there is what the task asks for.
     """
-    pairs = [(text, gold) for text, gold in zip(texts, golds, strict=True)]
-    learnt, tested = _sample(range(0, len(pairs), 2), _LEARNT), _sample(range(1, len(pairs), 2), _TESTED)
-    usable = [at for at in (*learnt, *tested) if 0 < len(pairs[at][1]) <= _GOLD_CHARS and "\n" not in pairs[at][1]]
-    if len(tested) < _LEAST or 2 * len(usable) < len(learnt) + len(tested):
+    known = [at for at, gold in enumerate(golds) if 0 < len(gold) <= _GOLD_CHARS and "\n" not in gold]
+    if len(known) < _LEAST - 1 or 2 * len(known) < len(golds) or len({golds[at].casefold() for at in known}) < 2:
         return None
-    kind = _kind_of([pairs[at][1] for at in usable])
-    counts: Counter[tuple[str, str, str]] = Counter()
+    if len(known) <= _SO_FEW and any(len(golds[at]) < 2 for at in known):
+        return None  # a letter or a digit stands everywhere
+    is_few = len(known) < _FEW
+    learnt = _sample(known if is_few else known[::2], _LEARNT)
+    tested = _sample(known if is_few else known[1::2], _TESTED)
+    kind = _kind_of([golds[at] for at in known])
+    counts: Counter[_Shape] = Counter()
     for at in learnt:
-        text, gold = pairs[at][0][:_TEXT_CHARS], pairs[at][1]
-        counts.update(set(_candidates(text, gold, kind, allowed)))
+        counts.update(set(_candidates(texts[at][:_TEXT_CHARS], golds[at], kind, allowed)))
     least = max(2, len(learnt) * _FIRES / 2)
-    candidates = [one for one, count in counts.most_common(_RULES) if count >= least]
+    shapes = [one for one, count in counts.most_common(_RULES) if count >= least]
     best: Sure | None = None
-    for left, right, transform in candidates:
-        pattern = re.compile(_regex(left, _VALUES[_OF.get(transform, kind)], right), re.MULTILINE)
-        for is_last in (False, True):
-            rule = PlaceRule(left.replace(r"\d+", "0"), right, transform, is_last, pattern)
-            sure = _tried(rule, pairs, tested, tries=2 * len(candidates))
-            if sure is not None and (best is None or (sure.hits, len(left)) > (best.hits, len(best.rule.left))):
-                best = sure
+    for rule in (rule for shape in shapes for rule in _rules(shape, kind)):
+        sure = _tried(rule, texts, golds, tested, tries=2 * len(shapes))
+        if sure is not None and (best is None or sure.hits > best.hits):
+            best = sure
     return best
 
 
-def _sample(places: range, most: int) -> list[int]:
+def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> bool:
+    """Whether golds are given away: the one judgement of chance for all places.
+
+    A rule that says anything on `fired` of `of` tasks is right on `hits` of them: most, and so many that the
+    probability of that many by `chance`, times the rules that were tried, is below 0.001. Of six tasks or fewer it has
+    to be right on all.
+    """
+    if of <= _SO_FEW:
+        return hits == fired == of >= _LEAST - 1 and chance < 1 / 2
+    is_much = fired >= max(_LEAST, _FIRES * of) and hits >= _HITS * fired
+    return is_much and tail(hits, fired, chance) * tries < _RARE
+
+
+def dealt_anew(said: Sequence[str], golds: Sequence[str]) -> float:
+    """What saying these would hit if the golds were dealt anew, or always the commonest gold, whichever is more."""
+    dealt, fired = Counter(golds), len(said)
+    anew = sum(count * dealt.get(one, 0) for one, count in Counter(said).items()) / fired**2
+    return max(anew, max(dealt.values()) / fired, 1 / (fired + 1))
+
+
+def says(text: str, gold: str) -> bool:
+    """Whether a gold stands in a text as a whole, in any form that a rule could undo."""
+    return any(_whole(form).search(text) for _, form in _forms(gold)) if gold else False
+
+
+def unveiled(text: str) -> str:
+    """A text, and below it what its base64 words say."""
+    found = []
+    for word in _BASE64.findall(text[:_TEXT_CHARS]):
+        try:
+            said = base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
+        except ValueError:
+            continue
+        found += [said] if said.isprintable() else []
+    return "\n".join([text, *found])
+
+
+def holds(text: str, gold: str) -> bool:
+    """Whether a gold stands in a text as it is, as a whole word or number."""
+    return bool(gold) and bool(re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(gold)}(?!\w|[.,]\d)", text, re.IGNORECASE))
+
+
+def _sample(places: Sequence[int], most: int) -> list[int]:
     return list(places[:: max(1, -(-len(places) // most))])
 
 
@@ -130,7 +179,8 @@ def _regex(left: str, value: str, right: str) -> str:
 def _kind_of(golds: Sequence[str]) -> str:
     if all(number(gold) is not None for gold in golds):
         return "number"
-    return "word" if all(re.fullmatch(r"[^\W_]+", gold) for gold in golds) else "line"
+    looks = {"word": r"[^\W_]+", "token": _TOKEN}
+    return next((kind for kind, one in looks.items() if all(re.fullmatch(one, gold) for gold in golds)), "line")
 
 
 def _forms(gold: str) -> Iterator[tuple[str, str]]:
@@ -143,9 +193,10 @@ def _forms(gold: str) -> Iterator[tuple[str, str]]:
     yield "in hexadecimal", data.hex()
     if (turned := codecs.encode(gold, "rot13")) != gold:
         yield "in rot13", turned
-    if (exact := number(gold)) is not None and exact == int(exact) and exact:
-        yield "times 100", str(int(exact) * 100)
-        yield "as a hexadecimal number", f"{abs(int(exact)):x}"
+    if (exact := number(gold)) is not None and exact and abs(exact) < _MOST_NUMBER:
+        yield from ((f"times {by}", f"{exact * by:.0f}") for by in (100, 1000) if exact * by == int(exact * by))
+        if exact == int(exact):
+            yield "as a hexadecimal number", f"{abs(int(exact)):x}"
     if re.fullmatch("[A-Z]", gold):
         yield "by its number from 0", str(ord(gold) - 65)
         yield "by its number from 1", str(ord(gold) - 64)
@@ -154,60 +205,64 @@ def _forms(gold: str) -> Iterator[tuple[str, str]]:
         yield "by its first letter", _SHORT_FLAGS[gold.casefold()]
 
 
-def _candidates(
-    text: str, gold: str, kind: str, allowed: Callable[[str, str, int, int, str], bool]
-) -> Iterator[tuple[str, str, str]]:
+def _whole(form: str) -> re.Pattern[str]:
+    bound = r"\d" if form[:1].isdigit() else r"[^\W\d_]"
+    ends = r"\d" if form[-1:].isdigit() else r"[^\W\d_]"
+    return re.compile(f"(?<!{bound}){'0*' if form.isdigit() else ''}{re.escape(form)}(?!{ends})", re.IGNORECASE)
+
+
+def _candidates(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_Shape]:
+    """The shapes of the places where the text has the gold."""
     for transform, form in _forms(gold):
-        bound = r"\d" if form[:1].isdigit() else r"[^\W\d_]"
-        ends = r"\d" if form[-1:].isdigit() else r"[^\W\d_]"
-        zeros = "0*" if form.isdigit() else ""
-        pattern = re.compile(f"(?<!{bound}){zeros}{re.escape(form)}(?!{ends})", re.IGNORECASE)
-        for found in list(pattern.finditer(text))[:20]:
-            start, end = found.span()
+        found = [match for match in list(_whole(form).finditer(text))[:20] if allowed(text, *match.span(), transform)]
+        for start, end in (match.span() for match in found):
             before = text[:start].rpartition("\n")[2]
             after = text[end : end + 1]
             right = "\n" if after in ("", "\n") else after if not after.isalnum() and not after.isspace() else ""
             lefts = [""] if not before else [match[0] for left in _LEFTS if (match := re.search(left, before))]
             for left in dict.fromkeys(lefts):
-                if allowed(text, left, start, end, transform):
-                    shape = _DIGITS.sub(lambda _: r"\d+", left)
-                    yield shape, right, transform
-                    if right and transform == "itself" and kind != "line":
-                        yield shape, "", transform
+                shape = _DIGITS.sub(lambda _: r"\d+", left)
+                yield shape, right, transform, None
+                if right and transform == "itself" and kind != "line":
+                    yield shape, "", transform, None
+        if found:
+            places = [match.span() for match in re.finditer(_ALONE[_OF.get(transform, kind)], text, re.MULTILINE)]
+            spans = {match.span() for match in found}
+            yield from (
+                (None, "", transform, at) for at in _PLACES if places[at : at + 1 or None][:1] and places[at] in spans
+            )
 
 
-def _same(taken: str, form: str) -> bool:
+def _rules(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
+    left, right, transform, at = shape
+    looks = _OF.get(transform, kind)
+    pattern = re.compile(_ALONE[looks] if left is None else _regex(left, _VALUES[looks], right), re.MULTILINE)
+    for place in (0, -1) if at is None else (at,):
+        yield PlaceRule(left and left.replace(r"\d+", "0"), right, transform, place, looks, pattern)
+
+
+def same(taken: str, form: str) -> bool:
+    """Whether two texts say the same gold: but for case and space, or as numbers."""
     if taken.strip().casefold() == form.casefold():
         return True
-    mine = _value(taken)
-    return mine is not None and mine == _value(form)
+    mine = number(taken.strip())
+    return mine is not None and mine == number(form.strip())
 
 
-def _value(text: str) -> Decimal | None:
-    return number(text.strip())
-
-
-def _tried(rule: PlaceRule, pairs: Sequence[tuple[str, str]], tested: Sequence[int], *, tries: int) -> Sure | None:
-    taken: list[str] = []
-    wanted: list[str] = []
-    right: list[int] = []
-    for at in tested:
-        text, gold = pairs[at]
-        # What reads the same from behind is written backwards as it is.
-        form = dict(_forms(gold)).get(rule.transform, gold if "backwards" in rule.transform else None) if gold else None
-        found = rule.take(text)
-        if found is None:
-            continue
-        taken.append(found.strip().casefold())
-        wanted.append((form or "\0").casefold())
-        if form is not None and _same(found, form):
-            right.append(at)
-    fired = len(taken)
-    if fired < max(_LEAST, _FIRES * len(tested)) or len(right) < _HITS * fired:
+def _tried(
+    rule: PlaceRule, texts: Sequence[str], golds: Sequence[str], tested: Sequence[int], *, tries: int
+) -> Sure | None:
+    found = {at: taken for at, text in enumerate(texts) if (taken := rule.take(text)) is not None}
+    fired = [at for at in tested if at in found]
+    # What reads the same from behind is written backwards as it is.
+    otherwise = "backwards" in rule.transform
+    forms = {at: dict(_forms(golds[at])).get(rule.transform, golds[at] if otherwise else "\0") for at in found}
+    right = {at for at in found if golds[at] and same(found[at], forms[at])}
+    hits = len(right & set(fired))
+    if not hits:
         return None
-    dealt, said = Counter(wanted), Counter(taken)
-    anew = sum(count * dealt.get(one, 0) for one, count in said.items()) / fired**2
-    chance = max(anew, max(dealt.values()) / fired, 1 / (fired + 1))
-    if tail(len(right), fired, chance) * tries >= _RARE:
+    chance = dealt_anew([found[at].casefold() for at in fired], [forms[at].casefold() for at in fired])
+    if not is_sure(hits, len(fired), len(tested), chance=chance, tries=tries):
         return None
-    return Sure(rule, len(right), fired, chance, tuple(right))
+    undone = {at: golds[at] if at in right else text for at, text in found.items()}
+    return Sure(str(rule), hits, len(fired), chance, undone)

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv.audit.subject import Subject
-from rlenv.messages import ToolCall, ToolResult
+from rlenv.audit.subject import Action, Subject
+from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.policies.scripted import random_value
 from rlenv.tools.base import Tool
 
-__all__ = ["Probe", "filler", "listed_names", "probes", "reading_probes", "schema_text"]
+__all__ = [
+    "AS_ORACLE",
+    "Probe",
+    "by_schema",
+    "filler",
+    "listed_names",
+    "pieces",
+    "probes",
+    "reading_probes",
+    "words_in",
+]
+
+AS_ORACLE = " of what the oracle asks"
+"""How the calls end that differ from the oracle's own by one argument."""
 
 Probe = tuple[str, ToolCall]
 """What a call is, in the same words on every task, and the call."""
 
 _WORDS = ("", "?", ".", "/", "*", "all", "list", "help", "answer", "solution")
+_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
 _QUOTED = re.compile(r"[`'\"]([^`'\"\n]{1,40})[`'\"]")
 _FILE = re.compile(r"[\w./-]*\w\.\w{1,5}\b")
 _NAME = re.compile(r"[\w./:-]+")
-_MOST_NAMES = 12
+_LINE = re.compile(r"^[\w.-]+/?$", re.MULTILINE)
+_SQL = re.compile(r"\b(?:sql|select)\b", re.IGNORECASE)
+_MOST_NAMES = 20
+_MOST_PROBES = 80
+_MOST_VALUES = 4
 
 
-def schema_text(tool: Tool) -> dict[str, str]:
-    """What a policy reads of a tool before it has called it: its description, and all that its schema says."""
-    said = list(_texts(dict(tool.parameters)))
-    return {"description": tool.description, "schema": "\n".join(said)}
+def pieces(tool: Tool) -> dict[str, list[str]]:
+    """What a policy reads of a tool before it has called it, in pieces that speak of one thing each."""
+    texts = {"description": [tool.description], "schema": list(_texts(dict(tool.parameters)))}
+    return {
+        kind: [piece for text in some for piece in re.split(r"[\n;,]|[.?!](?=\s)", text) if piece.strip()]
+        for kind, some in texts.items()
+    }
+
+
+def words_in(text: str) -> list[str]:
+    """A text's words and numbers that could tell it from others."""
+    return [word for word in re.findall(r"\w+", text.casefold()) if len(word) > 2 or word.isdigit()]
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -61,38 +87,63 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
 def probes(subject: Subject) -> list[Probe]:
     """The calls, without what the oracle itself calls: what that gives is there to be read."""
     found: list[Probe] = []
-    own = {(call.name, repr(dict(call.arguments))) for call, _ in subject.oracle_calls()}
-    for tool in subject.environment.parts.tools.values():
-        if subject.submits(tool.name) or tool.mutates:
-            continue
-        name = tool.name
-        found += [(f"{name}({word!r})", ToolCall(name, filler(tool, word))) for word in _words(tool)]
+    for tool in _askable(subject):
+        name, base = tool.name, filler(tool)
         found.append((f"{name} without arguments", ToolCall(name, {})))
         found.append((f"{name} with an unknown argument", ToolCall(name, {"zqx": 1})))
-        base = filler(tool)
-        bases = [("", base)]
-        bases += [
-            (" of what the oracle asks", dict(call.arguments))
-            for call, _ in subject.oracle_calls()[:2]
-            if call.name == name
-        ]
-        for label, arguments in bases:
+        words = ["?"] if tool.mutates else _words(tool)
+        found += [(f"{name}({word!r})", ToolCall(name, filler(tool, word))) for word in words]
+        if tool.mutates:
+            continue
+        own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
+        for label, arguments in [("", base), *((AS_ORACLE, one) for one in own)]:
             for key, value in _choices(tool):
                 if arguments.get(key) != value or key not in arguments:
                     found.append((f"{name}({key}={value!r}){label}", ToolCall(name, {**arguments, key: value})))
-        for key in base:
-            found.append((f"{name}({key}=null)", ToolCall(name, {**base, key: None})))
+        found += [(f"{name}({key}=null)", ToolCall(name, {**base, key: None})) for key in base]
     if subject.environment.parts.tools:
         found.append(("a tool that is not there", ToolCall("zqx", {})))
+    return _not_own(subject, found)[:_MOST_PROBES]
+
+
+def _askable(subject: Subject) -> list[Tool]:
+    """The tools that cost no model's answer, and whose call is not the answer."""
+    environment = subject.environment
+    entries = {name: entry.kind for name, entry in environment.spec.tools.items()}
+    tools = environment.parts.tools.values()
+    return [one for one in tools if not subject.submits(one.name) and entries.get(one.name) not in ("model", "agent")]
+
+
+def _not_own(subject: Subject, found: Sequence[Probe]) -> list[Probe]:
+    own = {(call.name, repr(dict(call.arguments))) for call, _ in subject.oracle_calls()}
     kept = {label: call for label, call in found if (call.name, repr(dict(call.arguments))) not in own}
-    return list(kept.items())[:80]
+    return list(kept.items())
 
 
 def _words(tool: Tool) -> list[str]:
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    if not any(properties.get(name, {}).get("type") == "string" for name in tool.parameters.get("required", ())):
+    text = _text_key(tool)
+    if text is None:
         return ["?"]
-    return [*_WORDS, *_QUOTED.findall(tool.description)[:4]]
+    return [*([_TABLES] if _is_sql(tool, text) else []), *_WORDS, *_QUOTED.findall(tool.description)[:4]]
+
+
+def _text_key(tool: Tool) -> str | None:
+    """The argument, of those that are needed, that is a text."""
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    return next(
+        (key for key in tool.parameters.get("required", ()) if properties.get(key, {}).get("type") == "string"), None
+    )
+
+
+def _is_sql(tool: Tool, key: str) -> bool:
+    return bool(_SQL.search(f"{key} {tool.description} {tool.parameters['properties'][key].get('description', '')}"))
+
+
+def _named(part: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema names for a parameter beside those that it allows."""
+    said = _QUOTED.findall(str(part.get("description", "")))[:4] if part.get("type") == "string" else []
+    alone = [part[key] for key in ("default", "const", "example") if key in part]
+    return [*alone, *list(part.get("examples", ()))[:4], *([] if "enum" in part else said)]
 
 
 def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
@@ -104,36 +155,63 @@ def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
         )
         for option in part.get("anyOf", ()):
             choices += [True, False] if option.get("type") == "boolean" else option.get("enum", [])
-        choices += list(part.get("enum", ()))[:8] + list(part.get("examples", ()))[:4]
-        choices += [part["default"]] if "default" in part else []
+        choices += list(part.get("enum", ()))[:8] + _named(part)
         if kinds == "integer" and "default" in part:
             choices += [0, 1, 2, 3]
-        if kinds == "string" and "enum" not in part:
-            choices += _QUOTED.findall(str(part.get("description", "")))[:4]
         for value in choices:
             yield name, value
 
 
-def listed_names(results: Mapping[str, ToolResult]) -> list[str]:
-    """What a listing names: files first, else its first words."""
-    texts = [result.text for result in results.values() if result.outcome == "ok" and len(result.text) < 4_000]
-    files = dict.fromkeys(name for text in texts for name in _FILE.findall(text))
-    names = files or dict.fromkeys(name for text in texts for name in _NAME.findall(text))
+def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
+    """What listings name: files and lines of one word, also below the folder that was listed; else all their words."""
+    asked = [(next(iter(call.arguments.values()), ""), result.text) for call, result in told if result.outcome == "ok"]
+    texts = [(folder, text) for folder, text in asked if len(text) < 4_000]
+    files = [(folder, name) for folder, text in texts for name in (*_FILE.findall(text), *_LINE.findall(text))]
+    below = [f"{folder}/{name}" for folder, name in files if isinstance(folder, str) and _NAME.fullmatch(folder)]
+    words = [name for _, text in texts for name in _NAME.findall(text)] if not files else []
+    names = dict.fromkeys([*(name for _, name in files), *below, *words])
     return [name for name in names if 1 < len(name) < 80][:_MOST_NAMES]
 
 
-def reading_probes(subject: Subject, names: list[str]) -> list[Probe]:
+def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
     """Each name that a listing has given, asked of each tool that takes one text."""
     found: list[Probe] = []
-    own = {(call.name, repr(dict(call.arguments))) for call, _ in subject.oracle_calls()}
-    for tool in subject.environment.parts.tools.values():
-        properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-        needed = list(tool.parameters.get("required", ()))
-        texts = [key for key in needed if properties.get(key, {}).get("type") == "string"]
-        if len(needed) == 1 and texts and not tool.mutates and not subject.submits(tool.name):
-            for index, name in enumerate(names):
-                call = ToolCall(tool.name, {texts[0]: name})
-                if (call.name, repr(dict(call.arguments))) not in own:
-                    found.append((f"{tool.name}({name!r})", call))
-                    found.append((f"{tool.name} of the name {index + 1} that is listed", call))
+    read = " ".join(str(value) for call, _ in subject.oracle_calls() for value in call.arguments.values())
+    for tool in _askable(subject):
+        key = _text_key(tool)
+        if key is None or len(tool.parameters["required"]) > 1 or tool.mutates:
+            continue
+        for index, name in enumerate(names):
+            if _is_sql(tool, key):
+                # A table of the oracle's own queries is there to be read.
+                if name in read or not name.isidentifier():
+                    continue
+                call = ToolCall(tool.name, {key: f"SELECT * FROM {name}"})
+            else:
+                call = ToolCall(tool.name, {key: name})
+            found.append((f"{tool.name}({name!r})", call))
+            found.append((f"{tool.name} of the name {index + 1} that is listed", call))
+    return _not_own(subject, found)
+
+
+def by_schema(subject: Subject) -> dict[tuple[str, int], list[Action]]:
+    """The oracle's tools that change something, called with nothing but what their schemas name: where, and how often.
+
+    Nothing where that is all that the oracle does.
+    """
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    tools = subject.environment.parts.tools
+    changing = [tools[name] for name in dict.fromkeys(call.name for call in calls) if tools[name].mutates]
+    last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+    found: dict[tuple[str, int], list[Action]] = {}
+    for number in range(_MOST_VALUES):
+        made, where = [], ""
+        for tool in changing:
+            properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+            values = {key: _named(part) for key, part in properties.items()}
+            said = {key: some[min(number, len(some) - 1)] for key, some in values.items() if some}
+            made.append(ToolCall(tool.name, {**filler(tool), **said}))
+            where = where or (f"schema of tool '{tool.name}'" if said else "")
+        if where and len(calls) > len(made):
+            found[where, number] = [Message("assistant", "", tuple(made)), last]
     return found

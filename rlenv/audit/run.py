@@ -20,8 +20,8 @@ from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
+from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
-from rlenv.audit.places import read_places
 from rlenv.audit.play import Player
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.subject import Action, Subject
@@ -88,8 +88,8 @@ async def audit(
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
-            run.doing = "the rows and what tools say of them are looked at"
-            found, notes = await check_data(environment, seen.golds, seed=seed)
+            run.doing = "the rows are looked at"
+            found, notes = check_data(environment, seen.golds)
             seen.data += found
             seen.notes += notes
             await models.judges(environment, seen.golds, tasks=judged)
@@ -173,7 +173,8 @@ class _Run:
         self._progress(f"{split}: attacks", steps - 4, steps)
         await self._stateful(player, chapter, attacked)
         self._progress(f"{split}: attacks", steps - 3, steps)
-        await read_places(player, chapter, attacked)
+        everyone = [Subject(self.environment, gold, options, chosen) for gold in usable]
+        self.seen.notes += await read_places(player, chapter, everyone, attacked)
         self._progress(f"{split}: attacks", steps - 2, steps)
         await self._guesses(player, chapter, attacked, wide, answers)
         self._progress(f"{split}: attacks", steps - 1, steps)
@@ -215,9 +216,13 @@ class _Run:
         tools = self.environment.parts.tools.values()
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), SHRUG])
         changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
+        told = [tool.name for tool in changing]
+        # Where the answer behind it is right on its own, nothing is earned by the state.
+        alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
         for some in [changing, *([tool] for tool in changing)] if changing else ():
             way = await player.way(subjects, partial(empty_state, changing=some))
-            chapter.emptied.append({key: ended for key, ended in way.items() if not _did_the_task(ended, chapter)})
+            wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+            chapter.emptied.append({key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)})
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:
             tool = self.environment.parts.tools[tool_name]
@@ -271,11 +276,16 @@ def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: Subject
     return [subject.form(choices[subject.gold.task_index][number])]
 
 
-def _did_the_task(ended: Trajectory, chapter: Chapter) -> bool:
+def _total(ended: Trajectory) -> float:
+    return ended.reward.total or 0.0
+
+
+def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
     """Whether a policy that changes all there is has changed just what the oracle changes."""
 
     def changes(one: Trajectory) -> set[tuple[str, str]]:
-        return {(result.name, result.text) for turn in one.turns for result in turn.results if result.outcome == "ok"}
+        results = (result for turn in one.turns for result in turn.results if result.name in changing)
+        return {(result.name, result.text) for result in results if result.outcome == "ok"}
 
     gold = chapter.golds[ended.split, ended.task_index]
     return bool(changes(gold)) and changes(ended) == changes(gold)

@@ -106,6 +106,11 @@ class Subject:
         spec = self.environment.spec.answer
         return spec.from_ == "tool" and name == spec.tool
 
+    def changes(self, name: str) -> bool:
+        """Whether a tool changes something, or is not known."""
+        tool = self.environment.parts.tools.get(name)
+        return tool is None or tool.mutates
+
     def oracle_actions(self) -> list[Action]:
         """What the oracle did before its last action; nothing where it called no tool."""
         before = self.gold.turns[:-1]

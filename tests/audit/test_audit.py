@@ -163,7 +163,7 @@ def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:
     path = write(tmp_path, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} ({{ task.answer }})"}\ntools'})
     report = audited(path)
     (finding,) = report.findings
-    assert (finding.hole, finding.where) == ("leak", "prompt (user)")
+    assert (finding.hole, finding.where) == ("leak", "prompt")
 
 
 def test_options_that_the_prompt_lists_are_no_leak(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,66 +13,27 @@ from rlenv.audit.checked import check_data
 from rlenv.audit.report import Finding
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
+from tests.support.planted import WORDS, Row, capital, claims, plant, rows_of
 
-Row = dict[str, Any]
 Found = tuple[Sequence[Finding], Sequence[str]]
 MATCH = "{kind: rule, rule: exact_match}"
-WORDS = (
-    "amber birch cedar delta ember frost grove heron ivory jolly karst lemon mango north ochre pearl quartz raven "
-    "slate thorn umber vapor wheat xenon yeast zebra acorn blaze cloud drift eagle flint globe hazel inlet jewel knoll "
-    "lilac maple nylon olive plume quill ridge spoke torch urban vinyl"
-).split()
 
 
-def found_in(
-    folder: Path,
-    splits: Mapping[str, Sequence[Row]],
-    *,
-    rule: str = MATCH,
-    prompt: str = "{{ task.question }}",
-    system: str = "",
-    more: str = "",
-    tools: str = "",
-    say: str = "<answer>{{ task.answer }}</answer>",
-    call: str = "",
-) -> Found:
-    """What is found in an environment with these rows; `tools` is the text of a python file."""
-    for split, rows in splits.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if tools:
-        (folder / "tools.py").write_text(tools)
-    lines = ["rlenv: 1", "name: planted", "tasks:"]
-    lines += [f"  {split}: {{path: {split}.jsonl}}" for split in splits]
-    lines += ["prompt:", f"  user: {json.dumps(prompt)}", *([f"  system: {json.dumps(system)}"] if system else [])]
-    lines += [more, "rewards:", f"  correct: {rule}", "oracle:"]
-    lines += [*([f"  - call: {call}"] if call else []), f"  - say: {json.dumps(say)}"]
-    (folder / "env.yaml").write_text("\n".join(lines) + "\n")
+def found_in(folder: Path, splits: Mapping[str, Sequence[Row]], **written: str) -> Found:
+    """What is found in an environment with these rows."""
+    path = plant(folder, splits, **written)
 
     async def main() -> Found:
-        async with rlenv.load(folder / "env.yaml") as environment:
+        async with rlenv.load(path) as environment:
             jobs = [Job(split, index, 0) for split, rows in splits.items() for index in range(len(rows))]
             oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-            return await check_data(environment, await rollout(environment, oracle, jobs))
+            return check_data(environment, await rollout(environment, oracle, jobs))
 
     return asyncio.run(main())
 
 
 def holes(found: Found) -> list[str]:
     return [finding.hole for finding in found[0]]
-
-
-def rows_of(count: int, make: Callable[[int], Row]) -> list[Row]:
-    return [make(index) for index in range(count)]
-
-
-def capital(index: int) -> Row:
-    return {"question": f"Which town is the seat of {WORDS[index]}land?", "answer": f"{WORDS[-1 - index]}ville"}
-
-
-def product(index: int, shown: str = "{question}") -> Row:
-    one, other = 11 + 7 * index % 83, 12 + 5 * index % 61
-    row = {"question": f"What is {one} times {other}?", "answer": str(one * other)}
-    return row | {"question": shown.format(**row)}
 
 
 # rows
@@ -231,10 +190,6 @@ def test_spellings_that_a_normaliser_is_for_are_sound(tmp_path: Path, one: str, 
     assert holes(found_in(tmp_path, {"train": rows}, rule=rule)) == []
 
 
-def claims(count: int, answers: Callable[[int], str]) -> list[Row]:
-    return rows_of(count, lambda index: {"question": f"Does {WORDS[index]} float?", "answer": answers(index)})
-
-
 def test_a_gold_that_most_rows_share_is_named(tmp_path: Path) -> None:
     assert holes(found_in(tmp_path, {"train": claims(40, lambda index: "yes" if index % 5 == 0 else "no")})) == [
         "constant_gold"
@@ -314,156 +269,3 @@ def test_a_column_of_several_kinds_is_a_note(tmp_path: Path) -> None:
     findings, notes = found_in(tmp_path, {"train": rows})
     assert findings == ()
     assert "column 'year' of split 'train' is not of one kind" in notes[0]
-
-
-# golds that stand where nobody has to read the question
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        "{question} (ref: {answer})",
-        "Task {answer}: {question}",
-        "[{answer}] {question}",
-        "{question}\n\nid: q-{answer}-x",
-        "{question}\nchecksum 00{answer}",
-        "{question}\nbatch {answer}00",
-    ],
-)
-def test_a_number_that_the_prompt_gives_away_is_named(tmp_path: Path, shown: str) -> None:
-    (finding,) = found_in(tmp_path, {"train": rows_of(30, lambda index: product(index, shown))})[0]
-    assert finding.hole == "gold_in_prompt"
-    assert "(by chance " in finding.message
-
-
-@pytest.mark.parametrize("where", ["prompt", "system"])
-def test_a_short_gold_that_an_identifier_shows_is_named(tmp_path: Path, where: str) -> None:
-    rows = rows_of(40, lambda index: claims(48, lambda at: "ABCD"[at * at % 7 % 4])[index] | {"id": f"q{index:03}"})
-    shown = "Sheet {{ task.id }}{{ task.answer }}\n"
-    options: Any = {"prompt": f"{shown}{{{{ task.question }}}}"} if where == "prompt" else {"system": shown}
-    assert holes(found_in(tmp_path, {"train": rows}, **options)) == ["gold_in_prompt"]
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        "{{ 1 if task.answer == 'yes' else 0 }}",
-        "{{ task.answer[:1] }}",
-        "{{ task.answer[::-1] }}",
-        "{{ task.answer | upper }}",
-    ],
-)
-def test_a_flag_that_says_yes_or_no_is_named(tmp_path: Path, shown: str) -> None:
-    rows = claims(48, lambda index: "yes" if index * 7 % 13 < 6 else "no")
-    found = found_in(tmp_path, {"train": rows}, prompt="{{ task.question }}\nflag=" + shown)
-    assert holes(found) == ["gold_in_prompt"]
-
-
-def test_a_leak_in_one_split_alone_is_named_with_that_split(tmp_path: Path) -> None:
-    leaky = rows_of(20, lambda index: product(index, "{question} (ref: {answer})"))
-    (finding,) = found_in(tmp_path, {"train": rows_of(60, product)[20:], "warmup": leaky})[0]
-    assert finding.hole == "gold_in_prompt"
-    assert "in 'warmup'" in finding.message
-    assert "in 'train'" not in finding.message
-
-
-STORY = "{name} buys {n} lamps for {price} coins each and gives {m} away. {ask}"
-
-
-def story(index: int) -> Row:
-    row: Row = {"name": WORDS[index], "n": 3 + index * 5 % 17, "price": 2 + index * 7 % 11, "m": 1 + index * 3 % 5}
-    kind = ("n", "price", "m")[index * 2 % 3]
-    ask = {"n": "How many lamps are bought?", "price": "What does one cost?", "m": "How many are given away?"}[kind]
-    return row | {"question": STORY.format(ask=ask, **row), "answer": str(row[kind])}
-
-
-def one_story(index: int) -> Row:
-    row = story(index)
-    question = f"The bridge at {row['name']} was built in {1700 + 13 * index}. When was the bridge built?"
-    return {"question": question, "answer": str(1700 + 13 * index)}
-
-
-def passage(index: int) -> Row:
-    text = f"Passage: {WORDS[index]} is {index * 7 % 90 + 5} years old and lives in {WORDS[-index]}ton."
-    return {"question": f"{text} Question: how old is she?", "answer": str(index * 7 % 90 + 5)}
-
-
-def reversed_word(index: int) -> Row:
-    return {"question": f"Write the word {WORDS[index]} backwards.", "answer": WORDS[index][::-1]}
-
-
-def digit_sum(index: int) -> Row:
-    one, other = index * 3 % 5, index * 7 % 4
-    return {"question": f"{index}. What is {one} plus {other}?", "answer": str(one + other)}
-
-
-def larger(index: int) -> Row:
-    one, other = index * 37 % 91, index * 53 % 89
-    return {"question": f"Which is larger, {one} or {other}?", "answer": str(max(one, other))}
-
-
-@pytest.mark.parametrize("make", [story, one_story, passage, reversed_word, digit_sum, larger, product])
-def test_golds_that_stand_in_the_prompt_by_nature_or_by_chance_are_sound(
-    tmp_path: Path, make: Callable[[int], Row]
-) -> None:
-    found = found_in(tmp_path, {"train": rows_of(40, make)})
-    assert [one for one in found[0] if one.hole not in ("duplicate_rows", "constant_gold")] == []
-
-
-LOOK = "tools: {look: {kind: python, function: 'tools.py:look', inject: [task], run_in: loop}}"
-RESULT = 'def look(about: str, task: dict) -> str:\n    """Looks something up."""\n    return f"{expression}"\n'
-
-
-def looked(folder: Path, expression: str, *, head: str = RESULT, call: str = "", rows: Sequence[Row] = ()) -> list[str]:
-    some = rows or rows_of(40, product)
-    text = head.replace("{expression}", expression)
-    # A folder of its own for each: a python file is imported once.
-    folder = folder / str(len(list(folder.iterdir())))
-    folder.mkdir()
-    return holes(found_in(folder, {"train": some}, more=LOOK, tools=text, call=call))
-
-
-def test_a_tool_that_gives_the_gold_to_whatever_is_asked_is_named(tmp_path: Path) -> None:
-    assert looked(tmp_path, "sheet-{task['answer']}.txt, other.txt") == ["gold_in_result"]
-
-
-def test_an_error_that_gives_the_gold_is_named(tmp_path: Path) -> None:
-    head = (
-        "from rlenv.errors import ToolFailed\n\n\n"
-        'def look(about: str, task: dict) -> str:\n    """Looks up."""\n    raise ToolFailed(f"{expression}")\n'
-    )
-    assert looked(tmp_path, "expected {task['answer']}, found {about}", head=head) == ["gold_in_error"]
-    assert looked(tmp_path, "{task['question'][:7]}: found {about}", head=head) == []
-
-
-def test_a_call_without_arguments_that_the_oracle_makes_on_every_row_is_the_task(tmp_path: Path) -> None:
-    head = 'def look(task: dict) -> str:\n    """Looks at the scales."""\n    return f"{expression}"\n'
-    assert looked(tmp_path, "The scales show {task['answer']}", head=head, call="{look: {}}") == []
-    assert looked(tmp_path, "The scales show {task['answer']}", head=head) == ["gold_in_result"]
-
-
-def test_small_numbers_in_what_tools_say_are_chance(tmp_path: Path) -> None:
-    rows = rows_of(40, lambda index: {"question": f"How often {WORDS[index]}?", "answer": str(index * index % 5)})
-    assert looked(tmp_path, "{len(task['question'])} of 3, {len(task['question']) % 5} left", rows=rows) == []
-
-
-def test_several_values_among_which_the_question_chooses_are_sound(tmp_path: Path) -> None:
-    rows = [
-        story(index) | {"question": f"{story(index)['question'].rpartition('. ')[2]} {index}"} for index in range(40)
-    ]
-    assert looked(tmp_path, "lamps: {task['n']}, price: {task['price']}, given: {task['m']}", rows=rows) == []
-
-
-def test_a_description_that_says_the_golds_is_named(tmp_path: Path) -> None:
-    said = "; ".join(f"{WORDS[index]}land: {capital(index)['answer']}" for index in range(20))
-    head = f'def look(about: str, task: dict) -> str:\n    """Looks up. {said}."""\n    return "nothing"\n'
-    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == ["gold_in_tool"]
-
-
-def test_a_description_that_lists_what_there_is_says_nothing_of_a_row(tmp_path: Path) -> None:
-    towns = sorted(capital(index)["answer"] for index in range(20))
-    head = f'def look(about: str, task: dict) -> str:\n    """Looks up {", ".join(towns)}."""\n    return "nothing"\n'
-    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []
-    lands = ", ".join(f"{WORDS[index]}land" for index in range(20))
-    head = f'def look(about: str, task: dict) -> str:\n    """Looks up one of {lands}."""\n    return "nothing"\n'
-    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []

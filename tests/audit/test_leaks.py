@@ -1,62 +1,464 @@
-"""Answers that stand where a policy can read them: the rules that find them, and each place named once."""
+"""Golds that stand where a policy can read them: each place, told from what a task shows by nature or by chance."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlenv
-from rlenv.audit.leaks import find
+from rlenv.audit.aims import aim_of
+from rlenv.audit.leaks import find_leaks
+from rlenv.audit.play import Player
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
+from rlenv.audit.subject import Subject
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.oracle import OraclePolicy
+from tests.support.planted import WORDS, Row, capital, claims, plant, product, rows_of
 
-SPEC = """
-rlenv: 1
-name: planted
-tasks: {train: {rows: [ROWS]}}
-prompt: {user: "{{ task.question }} SHOWN"}
-tools: {look: {kind: python, function: "tools.py:look", inject: [task], run_in: loop}}
-limits: {turns: 3}
-rewards:
-  correct: {kind: rule, rule: exact_match}
-oracle:
-  - say: "<answer>{{ task.answer }}</answer>"
-"""
-LOOK = '''
+TRAIN = "train"
+LOOK = "tools: {look: {kind: python, function: 'tools.py:look', inject: [task], run_in: loop}}"
+RESULT = 'def look(about: str, task: dict) -> str:\n    """Looks something up."""\n    return f"{expression}"\n'
+FAILURE = (
+    "from rlenv.errors import ToolFailed\n\n\n"
+    'def look(about: str, task: dict) -> str:\n    """Looks up."""\n    raise ToolFailed(f"{expression}")\n'
+)
+
+
+def shown_in(folder: Path, rows: Sequence[Row], **written: str) -> list[str]:
+    """The places that show golds: what kind of place each is."""
+    path = plant(folder, {TRAIN: rows}, **written)
+
+    async def main() -> list[str]:
+        async with rlenv.load(path) as environment:
+            oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+            golds = await rollout(environment, oracle, [Job(TRAIN, index, 0) for index in range(len(rows))])
+            options = [gold.answer or "" for gold in golds]
+            player = Player(environment, seed=0, concurrency=8, seen=lambda ended: None)
+            subjects = [Subject(environment, gold, options) for gold in golds]
+            aim = aim_of(subjects)
+            assert aim is not None
+            leaks, _ = await find_leaks(player, subjects, aim)
+            return [leak.where.partition(" ")[0] for leak in leaks]
+
+    return asyncio.run(main())
+
+
+def looked(folder: Path, expression: str, *, head: str = RESULT, call: str = "", rows: Sequence[Row] = ()) -> list[str]:
+    # A folder of its own for each: a python file is imported once.
+    folder = folder / str(len(list(folder.iterdir())))
+    folder.mkdir()
+    return shown_in(
+        folder, rows or rows_of(40, product), more=LOOK, tools=head.replace("{expression}", expression), call=call
+    )
+
+
+def audited(path: Path) -> Report:
+    async def main() -> Report:
+        async with rlenv.load(path) as environment:
+            return await audit(environment)
+
+    return asyncio.run(main())
+
+
+def places(report: Report) -> list[tuple[str, str]]:
+    return [(one.hole, one.where.partition(" ")[0]) for one in report.findings]
+
+
+# prompts
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{question} (ref: {answer})",
+        "Task {answer}: {question}",
+        "[{answer}] {question}",
+        "{question}\n\nid: q-{answer}-x",
+        "{question}\nchecksum 00{answer}",
+        "{question}\nbatch {answer}00",
+    ],
+)
+def test_a_number_that_the_prompt_gives_away_is_named(tmp_path: Path, shown: str) -> None:
+    assert shown_in(tmp_path, rows_of(30, lambda index: product(index, shown))) == ["prompt"]
+
+
+@pytest.mark.parametrize("where", ["prompt", "system"])
+def test_a_short_gold_that_an_identifier_shows_is_named(tmp_path: Path, where: str) -> None:
+    rows = rows_of(40, lambda index: claims(48, lambda at: "ABCD"[at * at % 7 % 4])[index] | {"id": f"q{index:03}"})
+    shown = "Sheet {{ task.id }}{{ task.answer }}\n"
+    options: Any = {"prompt": f"{shown}{{{{ task.question }}}}"} if where == "prompt" else {"system": shown}
+    assert shown_in(tmp_path, rows, **options) == ["prompt"]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ 1 if task.answer == 'yes' else 0 }}",
+        "{{ task.answer[:1] }}",
+        "{{ task.answer[::-1] }}",
+        "{{ task.answer | upper }}",
+    ],
+)
+def test_a_flag_that_says_yes_or_no_is_named(tmp_path: Path, shown: str) -> None:
+    rows = claims(48, lambda index: "yes" if index * 7 % 13 < 6 else "no")
+    assert shown_in(tmp_path, rows, prompt="{{ task.question }}\nflag=" + shown) == ["prompt"]
+
+
+def test_a_leak_in_one_split_alone_is_named_with_an_episode_of_it(tmp_path: Path) -> None:
+    leaky = rows_of(20, lambda index: product(index, "{question} (ref: {answer})"))
+    report = audited(plant(tmp_path, {"train": rows_of(60, product)[20:], "warmup": leaky}))
+    (finding,) = report.findings
+    assert (finding.hole, finding.where) == ("leak", "prompt")
+    assert finding.episode is not None
+    assert finding.episode.split == "warmup"
+
+
+STORY = "{name} buys {n} lamps for {price} coins each and gives {m} away. {ask}"
+
+
+def story(index: int) -> Row:
+    row: Row = {"name": WORDS[index], "n": 3 + index * 5 % 17, "price": 2 + index * 7 % 11, "m": 1 + index * 3 % 5}
+    kind = ("n", "price", "m")[index * 2 % 3]
+    ask = {"n": "How many lamps are bought?", "price": "What does one cost?", "m": "How many are given away?"}[kind]
+    return row | {"question": STORY.format(ask=ask, **row), "answer": str(row[kind])}
+
+
+def one_story(index: int) -> Row:
+    row = story(index)
+    question = f"The bridge at {row['name']} was built in {1700 + 13 * index}. When was the bridge built?"
+    return {"question": question, "answer": str(1700 + 13 * index)}
+
+
+def passage(index: int) -> Row:
+    text = f"Passage: {WORDS[index]} is {index * 7 % 90 + 5} years old and lives in {WORDS[-index]}ton."
+    return {"question": f"{text} Question: how old is she?", "answer": str(index * 7 % 90 + 5)}
+
+
+def reversed_word(index: int) -> Row:
+    return {"question": f"Write the word {WORDS[index]} backwards.", "answer": WORDS[index][::-1]}
+
+
+def digit_sum(index: int) -> Row:
+    one, other = index * 3 % 5, index * 7 % 4
+    return {"question": f"{index}. What is {one} plus {other}?", "answer": str(one + other)}
+
+
+def larger(index: int) -> Row:
+    one, other = index * 37 % 91, index * 53 % 89
+    return {"question": f"Which is larger, {one} or {other}?", "answer": str(max(one, other))}
+
+
+@pytest.mark.parametrize("make", [story, one_story, passage, reversed_word, digit_sum, larger, product])
+def test_golds_that_stand_in_the_prompt_by_nature_or_by_chance_are_sound(
+    tmp_path: Path, make: Callable[[int], Row]
+) -> None:
+    assert shown_in(tmp_path, rows_of(40, make)) == []
+
+
+# tools
+
+
+def test_a_tool_that_gives_the_gold_to_whatever_is_asked_is_named(tmp_path: Path) -> None:
+    assert looked(tmp_path, "sheet-{task['answer']}.txt, other.txt") == ["result"]
+
+
+def test_an_error_that_gives_the_gold_is_named(tmp_path: Path) -> None:
+    assert looked(tmp_path, "expected {task['answer']}, found {about}", head=FAILURE) == ["error"]
+    assert looked(tmp_path, "{task['question'][:7]}: found {about}", head=FAILURE) == []
+
+
+def test_a_call_without_arguments_that_the_oracle_makes_on_every_row_is_the_task(tmp_path: Path) -> None:
+    head = 'def look(task: dict) -> str:\n    """Looks at the scales."""\n    return f"{expression}"\n'
+    assert looked(tmp_path, "The scales show {task['answer']}", head=head, call="{look: {}}") == []
+    assert looked(tmp_path, "The scales show {task['answer']}", head=head) == ["result"]
+
+
+def test_what_the_oracle_reads_may_be_read_by_other_calls(tmp_path: Path) -> None:
+    head = (
+        'def look(about: str, long: bool = False, *, task: dict) -> str:\n    """Looks up."""\n'
+        '    return f"{task[\'answer\']} is what there is" + (f", and {about}" if long else "")\n'
+    )
+    assert looked(tmp_path, "", head=head, call="{look: {about: '{{ task.answer[:1] }}'}}") == ["result"]
+    assert looked(tmp_path, "", head=head, call="{look: {about: it}}") == []
+
+
+def test_a_tool_that_always_says_the_commonest_answer_gives_nothing(tmp_path: Path) -> None:
+    rows = claims(48, lambda index: "yes" if index % 7 == 3 else "no")
+    assert looked(tmp_path, "no{len(about)}: no, {task['question'][:9]}", rows=rows) == []
+
+
+def test_small_numbers_in_what_tools_say_are_chance(tmp_path: Path) -> None:
+    rows = rows_of(40, lambda index: {"question": f"How often {WORDS[index]}?", "answer": str(index * index % 5)})
+    assert looked(tmp_path, "{len(task['question'])} of 3, {len(task['question']) % 5} left", rows=rows) == []
+
+
+def test_several_values_among_which_the_question_chooses_are_sound(tmp_path: Path) -> None:
+    rows = [
+        story(index) | {"question": f"{story(index)['question'].rpartition('. ')[2]} {index}"} for index in range(40)
+    ]
+    assert looked(tmp_path, "lamps: {task['n']}, price: {task['price']}, given: {task['m']}", rows=rows) == []
+
+
+def test_a_description_that_says_the_golds_is_named(tmp_path: Path) -> None:
+    said = "; ".join(f"{WORDS[index]}land: {capital(index)['answer']}" for index in range(20))
+    head = f'def look(about: str, task: dict) -> str:\n    """Looks up. {said}."""\n    return "nothing"\n'
+    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == ["description"]
+
+
+def test_a_description_that_lists_the_options_of_a_prompt_says_nothing_of_a_row(tmp_path: Path) -> None:
+    rows = [row | {"question": f"Is it {row['answer']} or {row['answer'][::-1]}?"} for row in rows_of(20, capital)]
+    said = "; ".join(capital(index)["answer"] for index in range(20))
+    head = f'def look(about: str, task: dict) -> str:\n    """Looks up {said}."""\n    return "nothing"\n'
+    assert looked(tmp_path, "", head=head, rows=rows) == []
+
+
+def test_a_description_that_lists_what_there_is_says_nothing_of_a_row(tmp_path: Path) -> None:
+    towns = sorted(capital(index)["answer"] for index in range(20))
+    head = f'def look(about: str, task: dict) -> str:\n    """Looks up {", ".join(towns)}."""\n    return "nothing"\n'
+    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []
+    lands = ", ".join(f"{WORDS[index]}land" for index in range(20))
+    head = f'def look(about: str, task: dict) -> str:\n    """Looks up one of {lands}."""\n    return "nothing"\n'
+    assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []
+
+
+# prompts and tools together
+
+
+CHOICES = "Pick the right choice.\n"
+
+
+def exam(index: int) -> Row:
+    right = index * index % 7 % 4
+    options = "  ".join(f"{'ABCD'[at]}) {WORDS[(index + at * 5) % 48]}" for at in range(4))
+    return {"question": f"Item {index}. Which one floats?\n{options}", "answer": "ABCD"[right]}
+
+
+@pytest.mark.parametrize("footer", ["Sheet {n}/{answer}, do not copy", "form {n}-{answer}.pdf"])
+def test_a_letter_in_an_identifier_of_a_prompt_with_options_is_named(tmp_path: Path, footer: str) -> None:
+    def shown(index: int) -> Row:
+        row = exam(index)
+        return row | {"question": f"{row['question']}\n\n{footer.format(n=index, answer=row['answer'])}"}
+
+    assert shown_in(tmp_path, rows_of(48, shown), system=CHOICES) == ["prompt"]
+    (tmp_path / "sound").mkdir()
+    assert shown_in(tmp_path / "sound", rows_of(48, exam), system=CHOICES) == []
+
+
+def test_a_sum_without_its_point_in_a_file_name_is_named(tmp_path: Path) -> None:
+    rows = rows_of(
+        30,
+        lambda index: {
+            "question": f"What is the total of bill_{2001 + index % 9}_{8_413 + 97 * index}.csv (at {WORDS[index]})?",
+            "answer": f"{(8_413 + 97 * index) / 100:.2f}",
+        },
+    )
+    assert shown_in(tmp_path, rows, rule="{kind: rule, rule: numeric_match}") == ["prompt"]
+
+
+def test_base64_that_says_more_than_the_gold_is_read(tmp_path: Path) -> None:
+    rows = [
+        row | {"token": base64.b64encode(f"want={row['answer']};n={index}".encode()).decode()}
+        for index, row in enumerate(rows_of(30, capital))
+    ]
+    assert shown_in(tmp_path, rows, system="Session {{ task.token }}") == ["prompt"]
+
+
+def test_prose_that_says_what_a_tool_has_to_be_asked_for_is_named(tmp_path: Path) -> None:
+    head = (
+        'def look(about: str, task: dict) -> str:\n    """Looks up."""\n'
+        '    return f"{about}: {task[\'answer\']}" if about == task["town"] else "unknown"\n'
+    )
+    rows = [
+        {"town": word, "question": f"When was {word} built? ({word} was built in {at}.)", "answer": str(at)}
+        for word, at in zip(WORDS[:30], range(1700, 2000, 10), strict=True)
+    ]
+    assert looked(tmp_path, "", head=head, rows=rows, call="{look: {about: '{{ task.town }}'}}") == ["prompt"]
+    assert looked(tmp_path, "", head=head, rows=rows) == []
+
+
+FILES = """
 from rlenv.errors import ToolFailed
 
 
-def look(about: str, task: dict) -> str:
-    """Looks something up."""
-    raise ToolFailed(f"expected {task['answer']}, found {about}")
-'''
+def look(folder: str, task: dict) -> str:
+    '''Lists a folder, "." for all.'''
+    listed = {".": "NAMES", "kept": "data-3.csv", "more": "last.txt"}
+    if folder not in listed:
+        raise ToolFailed("no such folder")
+    return listed[folder]
 
 
-def test_a_rule_is_told_from_chance_on_thousands_of_tasks() -> None:
-    rights = [str(1_000 + index) for index in range(2_000)]
-    # Three of four prompts end with the answer: enough to be sure, and far from all.
-    prompts = [{"prompt": f"How many? 7 {right if int(right) % 4 else 3}"} for right in rights]
-    leak = find(prompts, rights)[0]
-    assert (leak.where, leak.hits) == ("prompt", 1_500)
+def read(file: str, task: dict) -> str:
+    '''Reads a file.'''
+    if file == "more/last.txt":
+        return f"v1 {task['answer']} ok"
+    if not file.startswith("kept"):
+        raise ToolFailed("no such file")
+    return f"{task['question']} 1 2 3"
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("kept\\nmore", ["result"]), ("kept", []), ("kept\\nkept-v{task['answer']}.csv", ["result"])],
+)
+def test_a_gold_below_a_listed_folder_and_in_a_listed_name_is_named(
+    tmp_path: Path, names: str, expected: list[str]
+) -> None:
+    entry = "{kind: python, function: 'tools.py:NAME', inject: [task], run_in: loop}"
+    more = "".join(f"  {name}: {entry.replace('NAME', name)}\n" for name in ("look", "read"))
+    text = FILES.replace('"NAMES"', f'f"{names}"')
+    call = "[{look: {folder: '.'}}, {read: {file: 'kept/data-3.csv'}}]"
+    assert shown_in(tmp_path, rows_of(30, product), more=f"tools:\n{more}", tools=text, call=call) == expected
+
+
+def test_a_table_that_the_oracle_never_asks_is_read(tmp_path: Path) -> None:
+    head = (
+        "import sqlite3\n\nfrom rlenv.errors import ToolFailed\n\n\n"
+        'def look(sql: str, task: dict) -> str:\n    """Runs a query."""\n    db = sqlite3.connect(":memory:")\n'
+        "    db.execute(\"create table wares as select 'plate' as name, 3 as price\")\n"
+        "    db.execute(f\"create table meta as select 'x' as run, {expression} as gold\")\n"
+        "    try:\n        return str(db.execute(sql).fetchall())\n"
+        "    except sqlite3.Error as error:\n        raise ToolFailed(str(error))\n"
+    )
+    call = "{look: {sql: 'SELECT price FROM wares'}}"
+    assert looked(tmp_path, "{task['answer']}", head=head, call=call) == ["result"]
+    assert looked(tmp_path, "5", head=head, call=call) == []
+
+
+def test_what_repeats_a_call_gives_nothing(tmp_path: Path) -> None:
+    # The oracle's own call lists the gold, and asking for what is listed says it again.
+    head = (
+        "from rlenv.errors import ToolFailed\n\n\n"
+        'def look(about: str, task: dict) -> str:\n    """Looks up."""\n'
+        '    if about != task["question"][-9:-1]:\n        raise ToolFailed(f"nothing is called {about}")\n'
+        "    return task['answer']\n"
+    )
+    call = "{look: {about: '{{ task.question[-9:-1] }}'}}"
+    assert looked(tmp_path, "", head=head, rows=rows_of(30, capital), call=call) == []
+
+
+SAFE = """
+from rlenv.errors import ToolFailed
+
+
+def room():
+    return {"open": False}
+
+
+def clue(thing: str, task: dict) -> str:
+    '''Looks at a thing.'''
+    if thing != task["thing"]:
+        raise ToolFailed("nothing there")
+    return f"first {task['code'][:2]}, then {task['code'][2:]}"
+
+
+def unlock(code: str, room, task: dict) -> str:
+    '''Unlocks the door.'''
+    if code != task["code"]:
+        raise ToolFailed(f"FAILURE")
+    room["open"] = True
+    return "open"
+
+
+def opened(context):
+    return float(context.resources["room"]["open"])
+"""
+ROOM = """resources: {room: {kind: python, factory: 'tools.py:room', run_in: loop}}
+answer: {from: final_message}
+tools:
+  clue: {kind: python, function: 'tools.py:clue', inject: [task], run_in: loop}
+  unlock:
+    kind: python
+    function: 'tools.py:unlock'
+    inject: [room, task]
+    run_in: loop
+    mutates: true
+    parameters: {type: object, properties: {code: {type: string DEFAULT}}, required: [code]}"""
+
+
+@pytest.mark.parametrize(
+    ("default", "failure", "expected"),
+    [
+        ("", "it stays shut", []),
+        ("", "{code} is not {task['code']}", [("leak", "error")]),
+        (", default: '4719'", "it stays shut", [("leak", "schema")]),
+        (", default: '1234'", "it stays shut", []),
+    ],
+)
+def test_a_code_that_a_call_needs_is_looked_for_where_all_answers_are_the_same(
+    tmp_path: Path, default: str, failure: str, expected: list[tuple[str, str]]
+) -> None:
+    rows = [
+        {"question": f"The {word} is in room {at}.", "thing": word, "code": "4719" if default else str(1_300 + 37 * at)}
+        for at, word in enumerate(WORDS[:24])
+    ]
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", default),
+        tools=SAFE.replace("FAILURE", failure),
+        call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",
+        say="It is open.",
+    )
+    assert places(audited(path)) == expected
+
+
+def test_a_code_that_is_listed_for_calls_is_there_to_be_read_and_a_call_of_the_default_may_be_the_task(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"question": f"The {word} is here.", "thing": word, "code": "4719", "other": 1_300 + 37 * at}
+        for at, word in enumerate(WORDS[:24])
+    ]
+    (tmp_path / "default").mkdir()
+    default = plant(
+        tmp_path / "default",
+        {"train": rows},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", ", default: '4719'"),
+        tools=SAFE.replace("FAILURE", "shut"),
+        call="{unlock: {code: '4719'}}",
+        say="It is open.",
+    )
+    assert "schema" not in {place for _, place in places(audited(default))}
+    listing = SAFE.replace('raise ToolFailed("nothing there")', "return f\"a note: {task['code']}\"")
+    listed = plant(
+        tmp_path,
+        {"train": [row | {"code": str(row["other"])} for row in rows]},
+        rule="{kind: rule, python: 'tools.py:opened'}",
+        more=ROOM.replace(" DEFAULT", ""),
+        tools=listing.replace("FAILURE", "shut"),
+        call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",
+        say="It is open.",
+    )
+    assert places(audited(listed)) == []
+
+
+def test_three_tasks_are_enough_where_a_rule_is_right_on_all(tmp_path: Path) -> None:
+    rows = [{"question": f"Which town? ({row['answer']})", "answer": row["answer"]} for row in rows_of(3, capital)]
+    assert shown_in(tmp_path, rows) == ["prompt"]
+    (tmp_path / "two").mkdir()
+    assert shown_in(tmp_path / "two", rows[:2]) == []
+
+
+# what is made of it
 
 
 @pytest.mark.parametrize(
     ("shown", "expected"),
-    [("", {("leak", "error")}), ("(ref: {{ task.answer }})", {("leak", "prompt"), ("gold_in_error", "")})],
+    [("", [("leak", "error")]), ("(ref: {{ task.answer }})", [("leak", "prompt"), ("leak", "error")])],
 )
-def test_a_place_that_a_policy_earned_by_is_named_once_and_hides_no_other(
-    tmp_path: Path, shown: str, expected: set[tuple[str, str]]
+def test_each_place_that_a_policy_earns_by_is_named_once(
+    tmp_path: Path, shown: str, expected: list[tuple[str, str]]
 ) -> None:
-    pairs = [(17 + 5 * at, 23 + at) for at in range(24)]
-    rows = [f"{{question: 'What is {one} times {other}?', answer: '{one * other}'}}" for one, other in pairs]
-    (tmp_path / "tools.py").write_text(LOOK)
-    (tmp_path / "env.yaml").write_text(SPEC.replace("ROWS", ", ".join(rows)).replace("SHOWN", shown))
-
-    async def main() -> Report:
-        async with rlenv.load(tmp_path / "env.yaml") as environment:
-            return await audit(environment)
-
-    report = asyncio.run(main())
-    assert {(one.hole, one.where.partition(" ")[0]) for one in report.findings} == expected
+    text = FAILURE.replace("{expression}", "expected {task['answer']}, found {about}")
+    path = plant(tmp_path, {TRAIN: rows_of(24, product)}, prompt="{{ task.question }} " + shown, more=LOOK, tools=text)
+    assert places(audited(path)) == expected

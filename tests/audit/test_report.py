@@ -40,5 +40,5 @@ def test_every_hole_is_in_the_guide() -> None:
 def test_every_hole_of_the_guide_is_one_that_an_audit_knows() -> None:
     rows = [line.split("|")[1] for line in GUIDE.splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`([a-z]\w+)`", row)}
-    assert len(listed) > 40
+    assert len(listed) > 30
     assert listed - {text for module in MODULES for text in texts(module)} == set()

@@ -1,0 +1,75 @@
+"""State that is emptied until it fits: what is there is found by the calls that the oracle makes too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import rlenv
+from rlenv.audit.report import Report
+from rlenv.audit.run import audit
+from tests.support.planted import WORDS, plant, rows_of
+
+TOOLS = '''
+from rlenv.errors import ToolFailed
+
+
+def load(task):
+    return [dict(one) for one in task["people"]]
+
+
+def find(filter: str, people) -> list:
+    """Lists the names that a filter matches, written as town=NAME."""
+    key, _, value = filter.partition("=")
+    if key != "town" or not value:
+        raise ToolFailed("write town=NAME")
+    return [one["name"] for one in people if one["town"] == value]
+
+
+def remove(name: str, people) -> str:
+    """Takes somebody out."""
+    people[:] = [one for one in people if one["name"] != name]
+    return f"{len(people)} left"
+'''
+MORE = """resources: {people: {kind: python, factory: 'tools.py:load', run_in: loop}}
+tools:
+  find: {kind: python, function: 'tools.py:find', inject: [people], run_in: loop}
+  remove: {kind: python, function: 'tools.py:remove', inject: [people], run_in: loop, mutates: true}
+limits: {turns: 8}"""
+RULE = "{kind: verify, tool: find, arguments: {filter: '{{ answer }}'}, expect: EXPECT}"
+
+
+@pytest.mark.parametrize(
+    ("expect", "holes"),
+    [
+        ("{arguments: {filter: '{{ task.answer }}'}}", ["emptied_state"]),
+        ("{value: '{{ task.found }}'}", []),
+    ],
+)
+def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, expect: str, holes: list[str]) -> None:
+    towns = [f"{word}ton" for word in WORDS[:24]]
+    rows = rows_of(
+        24,
+        lambda index: {
+            "question": f"Which filter finds those of {towns[index]}?",
+            "answer": f"town={towns[index]}",
+            "found": [f"{WORDS[index]} one"],
+            "people": [{"name": f"{WORDS[at]} one", "town": towns[at]} for at in {index, 0, 1}],
+        },
+    )
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        rule=RULE.replace("EXPECT", expect),
+        more=MORE,
+        tools=TOOLS,
+        call="{find: {filter: '{{ task.answer }}'}}",
+    )
+
+    async def main() -> Report:
+        async with rlenv.load(path) as environment:
+            return await audit(environment)
+
+    assert [one.hole for one in asyncio.run(main()).findings] == holes
