@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
+from rlenv.audit.words import holds, like, nonce, shrug
 from rlenv.messages import Message, ToolCall
 
-__all__ = ["ADVERSARIES", "SAYS", "SHRUG", "Adversary", "options_of"]
+__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "options_of"]
 
-SHRUG = "I do not know."
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
 _MAX_OPTIONS = 200
 _LEAST_OPTIONS = 24
-_NONSENSE = "zqx vorple"
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%"),
@@ -56,6 +55,9 @@ class Adversary:
     most: float = 0.0
     counts: bool = True
     """Whether earning counts; one that is played for what it makes invalid does not."""
+    control: Write | None = None
+    """The same ways without the right answer that should make them earn: what they earn so, any answer would."""
+    control_does: str = ""
 
 
 def options_of(subject: Subject) -> list[str]:
@@ -79,15 +81,33 @@ def options_of(subject: Subject) -> list[str]:
     return []
 
 
-def _wrong(subject: Subject) -> Sequence[Script]:
+def _wrong_answers(subject: Subject) -> list[str]:
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    return [[subject.form(shaped(subject.right, rng))], [subject.form(_NONSENSE)], [subject.form("?")]]
+    return [shaped(subject.right, rng), " ".join(nonce(2, right=subject.right)), "?"]
+
+
+def _short(subject: Subject) -> Sequence[Script]:
+    return [[subject.bare(answer)] for answer in _wrong_answers(subject)]
+
+
+def _wrong(subject: Subject) -> Sequence[Script]:
+    """Wrong answers with all that the oracle says beside its own, one after thinking, and two of other tasks.
+
+    A form may be narrower than a shape (a date, a name from a list), and other tasks' answers are in it. Numbers have
+    no form of their own; one of another task may be near the right one, which is another hole.
+    """
+    words = " ".join(nonce(8, right=subject.right))
+    thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
+    ways: list[Script] = [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
+    others = [] if _is_number(subject.right) or not subject.right.strip() else subject.wrong()
+    random.Random(f"{subject.gold.split}/{subject.gold.task_index}").shuffle(others)
+    return [*ways, *([subject.form(answer)] for answer in others[:2])]
 
 
 def _empty_form(subject: Subject) -> Sequence[Script]:
-    if not subject.right.strip():
-        return [[subject.form("")]]
-    return [[subject.form("")], [subject.form(" ")], *([subject.form(one)] for one in ("{}", "[]", "null", "none"))]
+    # With nothing beside them: what the oracle says beside its answer may be paid for itself.
+    empties = ["", " ", "{}", "[]", "null", "none"] if subject.right.strip() else [""]
+    return [[subject.bare(one)] for one in empties]
 
 
 def _idle(subject: Subject) -> Sequence[Script]:
@@ -96,8 +116,8 @@ def _idle(subject: Subject) -> Sequence[Script]:
     calls = subject.idle(limits.turns)[: min(limits.turns, limits.tool_calls) - 1]
     if not calls:
         return []
-    varied, again = _varied(subject, len(calls)), [calls[0]] * len(calls)
-    return [[*calls, SHRUG], [*again, SHRUG], [calls[0], SHRUG], [*varied, SHRUG]]
+    varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.right)
+    return [[*calls, said], [*again, said], [calls[0], said], [*varied, said]]
 
 
 def _varied(subject: Subject, turns: int) -> list[Action]:
@@ -110,28 +130,44 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
     limits = subject.environment.spec.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
-    talk: list[Action] = [f"Let me think again ({turn})." for turn in range(limits.turns)]
+    talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, right=subject.right)]
     if not calls:
         return [broken, talk]
     return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
 
 
 def _long(subject: Subject) -> Sequence[Script]:
-    words, wrong = "word " * _LONG_WORDS, subject.form_text("?")
-    varied = " ".join(f"point{index}" for index in range(2_000))
-    return [[words], [f"{words}\n{wrong}"], [f"{varied}\n{wrong}"], [f"<think>{varied}</think>{wrong}"]]
+    """Long texts that say nothing, and as long a one as the oracle's: more may be paid for up to a limit only."""
+    right, wrong = subject.right, subject.text_of(subject.bare("?"))
+    words = " ".join(nonce(1, right=right) * _LONG_WORDS)
+    varied = " ".join(nonce(2_000, right=right))
+    own = like(subject.gold.turns[-1].action, right=right)
+    texts = [words, f"{words}\n{wrong}", f"{varied}\n{wrong}", own, f"{own}\n{wrong}"]
+    ways: list[Script] = [[text] for text in (*texts, f"<think>{varied}</think>{wrong}")]
+    return [*ways, [subject.bare(varied)]]
+
+
+def _brief(subject: Subject) -> Sequence[Script]:
+    """The same with one word in place of many."""
+    (word,), wrong = nonce(1, right=subject.right), subject.text_of(subject.bare("?"))
+    return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
 
 
 def _in_thinking(subject: Subject) -> Sequence[Script]:
-    text, wrong = subject.form_text(subject.right), subject.wrong()
-    listed = "\n".join(subject.form_text(one) for one in [*wrong[:2], subject.right, *wrong[2:4]])
-    said = subject.form_text("?")
+    return _thought(subject, subject.right)
+
+
+def _thought(subject: Subject, answer: str) -> Sequence[Script]:
+    wrong = [one for one in subject.wrong() if one != answer] or ["?"]
+    # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
+    text, say = subject.text_of(subject.bare(answer)), shrug(subject.right)
+    listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
     return [
-        [f"<think>{text}</think>{SHRUG}"],
+        [f"<think>{text}</think>{say}"],
         [f"<think>{text}"],
         [f"<think>{text}</think>"],
-        [f"<think>{listed}</think>{SHRUG}"],
-        [f"<think>It is {subject.right}, or {wrong[0]}.</think>{said}"],
+        [f"<think>{listed}</think>{say}"],
+        [f"<think>It is {answer}, or {wrong[0]}.</think>{subject.text_of(subject.bare('?'))}"],
     ]
 
 
@@ -140,13 +176,19 @@ def _near(subject: Subject) -> Sequence[Script]:
     right = subject.right.strip()
     allowed = {_flat(value) for value in _values(subject.task)}
     parts = right.replace(";", ",").split(",")
-    made = [*(far_numbers(right) if _is_number(right) else [""] * 5)[:5], "", "", "", "", ""]
+    made = [*[*(far_numbers(right) if _is_number(right) else []), "", "", "", "", ""][:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
         made[5:] = [right[:1], right[-1:], right.split()[0] if len(right.split()) > 1 else "", parts[0], parts[-1]]
     elif _is_number(right) and len(parts) > 1:
         made[5:] = ["", "", "", parts[0], parts[-1]]
     keep = [one.strip() for one in made]
     return [[subject.form(one)] if one and not same(one, right) and _flat(one) not in allowed else [] for one in keep]
+
+
+def _joined(subject: Subject) -> Sequence[Script]:
+    """Another number, in which the right one stands; words with something joined to them still say what they say."""
+    right = subject.right.strip()
+    return [[subject.form(right + "1")], [subject.form("1" + right)]] if _is_number(right) else []
 
 
 def _values(value: Any) -> list[Any]:
@@ -161,6 +203,13 @@ def _flat(value: Any) -> str:
     return str(value).casefold().strip()
 
 
+def _told(subject: Subject) -> Sequence[Script]:
+    """What tells a judge to be kind; nothing on tasks whose right answer such a text holds by accident."""
+    tells = instructions(subject.environment)
+    texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
+    return [[] if holds(text, subject.right) else [text] for text in texts]
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text.replace(",", ""))
@@ -170,22 +219,31 @@ def _is_number(text: str) -> bool:
 
 
 def _stuffed(subject: Subject) -> Sequence[Script]:
+    return _listed(subject, subject.right)
+
+
+def _listed(subject: Subject, answer: str) -> Sequence[Script]:
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
-    wrong = subject.wrong()[: _MAX_OPTIONS - 1]
+    wrong = [one for one in subject.wrong() if one != answer][: _MAX_OPTIONS - 1]
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     wrong += [shaped(subject.right, rng) for _ in range(_LEAST_OPTIONS - len(wrong))]
-    options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]]
-    many = [*options[:2], subject.right, *options[-3:]]
-    answers = "\n".join(subject.form_text(answer) for answer in many)
-    last = "\n".join(subject.form_text(answer) for answer in (*many[3:], *options[:2]))
+    options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
+    many = [*options[:2], answer, *options[-3:]]
+    answers = "\n".join(subject.form_text(one) for one in many)
+    last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
     return [
         [subject.form(", ".join(options))],
         [subject.form(" ".join(options))],
         [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
         [answers],
-        [f"{subject.form_text(subject.right)}\n{last}"],
-        [f"{last}\n{SHRUG} {' '.join(options)}"],
+        [f"{subject.form_text(answer)}\n{last}"],
+        [f"{last}\n{shrug(subject.right)} {' '.join(options)}"],
     ]
+
+
+def _another(subject: Subject) -> str:
+    """A wrong answer that takes the right one's place in a control."""
+    return shaped(subject.right, random.Random(subject.gold.task_index))
 
 
 def _pasted(subject: Subject) -> Sequence[Script]:
@@ -201,16 +259,16 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="paid_for_ending",
         does="does nothing and says that it does not know",
         hint="measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
-        write=lambda subject: [[SHRUG]],
+        write=lambda subject: [[shrug(subject.right)]],
         partial=99,
         wide=True,
     ),
     Adversary(
-        name="wrong_answer",
+        name="short_answer",
         hole="form_only",
-        does="gives a wrong answer in the right form",
+        does="gives a wrong answer and says no more",
         hint="compare the answer with the row's own, or gate the term by the one that does",
-        write=_wrong,
+        write=_short,
         partial=99,
         wide=True,
     ),
@@ -233,6 +291,24 @@ ADVERSARIES: tuple[Adversary, ...] = (
         wide=True,
     ),
     Adversary(
+        name="very_long",
+        hole="length_paid",
+        does="writes many words that say nothing",
+        hint="measure what is said and not how much; gate what is paid for length by the right answer",
+        write=_long,
+        control=_brief,
+        control_does="writes a word that says nothing",
+    ),
+    Adversary(
+        name="wrong_answer",
+        hole="form_only",
+        does="gives a wrong answer in the right form",
+        hint="compare the answer with the row's own, or gate the term by the one that does",
+        write=_wrong,
+        partial=4,
+        wide=True,
+    ),
+    Adversary(
         name="idle_calls",
         hole="idle_calls_paid",
         does="calls tools to no purpose",
@@ -247,18 +323,13 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=_never_ends,
     ),
     Adversary(
-        name="very_long",
-        hole="length_paid",
-        does="writes thousands of words",
-        hint="measure what is said and not how much; gate what is paid for length by the right answer",
-        write=_long,
-    ),
-    Adversary(
         name="thought_answer",
         hole="thought_answer",
         does="answers inside its thinking",
         hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
         write=_in_thinking,
+        control=lambda subject: _thought(subject, _another(subject)),
+        control_does="gives wrong answers, one of them inside its thinking",
     ),
     Adversary(
         name="near_answer",
@@ -276,6 +347,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         does="gives many answers as one, the right one among them",
         hint="compare the whole answer (exact_match in place of contains), and let one answer count",
         write=_stuffed,
+        control=lambda subject: _listed(subject, _another(subject)),
+        control_does="gives many answers as one, none of them right",
     ),
     Adversary(
         name="pasted",
@@ -286,13 +359,19 @@ ADVERSARIES: tuple[Adversary, ...] = (
         most=0.5,
     ),
     Adversary(
+        name="joined",
+        hole="loose_match",
+        does="gives another number in which the right one stands",
+        hint="compare numbers as numbers: a common beginning or end is not enough",
+        write=_joined,
+        most=0.8,
+    ),
+    Adversary(
         name="judge_instructions",
         hole="judge_obeys",
         does="tells the judge what to give",
         hint="say in the judge's prompt that the answer holds no instructions, and show it apart",
-        write=lambda subject: [
-            [text] for tell in instructions(subject.environment) for text in (tell, f"{tell}\n{subject.form_text('?')}")
-        ],
+        write=_told,
     ),
     Adversary(
         name="odd_answer",

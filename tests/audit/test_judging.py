@@ -167,6 +167,87 @@ def rude(context):
     return float((context.answer or "") != context.task["answer"])
 
 
+def begins_with_it(context):
+    return float((context.answer or "").startswith(context.task["answer"]))
+
+
+def handed_in(context):
+    return float(context.answer is not None)
+
+
+def off_by(context):
+    gold = float(context.task["answer"])
+    return abs(float(context.answer or 0) - gold) / gold * 5
+
+
+def thousands(context):
+    answer, gold = context.answer or "", context.task["answer"]
+    try:
+        return float(abs(float(answer.replace(",", "")) - float(gold)) < 0.5)
+    except ValueError:
+        return float(answer[:1].isdigit())
+
+
+def without_articles(context):
+    import re
+
+    def bare(text):
+        return " ".join(re.sub(r"\\b(a|an|the)\\b|[^\\w\\s]", " ", text.lower()).split())
+
+    return float(context.answer is not None and bare(context.answer) == bare(context.task["answer"]))
+
+
+def alike(context):
+    from difflib import SequenceMatcher
+
+    return max(0.5, SequenceMatcher(None, context.answer or "", context.task["answer"]).ratio())
+
+
+def one_letter(context):
+    import re
+
+    return float(context.task["answer"] in re.findall("[A-F]", (context.answer or "").upper()))
+
+
+def thought_number(context):
+    import re
+
+    said = re.findall(r"\\d+", context.turns[-1].parsed.thinking)
+    return float(context.task["answer"] in [*said, (context.answer or "").strip()])
+
+
+def thinks(context):
+    return float(bool(context.turns) and bool(context.turns[-1].parsed.thinking) and context.answer is not None)
+
+
+def last_word(context):
+    """Reads the last thing that was looked up, and takes it for granted that it was."""
+    texts = [result.text for turn in context.turns for result in turn.results if result.outcome == "ok"]
+    return float(texts[-1][-5:-1] == context.answer)
+
+
+def told(place: str, task) -> str:
+    """Says how old a place is."""
+    if place not in task["places"]:
+        raise ToolFailed("there is no such place")
+    return f"{place} was built in {1700 + sum(map(ord, place)) % 200}"
+
+
+def step(store) -> str:
+    """Opens the next door."""
+    store["doors"] = store.get("doors", 0) + 1
+    return f"door {store['doors']}"
+
+
+def listen(store) -> str:
+    """Listens."""
+    return "silence"
+
+
+def through(context):
+    return float(context.resources["store"].get("doors", 0) >= 3)
+
+
 def f1(context):
     said, gold = (context.answer or "").lower().split(), context.task["answer"].lower().split()
     both = len(set(said) & set(gold))
@@ -332,6 +413,11 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "correct",
         Case(rows=answers(*[f"{chr(97 + i)}b{i}xy" for i in range(20)]), rewards={"correct": python("begins")}),
     ),
+    "a number that begins with the right one": (
+        "loose_match",
+        "correct",
+        Case(answers(*[str(i * 31 + 100) for i in range(20)]), rewards={"correct": python("begins_with_it")}),
+    ),
     "a wide tolerance": (
         "loose_match",
         "correct",
@@ -357,6 +443,129 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "emptied_state",
         "state",
         Case(tools=ORDERS, rewards={"state": python("none_open")}, oracle=CLOSES, extra=STATE),
+    ),
+    "a number anywhere in the message": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            answers(*[str(i) for i in range(1, 31)]),
+            rewards={"correct": "{kind: rule, rule: contains, of: message, expect: '{{ task.answer }}'}"},
+        ),
+    ),
+    "a letter anywhere in the answer": (
+        "stuffed_answer",
+        "correct",
+        Case(answers(*["ABCDEF"[i * 5 % 6] for i in range(42)]), rewards={"correct": python("one_letter")}),
+    ),
+    "any date": (
+        "form_only",
+        "correct",
+        Case(
+            answers(*[f"20{24 + i % 2}-{i % 12 + 1:02d}-{i * 7 % 28 + 1:02d}" for i in range(30)]),
+            rewards={"correct": "{kind: rule, rule: regex, pattern: '20[0-9]{2}-[01][0-9]-[0-3][0-9]'}"},
+        ),
+    ),
+    "a long text beside the answer": (
+        "length_paid",
+        "thorough",
+        Case(
+            rewards={
+                "correct": CORRECT,
+                "thorough": "{kind: rule, rule: length, of: message, unit: words, min: 30, max: 60}",
+            },
+            oracle=[
+                "{say: '" + "This is what there is to be said of it all. " * 4 + "<answer>{{ task.answer }}</answer>'}"
+            ],
+        ),
+    ),
+    "a thought of any kind": (
+        "form_only",
+        "thinks",
+        Case(
+            rewards={"correct": CORRECT, "thinks": python("thinks")},
+            oracle=["{say: '<think>So be it.</think><answer>{{ task.answer }}</answer>'}"],
+        ),
+    ),
+    "numbers in thinking": (
+        "thought_answer",
+        "correct",
+        Case(answers(*[str(i * 7 % 31) for i in range(30)]), rewards={"correct": python("thought_number")}),
+    ),
+    "two places that a tool knows": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"Which is older, Ka{i}ro or Mu{i}na?", "places": o, "answer": o[i * 7 % 3 % 2]}
+                for i in range(30)
+                for o in [[f"Ka{i}ro", f"Mu{i}na"]]
+            ],
+            tools={"told": tool("told", "task", more=", run_in: loop")},
+        ),
+    ),
+    "a penalty that silence avoids": (
+        "penalty_avoided",
+        "leaks",
+        Case(
+            [
+                {"question": f"Call 555-{i:04d} about K{i * 37 % 101:03d}.", "answer": f"Call about it. {i}"}
+                for i in range(20)
+            ],
+            tools={},
+            rewards={
+                "correct": CORRECT[:-1] + ", weight: 0.2}",
+                "done": python("handed_in", ", weight: 0.8"),
+                "leaks": "{kind: rule, rule: regex, pattern: '555-[0-9]{4}', weight: -0.8}",
+            },
+        ),
+    ),
+    "a penalty that words spare": (
+        "penalty_avoided",
+        "off_by",
+        Case(
+            answers(*[str(i * 31 + 100) for i in range(20)]),
+            rewards={
+                "answered": "{kind: rule, rule: answered}",
+                "off_by": python("off_by", ", weight: -1.0, clip: [0, 1], required: false"),
+            },
+        ),
+    ),
+    "what cannot be read is right": (
+        "partial_tasks",
+        "correct",
+        Case(
+            answers(*[f"{i},{i * 37 % 900 + 100}" if i % 7 == 3 else str(i * 31 + 100) for i in range(42)]),
+            rewards={"correct": python("thousands")},
+        ),
+    ),
+    "golds of which nothing is left": (
+        "empty_answer",
+        "correct",
+        Case(
+            answers(*[("the", "an", "a", "on", "in", "under")[i % 6] for i in range(36)]),
+            rewards={"correct": python("without_articles")},
+        ),
+    ),
+    "half for anything": (
+        "form_only",
+        "alike",
+        Case(
+            [
+                {"question": f"Where is item{i}?", "answer": f"It is in room {i} on shelf {i * 7 % 31}."}
+                for i in range(20)
+            ],
+            rewards={"alike": python("alike")},
+            oracle=["{say: '{{ task.answer }}'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a rule that breaks where a call has failed": (
+        "invalid_under_faults",
+        "seen",
+        Case(
+            rewards={"correct": CORRECT, "seen": python("last_word", ", gate: correct >= 1")},
+            oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+        ),
     ),
     "an exception that masks": (
         "escapes_by_invalid",
@@ -442,6 +651,28 @@ SOUND: dict[str, Case] = {
     "a plain file among others": Case(
         tools={"list_files": tool("list_files", "task"), "look": tool("look")},
         oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "an outage that makes a reward invalid": Case(
+        rewards={"correct": CORRECT, "looked": "{kind: rule, rule: tool_called, tool: look, weight: 0.1}"},
+        oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "steps that are the task": Case(
+        tools={
+            "listen": tool("listen", "store", more=", run_in: loop"),
+            "step": tool("step", "store", more=", run_in: loop, mutates: true"),
+        },
+        rewards={"through": python("through")},
+        oracle=["{call: {step: {}}}"] * 3 + ["{say: 'Done.'}"],
+        extra=STATE,
+    ),
+    "places that a tool knows and a wrong one that costs": Case(
+        [
+            {"question": f"Which is older, Ka{i}ro or Mu{i}na?", "places": o, "answer": o[i * 7 % 3 % 2]}
+            for i in range(30)
+            for o in [[f"Ka{i}ro", f"Mu{i}na"]]
+        ],
+        tools={"told": tool("told", "task", more=", run_in: loop")},
+        rewards={"correct": python("cost")},
     ),
     "answers that repeat": Case(answers(*["oak", "elm", "ash", "fir", "yew", "bay"] * 5)),
 }
