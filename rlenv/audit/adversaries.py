@@ -53,6 +53,8 @@ class Adversary:
     partial: int = 0
     wide: bool = False
     most: float = 0.0
+    whole: bool = False
+    """Whether it counts only where a term pays it nearly all that it pays the oracle."""
     counts: bool = True
     """Whether earning counts; one that is played for what it makes invalid does not."""
     control: Write | None = None
@@ -91,17 +93,22 @@ def _short(subject: Subject) -> Sequence[Script]:
 
 
 def _wrong(subject: Subject) -> Sequence[Script]:
-    """Wrong answers with all that the oracle says beside its own, one after thinking, and two of other tasks.
-
-    A form may be narrower than a shape (a date, a name from a list), and other tasks' answers are in it. Numbers have
-    no form of their own; one of another task may be near the right one, which is another hole.
-    """
+    """Wrong answers with all that the oracle says beside its own, and one after thinking."""
     words = " ".join(nonce(8, right=subject.right))
     thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
-    ways: list[Script] = [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
-    others = [] if _is_number(subject.right) or not subject.right.strip() else subject.wrong()
+    return [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
+
+
+def _others(subject: Subject) -> Sequence[Script]:
+    """Answers of two other tasks: a form may be narrower than a shape (a date, a name from a list).
+
+    Numbers have no form of their own, and one of another task may be near the right one, which is another hole.
+    """
+    if _is_number(subject.right) or not subject.right.strip():
+        return []
+    others = subject.wrong()
     random.Random(f"{subject.gold.split}/{subject.gold.task_index}").shuffle(others)
-    return [*ways, *([subject.form(answer)] for answer in others[:2])]
+    return [[subject.form(answer)] for answer in others[:2]]
 
 
 def _empty_form(subject: Subject) -> Sequence[Script]:
@@ -153,12 +160,7 @@ def _brief(subject: Subject) -> Sequence[Script]:
     return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
 
 
-def _in_thinking(subject: Subject) -> Sequence[Script]:
-    return _thought(subject, subject.right)
-
-
-def _thought(subject: Subject, answer: str) -> Sequence[Script]:
-    wrong = [one for one in subject.wrong() if one != answer] or ["?"]
+def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
     text, say = subject.text_of(subject.bare(answer)), shrug(subject.right)
     listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
@@ -218,15 +220,9 @@ def _is_number(text: str) -> bool:
     return text[-1:].isdigit()
 
 
-def _stuffed(subject: Subject) -> Sequence[Script]:
-    return _listed(subject, subject.right)
-
-
-def _listed(subject: Subject, answer: str) -> Sequence[Script]:
+def _listed(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
-    wrong = [one for one in subject.wrong() if one != answer][: _MAX_OPTIONS - 1]
-    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    wrong += [shaped(subject.right, rng) for _ in range(_LEAST_OPTIONS - len(wrong))]
+    wrong = [*wrong[: _MAX_OPTIONS - 1], *_strange(subject, _LEAST_OPTIONS - len(wrong))]
     options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
     many = [*options[:2], answer, *options[-3:]]
     answers = "\n".join(subject.form_text(one) for one in many)
@@ -241,9 +237,14 @@ def _listed(subject: Subject, answer: str) -> Sequence[Script]:
     ]
 
 
-def _another(subject: Subject) -> str:
-    """A wrong answer that takes the right one's place in a control."""
-    return shaped(subject.right, random.Random(subject.gold.task_index))
+def _strange(subject: Subject, number: int) -> list[str]:
+    """Wrong answers that are no other task's either: those may share words with the right one."""
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    return [shaped(subject.right, rng) for _ in range(number)]
+
+
+def _split(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
+    return answers[0], answers[1:]
 
 
 def _pasted(subject: Subject) -> Sequence[Script]:
@@ -305,8 +306,16 @@ ADVERSARIES: tuple[Adversary, ...] = (
         does="gives a wrong answer in the right form",
         hint="compare the answer with the row's own, or gate the term by the one that does",
         write=_wrong,
-        partial=4,
+        partial=99,
         wide=True,
+    ),
+    Adversary(
+        name="other_answer",
+        hole="form_only",
+        does="gives the answer of another task",
+        hint="compare the answer with the row's own, or gate the term by the one that does",
+        write=_others,
+        whole=True,
     ),
     Adversary(
         name="idle_calls",
@@ -327,8 +336,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="thought_answer",
         does="answers inside its thinking",
         hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
-        write=_in_thinking,
-        control=lambda subject: _thought(subject, _another(subject)),
+        write=lambda subject: _thought(subject, subject.right, subject.wrong()),
+        control=lambda subject: _thought(subject, *_split(_strange(subject, 5))),
         control_does="gives wrong answers, one of them inside its thinking",
     ),
     Adversary(
@@ -346,8 +355,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="stuffed_answer",
         does="gives many answers as one, the right one among them",
         hint="compare the whole answer (exact_match in place of contains), and let one answer count",
-        write=_stuffed,
-        control=lambda subject: _listed(subject, _another(subject)),
+        write=lambda subject: _listed(subject, subject.right, subject.wrong()),
+        control=lambda subject: _listed(subject, *_split(_strange(subject, _LEAST_OPTIONS + 1))),
         control_does="gives many answers as one, none of them right",
     ),
     Adversary(

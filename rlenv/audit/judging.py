@@ -18,7 +18,8 @@ from rlenv.trajectory import Trajectory
 __all__ = ["judge_chapter"]
 
 _BEFORE_TOOLS = (
-    *("nothing", "short_answer", "empty", "empty_form", "very_long", "wrong_answer", "idle_calls", "never_ends"),
+    *("nothing", "short_answer", "empty", "empty_form", "very_long", "wrong_answer", "other_answer"),
+    *("idle_calls", "never_ends"),
 )
 _WRONG = ("short_answer", "wrong_answer")
 _ALIKE = 0.7
@@ -100,7 +101,7 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
             most=adversary.most,
             partial=adversary.partial,
         )
-        verdicts.judge(suspect, ways)
+        verdicts.judge(suspect, [way for way in ways if not adversary.whole or verdicts.pays_whole(way)])
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:

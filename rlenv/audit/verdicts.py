@@ -85,6 +85,12 @@ class Verdicts:
             self.explain(way)
         return bool(earning)
 
+    def pays_whole(self, way: Way) -> bool:
+        """Whether the term that pays most pays nearly what it pays the oracle on the same tasks."""
+        term = self._paying(way, anew=False)
+        gold = math.fsum(self._earned(self.golds[key]).get(term, 0.0) for key in way)
+        return gold > SLACK and self._sums(way, anew=False)[term] >= _FULL * gold
+
     def _measured(self, way: Way) -> Way:
         """Without episodes that a penalty was left out of: what such a one earns, it earns by that."""
         return {key: ended for key, ended in way.items() if ended.reward.total is None or not self._spared(ended)}

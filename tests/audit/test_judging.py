@@ -171,6 +171,11 @@ def begins_with_it(context):
     return float((context.answer or "").startswith(context.task["answer"]))
 
 
+def recall(context):
+    said, gold = (context.answer or "").split(), context.task["answer"].split()
+    return sum(word in said for word in gold) / len(gold)
+
+
 def handed_in(context):
     return float(context.answer is not None)
 
@@ -456,6 +461,14 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "stuffed_answer",
         "correct",
         Case(answers(*["ABCDEF"[i * 5 % 6] for i in range(42)]), rewards={"correct": python("one_letter")}),
+    ),
+    "words that are there, whatever else is": (
+        "stuffed_answer",
+        "recall",
+        Case(
+            [{"question": f"Where is {i}?", "answer": f"the {WORDS[i % 8]} near shop {i}"} for i in range(20)],
+            rewards={"recall": python("recall")},
+        ),
     ),
     "any date": (
         "form_only",
