@@ -162,21 +162,28 @@ def _brief(subject: Subject) -> Sequence[Script]:
 
 def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
-    text, say = subject.text_of(subject.bare(answer)), shrug(subject.right)
+    text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.right)
     listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
     return [
         [f"<think>{text}</think>{say}"],
         [f"<think>{text}"],
         [f"<think>{text}</think>"],
         [f"<think>{listed}</think>{say}"],
-        [f"<think>It is {answer}, or {wrong[0]}.</think>{subject.text_of(subject.bare('?'))}"],
+        [f"<think>It is {answer}, or {wrong[0]}.</think>{said}"],
+        [f"<think>{answer}</think>{said}"],
+        [f"<think>{' '.join([*wrong[:20], answer, *wrong[20:40]])}</think>{said}"],
     ]
 
 
 def _near(subject: Subject) -> Sequence[Script]:
-    """Answers that share something with the right one and are not it; () in the place of one that would be."""
+    """Answers that share something with the right one and are not it; () in the place of one that would be.
+
+    Of an oracle that answers in a sentence, a part may say all that the row asks for.
+    """
     right = subject.right.strip()
     allowed = {_flat(value) for value in _values(subject.task)}
+    asked = [value for value in allowed if holds(right, value) and not same(value, right)]
+    asked = [value for value in asked if not holds(subject.prompt, value)]
     parts = right.replace(";", ",").split(",")
     made = [*[*(far_numbers(right) if _is_number(right) else []), "", "", "", "", ""][:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
@@ -184,7 +191,8 @@ def _near(subject: Subject) -> Sequence[Script]:
     elif _is_number(right) and len(parts) > 1:
         made[5:] = ["", "", "", parts[0], parts[-1]]
     keep = [one.strip() for one in made]
-    return [[subject.form(one)] if one and not same(one, right) and _flat(one) not in allowed else [] for one in keep]
+    wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
+    return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
 
 
 def _joined(subject: Subject) -> Sequence[Script]:

@@ -24,6 +24,7 @@ _BEFORE_TOOLS = (
 _WRONG = ("short_answer", "wrong_answer")
 _ALIKE = 0.7
 """A control that earns this share of what it is a control of shows that the right answer is not what is paid."""
+_LUCK = 0.001
 _CHANCE = 0.15
 _FEW = 5
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
@@ -168,6 +169,8 @@ def _paid(way: Way, term: str) -> float:
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
     for leak, way in chapter.leaks:
+        if leak.where.startswith("prompt") and _is_chance(way, chapter):
+            continue
         suspect = Suspect(
             name="leak",
             hole="leak",
@@ -176,6 +179,20 @@ def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
             where=leak.where,
         )
         verdicts.judge(suspect, [way])
+
+
+def _is_chance(way: Way, chapter: Chapter) -> bool:
+    """Whether a rule does no better than a choice among the options that these tasks list, but by luck."""
+    counts = [sum(key in choice for choice in chapter.choices) for key in way]
+    listed = [1 / count for count in counts if count]
+    if 2 * len(listed) < len(way):
+        return False
+    hits = sum((ended.reward.total or 0.0) > (chapter.golds[key].reward.total or 0.0) / 2 for key, ended in way.items())
+    share, tasks = _mean(listed), len(way)
+    likely = math.fsum(
+        math.comb(tasks, many) * share**many * (1 - share) ** (tasks - many) for many in range(hits, tasks + 1)
+    )
+    return likely > _LUCK
 
 
 def _judge_asked(verdicts: Verdicts, chapter: Chapter) -> None:

@@ -221,6 +221,11 @@ def thought_number(context):
     return float(context.task["answer"] in [*said, (context.answer or "").strip()])
 
 
+def thought_word(context):
+    said = context.turns[-1].parsed.thinking.split() if context.turns else []
+    return float(context.answer is not None and context.task["answer"] in [*said, context.answer])
+
+
 def thinks(context):
     return float(bool(context.turns) and bool(context.turns[-1].parsed.thinking) and context.answer is not None)
 
@@ -344,6 +349,17 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
             {},
         ),
     ),
+    "three options of which the last is right more often by luck": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"Is it a{i}, b{i} or c{i}?", "answer": "cacbcacbcaccbcacbcab"[i] + str(i)}
+                for i in range(20)
+            ],
+            tools={},
+        ),
+    ),
     "three options in the prompt": (
         "chance",
         "correct",
@@ -456,6 +472,21 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
             answers(*[str(i) for i in range(1, 31)]),
             rewards={"correct": "{kind: rule, rule: contains, of: message, expect: '{{ task.answer }}'}"},
         ),
+    ),
+    "a colour anywhere in a sentence": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            [{"question": f"Of which kind is door {i}?", "answer": WORDS[i * 5 % 8]} for i in range(24)],
+            rewards={"correct": "{kind: rule, rule: contains, expect: '{{ task.answer }}'}"},
+            oracle=["{say: 'It is of the kind {{ task.answer }}, as far as the book tells.'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a word in thinking": (
+        "thought_answer",
+        "correct",
+        Case(rewards={"correct": python("thought_word")}),
     ),
     "a letter anywhere in the answer": (
         "stuffed_answer",
