@@ -198,7 +198,13 @@ def _near(subject: Subject) -> Sequence[Script]:
 def _joined(subject: Subject) -> Sequence[Script]:
     """Another number, in which the right one stands; words with something joined to them still say what they say."""
     right = subject.right.strip()
-    return [[subject.form(right + "1")], [subject.form("1" + right)]] if _is_number(right) else []
+    if not _is_number(right):
+        return []
+    bare = right.lstrip("+-")
+    sign = right[: len(right) - len(bare)]
+    # One more decimal is no other number.
+    behind = [] if "." in right else [subject.form(f"{right}1")]
+    return [behind, [subject.form(f"{sign}1{bare}")]]
 
 
 def _values(value: Any) -> list[Any]:

@@ -354,8 +354,9 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "correct",
         Case(
             [
-                {"question": f"Is it a{i}, b{i} or c{i}?", "answer": "cacbcacbcaccbcacbcab"[i] + str(i)}
-                for i in range(20)
+                {"question": f"Which is the longest: {', '.join(o[:2])} or {o[2]}?", "answer": o["abc".index(best)]}
+                for i, best in enumerate("cacbcacbcaccbcacbcab")
+                for o in [[first + "nor" + "aeiou"[i % 5] * (i // 5 + 1) for first in "KMT"]]
             ],
             tools={},
         ),
@@ -688,6 +689,10 @@ SOUND: dict[str, Case] = {
         rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}'}"},
     ),
     "few tasks": Case(items(2)),
+    "decimals": Case(
+        answers(*[f"{i * 31 + 100}.{i * 7 + 10}" for i in range(12)], *[f"-{i * 17 + 100}.5" for i in range(8)]),
+        rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', tolerance: 0.01}"},
+    ),
     "a tolerance of one in a hundred": Case(
         answers(*[str(i * 31 + 100) for i in range(20)]),
         rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', relative_tolerance: 0.01}"},
