@@ -23,6 +23,7 @@ __all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "options_of"]
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
 _MAX_OPTIONS = 200
+_FEW_WORDS = 3
 _LEAST_OPTIONS = 24
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
@@ -85,16 +86,17 @@ def options_of(subject: Subject) -> list[str]:
 
 def _wrong_answers(subject: Subject) -> list[str]:
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    return [shaped(subject.right, rng), " ".join(nonce(2, right=subject.right)), "?"]
+    return [shaped(subject.right, rng), " ".join(nonce(2, without=subject.asked)), "?"]
 
 
 def _short(subject: Subject) -> Sequence[Script]:
-    return [[subject.bare(answer)] for answer in _wrong_answers(subject)]
+    """Nothing for the shape of an answer that is long itself: that may be paid for length."""
+    return [[subject.bare(one)] if len(one.split()) <= _FEW_WORDS else [] for one in _wrong_answers(subject)]
 
 
 def _wrong(subject: Subject) -> Sequence[Script]:
     """Wrong answers with all that the oracle says beside its own, and one after thinking."""
-    words = " ".join(nonce(8, right=subject.right))
+    words = " ".join(nonce(8, without=subject.asked))
     thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
     return [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
 
@@ -114,7 +116,8 @@ def _others(subject: Subject) -> Sequence[Script]:
 def _empty_form(subject: Subject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     empties = ["", " ", "{}", "[]", "null", "none"] if subject.right.strip() else [""]
-    return [[subject.bare(one)] for one in empties]
+    held = [one.casefold() for one in subject.asked if one.strip()]
+    return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
 
 def _idle(subject: Subject) -> Sequence[Script]:
@@ -123,7 +126,7 @@ def _idle(subject: Subject) -> Sequence[Script]:
     calls = subject.idle(limits.turns)[: min(limits.turns, limits.tool_calls) - 1]
     if not calls:
         return []
-    varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.right)
+    varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.asked)
     return [[*calls, said], [*again, said], [calls[0], said], [*varied, said]]
 
 
@@ -137,7 +140,7 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
     limits = subject.environment.spec.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
-    talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, right=subject.right)]
+    talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, without=subject.asked)]
     if not calls:
         return [broken, talk]
     return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
@@ -145,24 +148,24 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
 
 def _long(subject: Subject) -> Sequence[Script]:
     """Long texts that say nothing, and as long a one as the oracle's: more may be paid for up to a limit only."""
-    right, wrong = subject.right, subject.text_of(subject.bare("?"))
-    words = " ".join(nonce(1, right=right) * _LONG_WORDS)
-    varied = " ".join(nonce(2_000, right=right))
-    own = like(subject.gold.turns[-1].action, right=right)
+    asked, wrong = subject.asked, subject.text_of(subject.bare("?"))
+    words = " ".join(nonce(1, without=asked) * _LONG_WORDS)
+    varied = " ".join(nonce(2_000, without=asked))
+    own = like(subject.gold.turns[-1].action, without=asked)
     texts = [words, f"{words}\n{wrong}", f"{varied}\n{wrong}", own, f"{own}\n{wrong}"]
     ways: list[Script] = [[text] for text in (*texts, f"<think>{varied}</think>{wrong}")]
-    return [*ways, [subject.bare(varied)]]
+    return [*ways, [subject.bare(varied)], [subject.bare(like(subject.right, without=asked))]]
 
 
 def _brief(subject: Subject) -> Sequence[Script]:
     """The same with one word in place of many."""
-    (word,), wrong = nonce(1, right=subject.right), subject.text_of(subject.bare("?"))
+    (word,), wrong = nonce(1, without=subject.asked), subject.text_of(subject.bare("?"))
     return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
 
 
 def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
-    text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.right)
+    text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.asked)
     listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
     return [
         [f"<think>{text}</think>{say}"],
@@ -182,8 +185,7 @@ def _near(subject: Subject) -> Sequence[Script]:
     """
     right = subject.right.strip()
     allowed = {_flat(value) for value in _values(subject.task)}
-    asked = [value for value in allowed if holds(right, value) and not same(value, right)]
-    asked = [value for value in asked if not holds(subject.prompt, value)]
+    asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
     parts = right.replace(";", ",").split(",")
     made = [*[*(far_numbers(right) if _is_number(right) else []), "", "", "", "", ""][:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
@@ -223,7 +225,7 @@ def _told(subject: Subject) -> Sequence[Script]:
     """What tells a judge to be kind; nothing on tasks whose right answer such a text holds by accident."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
-    return [[] if holds(text, subject.right) else [text] for text in texts]
+    return [[] if any(holds(text, one) for one in subject.asked) else [text] for text in texts]
 
 
 def _is_number(text: str) -> bool:
@@ -247,7 +249,7 @@ def _listed(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Scr
         [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
         [answers],
         [f"{subject.form_text(answer)}\n{last}"],
-        [f"{last}\n{shrug(subject.right)} {' '.join(options)}"],
+        [f"{last}\n{shrug(subject.asked)} {' '.join(options)}"],
     ]
 
 
@@ -274,7 +276,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="paid_for_ending",
         does="does nothing and says that it does not know",
         hint="measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
-        write=lambda subject: [[shrug(subject.right)]],
+        write=lambda subject: [[shrug(subject.asked)]],
         partial=99,
         wide=True,
     ),

@@ -214,7 +214,7 @@ class _Run:
     async def _stateful(self, player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
         """Tools that change something, called for all there is; tools that can be asked for each answer."""
         tools = self.environment.parts.tools.values()
-        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.right)])
+        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
         changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
         for some in [changing, *([tool] for tool in changing)] if changing else ():
             way = await player.way(subjects, partial(empty_state, changing=some))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.tells import tells_for
+from rlenv.audit.words import holds
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
@@ -24,6 +25,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
 _TRIES = 4
+_SHORT = 60
 _FAR = 0.2
 """A number that is off by more than this share of the right one is far from it."""
 
@@ -59,6 +61,12 @@ class Subject:
     def right(self) -> str:
         """The oracle's answer, "" where it gave none."""
         return self.gold.answer or ""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The oracle's answer, and what of the row it holds: what a rule may look for where it says a sentence."""
+        held = [one for one in _texts(self.task) if len(one) <= _SHORT and holds(self.right, one)]
+        return (self.right, *dict.fromkeys(held))
 
     @property
     def prompt(self) -> str:
@@ -163,6 +171,14 @@ class Subject:
 
 def _called(action: Message) -> set[tuple[str, str]]:
     return {(call.name, repr(dict(call.arguments))) for call in action.tool_calls if isinstance(call, ToolCall)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+    elif value is not None:
+        yield str(value)
 
 
 def trimmed(text: str) -> str:

@@ -484,6 +484,30 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
             extra="answer: {from: final_message}\nlimits: {turns: 6}",
         ),
     ),
+    "a yes or no anywhere in a sentence": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            [{"question": f"Is door {i} open?", "door": i, "answer": ("yes", "no")[i * 5 % 11 % 2]} for i in range(30)],
+            rewards={"correct": "{kind: rule, rule: contains, expect: '{{ task.answer }}'}"},
+            oracle=["{say: '{{ task.answer }}, door {{ task.door }} is meant.'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a long answer": (
+        "length_paid",
+        "full",
+        Case(
+            [
+                {
+                    "question": f"Of what is door {i}?",
+                    "answer": f"{'It was seen by a smith of the town. ' * 5}{code(i)}",
+                }
+                for i in range(20)
+            ],
+            rewards={"correct": CORRECT, "full": "{kind: rule, rule: length, unit: words, min: 30, max: 60}"},
+        ),
+    ),
     "a word in thinking": (
         "thought_answer",
         "correct",

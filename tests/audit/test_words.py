@@ -9,7 +9,7 @@ from rlenv.audit.words import holds, like, nonce, shrug
 
 @pytest.mark.parametrize("right", ["", "7", "B", "o", "no", "zoz", "quz", "the old mill"])
 def test_nonce_words_are_different_and_hold_neither_digits_nor_the_right_answer(right: str) -> None:
-    words = nonce(2_000, right=right)
+    words = nonce(2_000, without=[right])
     assert len(set(words)) == 2_000
     assert all(word.isalpha() for word in words)
     assert not right or right.casefold() not in " ".join(words)
@@ -17,13 +17,13 @@ def test_nonce_words_are_different_and_hold_neither_digits_nor_the_right_answer(
 
 @pytest.mark.parametrize("right", ["no", "D", "w", "do", "unsure", "yes"])
 def test_who_does_not_know_says_no_answer(right: str) -> None:
-    assert right.casefold() not in shrug(right).casefold()
-    assert shrug("Paris") == "I do not know."
+    assert right.casefold() not in shrug([right]).casefold()
+    assert shrug(["Paris", ""]) == "I do not know."
 
 
 def test_a_text_like_another_has_its_words_in_number_and_length() -> None:
     text = "It is 12:30,\n<answer>no</answer> I think."
-    made = like(text, right="no")
+    made = like(text, without=["no"])
     assert [len(word) for word in made.split()] == [len(word) for word in text.split()]
     assert "\n" in made
     assert not any(sign.isdigit() or sign in "<>:" for sign in made)
