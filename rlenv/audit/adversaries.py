@@ -225,7 +225,11 @@ def _told(subject: Subject) -> Sequence[Script]:
     """What tells a judge to be kind; nothing on tasks whose right answer such a text holds by accident."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
-    return [[] if any(holds(text, one) for one in subject.asked) else [text] for text in texts]
+    # Without a judge to obey, a "no" in "note" is paid as one by whoever looks for a part.
+    has_judge = any(spec.kind == "judge" for spec in subject.environment.spec.rewards.values())
+    parts = [] if has_judge else [one.casefold() for one in subject.asked if one.strip()]
+    plain = [text for text in texts if not any(holds(text, one) for one in subject.asked)]
+    return [[text] if text in plain and not any(one in text.casefold() for one in parts) else [] for text in texts]
 
 
 def _is_number(text: str) -> bool:

@@ -166,7 +166,8 @@ class Subject:
         calls = [call for call, _ in self.oracle_calls() if call.name in tools and tools[call.name].mutates]
         own = {(call.name, repr(dict(call.arguments))) for call in calls}
         made = [self.call(rng) for _ in range(turns * (_TRIES if own else 1))]
-        return [action for action in made if action is not None and not own & _called(action)][:turns]
+        kept: list[Action] = [action for action in made if action is not None and not own & _called(action)]
+        return kept[:turns]
 
 
 def _called(action: Message) -> set[tuple[str, str]]:
