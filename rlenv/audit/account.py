@@ -12,9 +12,10 @@ from rlenv.audit.chapter import Chapter
 from rlenv.audit.judging import judge_chapter
 from rlenv.audit.play import Way
 from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
-from rlenv.audit.verdicts import SLACK, share_of
+from rlenv.audit.verdicts import SLACK, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
+from rlenv.rewards.functions import has_crashed
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["Account"]
@@ -101,10 +102,7 @@ class Account:
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
             findings.append(Finding("no_signal", message, hint="look at a term that tells answers apart"))
-        if faults is not None and faults.invalid:
-            why = next(_invalid(ended) for ended in self.faults if _is_invalid(ended))
-            message = f"{faults.invalid} of {faults.episodes} rewards are invalid when tools fail, such as {why}"
-            findings.append(Finding("invalid_under_faults", message, hint="measure what there is where calls fail"))
+        findings += self._under_faults(findings)
         if self.unfinished:
             findings.append(Finding("unfinished", self.unfinished, hint="give --time-limit or -n and --attacked"))
         return Report(
@@ -133,6 +131,9 @@ class Account:
         if faults is not None and faults.gave_up:
             message = "the oracle could not go on without the results of calls that failed"
             notes.append(f"in {faults.gave_up} of {faults.episodes} episodes {message}")
+        if faults is not None and faults.invalid:
+            why = next(_invalid(ended) for ended in self.faults if _is_invalid(ended))
+            notes.append(f"{faults.invalid} of {faults.episodes} rewards are invalid when tools fail, such as {why}")
         if not environment.parts.tools:
             notes.append("no tools: nothing could be planted in their output, and no faults put in")
         return notes
@@ -208,6 +209,29 @@ class Account:
         invalid = sum(_is_invalid(ended) for ended in self.faults)
         gave_up = len(self.faults) - len(played)
         return Faults(self.fault_share, _mean(rewards), _mean(succeeded), invalid, len(self.faults), gave_up)
+
+    def _under_faults(self, found: Sequence[Finding]) -> list[Finding]:
+        """Terms whose author's code breaks where a call has failed.
+
+        That a term could not be measured in an outage, and says so, is what is asked of it: a reward is invalid then
+        and never 0. Code that raises at what a policy can write too was found by that already.
+        """
+        escaped = {one.term for one in found if one.hole in ("escapes_by_invalid", "penalty_avoided")}
+        made: dict[str, list[Trajectory]] = {}
+        for ended in self.faults:
+            for name, term in ended.reward.terms.items():
+                spec = self.environment.spec.rewards.get(name)
+                if spec is not None and term.status == "invalid" and spec.weight and has_crashed(spec, term.error):
+                    made.setdefault(name, []).append(ended)
+        return [self._crash(name, episodes) for name, episodes in made.items() if name not in escaped]
+
+    def _crash(self, name: str, episodes: Sequence[Trajectory]) -> Finding:
+        least = min(episodes, key=lambda one: len(one.turns))
+        gold = next(one for one in self.golds if (one.split, one.task_index) == (least.split, least.task_index))
+        why = f"{least.split}/{least.task_index}: {least.reward.terms[name].error:.200}"
+        message = f"'{name}' raises in {len(episodes)} of {len(self.faults)} episodes when tools fail, such as {why}"
+        hint = "give a number for what was done where a call has failed, or raise RewardError to mask it on purpose"
+        return Finding("invalid_under_faults", message, name, hint, episode_of(least, gold))
 
     def _oracle_findings(self) -> list[Finding]:
         if not self.below:

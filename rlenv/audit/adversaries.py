@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
+from rlenv.audit.words import holds, like, nonce, shrug
 from rlenv.messages import Message, ToolCall
 
-__all__ = ["ADVERSARIES", "SAYS", "SHRUG", "Adversary", "options_of"]
+__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "options_of"]
 
-SHRUG = "I do not know."
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
 _MAX_OPTIONS = 200
+_FEW_WORDS = 3
 _LEAST_OPTIONS = 24
-_NONSENSE = "zqx vorple"
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%"),
@@ -54,8 +54,13 @@ class Adversary:
     partial: int = 0
     wide: bool = False
     most: float = 0.0
+    whole: bool = False
+    """Whether it counts only where a term pays it nearly all that it pays the oracle."""
     counts: bool = True
     """Whether earning counts; one that is played for what it makes invalid does not."""
+    control: Write | None = None
+    """The same ways without the right answer that should make them earn: what they earn so, any answer would."""
+    control_does: str = ""
 
 
 def options_of(subject: Subject) -> list[str]:
@@ -79,15 +84,40 @@ def options_of(subject: Subject) -> list[str]:
     return []
 
 
-def _wrong(subject: Subject) -> Sequence[Script]:
+def _wrong_answers(subject: Subject) -> list[str]:
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    return [[subject.form(shaped(subject.right, rng))], [subject.form(_NONSENSE)], [subject.form("?")]]
+    return [shaped(subject.right, rng), " ".join(nonce(2, without=subject.asked)), "?"]
+
+
+def _short(subject: Subject) -> Sequence[Script]:
+    """Nothing for the shape of an answer that is long itself: that may be paid for length."""
+    return [[subject.bare(one)] if len(one.split()) <= _FEW_WORDS else [] for one in _wrong_answers(subject)]
+
+
+def _wrong(subject: Subject) -> Sequence[Script]:
+    """Wrong answers with all that the oracle says beside its own, and one after thinking."""
+    words = " ".join(nonce(8, without=subject.asked))
+    thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
+    return [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
+
+
+def _others(subject: Subject) -> Sequence[Script]:
+    """Answers of two other tasks: a form may be narrower than a shape (a date, a name from a list).
+
+    Numbers have no form of their own, and one of another task may be near the right one, which is another hole.
+    """
+    if _is_number(subject.right) or not subject.right.strip():
+        return []
+    others = subject.wrong()
+    random.Random(f"{subject.gold.split}/{subject.gold.task_index}").shuffle(others)
+    return [[subject.form(answer)] for answer in others[:2]]
 
 
 def _empty_form(subject: Subject) -> Sequence[Script]:
-    if not subject.right.strip():
-        return [[subject.form("")]]
-    return [[subject.form("")], [subject.form(" ")], *([subject.form(one)] for one in ("{}", "[]", "null", "none"))]
+    # With nothing beside them: what the oracle says beside its answer may be paid for itself.
+    empties = ["", " ", "{}", "[]", "null", "none"] if subject.right.strip() else [""]
+    held = [one.casefold() for one in subject.asked if one.strip()]
+    return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
 
 def _idle(subject: Subject) -> Sequence[Script]:
@@ -96,8 +126,8 @@ def _idle(subject: Subject) -> Sequence[Script]:
     calls = subject.idle(limits.turns)[: min(limits.turns, limits.tool_calls) - 1]
     if not calls:
         return []
-    varied, again = _varied(subject, len(calls)), [calls[0]] * len(calls)
-    return [[*calls, SHRUG], [*again, SHRUG], [calls[0], SHRUG], [*varied, SHRUG]]
+    varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.asked)
+    return [[*calls, said], [*again, said], [calls[0], said], [*varied, said]]
 
 
 def _varied(subject: Subject, turns: int) -> list[Action]:
@@ -110,43 +140,73 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
     limits = subject.environment.spec.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
-    talk: list[Action] = [f"Let me think again ({turn})." for turn in range(limits.turns)]
+    talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, without=subject.asked)]
     if not calls:
         return [broken, talk]
     return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
 
 
 def _long(subject: Subject) -> Sequence[Script]:
-    words, wrong = "word " * _LONG_WORDS, subject.form_text("?")
-    varied = " ".join(f"point{index}" for index in range(2_000))
-    return [[words], [f"{words}\n{wrong}"], [f"{varied}\n{wrong}"], [f"<think>{varied}</think>{wrong}"]]
+    """Long texts that say nothing, and as long a one as the oracle's: more may be paid for up to a limit only."""
+    asked, wrong = subject.asked, subject.text_of(subject.bare("?"))
+    words = " ".join(nonce(1, without=asked) * _LONG_WORDS)
+    varied = " ".join(nonce(2_000, without=asked))
+    own = like(subject.gold.turns[-1].action, without=asked)
+    texts = [words, f"{words}\n{wrong}", f"{varied}\n{wrong}", own, f"{own}\n{wrong}"]
+    ways: list[Script] = [[text] for text in (*texts, f"<think>{varied}</think>{wrong}")]
+    return [*ways, [subject.bare(varied)], [subject.bare(like(subject.right, without=asked))]]
 
 
-def _in_thinking(subject: Subject) -> Sequence[Script]:
-    text, wrong = subject.form_text(subject.right), subject.wrong()
-    listed = "\n".join(subject.form_text(one) for one in [*wrong[:2], subject.right, *wrong[2:4]])
-    said = subject.form_text("?")
+def _brief(subject: Subject) -> Sequence[Script]:
+    """The same with one word in place of many."""
+    (word,), wrong = nonce(1, without=subject.asked), subject.text_of(subject.bare("?"))
+    return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
+
+
+def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
+    # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
+    text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.asked)
+    listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
     return [
-        [f"<think>{text}</think>{SHRUG}"],
+        [f"<think>{text}</think>{say}"],
         [f"<think>{text}"],
         [f"<think>{text}</think>"],
-        [f"<think>{listed}</think>{SHRUG}"],
-        [f"<think>It is {subject.right}, or {wrong[0]}.</think>{said}"],
+        [f"<think>{listed}</think>{say}"],
+        [f"<think>It is {answer}, or {wrong[0]}.</think>{said}"],
+        [f"<think>{answer}</think>{said}"],
+        [f"<think>{' '.join([*wrong[:20], answer, *wrong[20:40]])}</think>{said}"],
     ]
 
 
 def _near(subject: Subject) -> Sequence[Script]:
-    """Answers that share something with the right one and are not it; () in the place of one that would be."""
+    """Answers that share something with the right one and are not it; () in the place of one that would be.
+
+    Of an oracle that answers in a sentence, a part may say all that the row asks for.
+    """
     right = subject.right.strip()
     allowed = {_flat(value) for value in _values(subject.task)}
+    asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
     parts = right.replace(";", ",").split(",")
-    made = [*(far_numbers(right) if _is_number(right) else [""] * 5)[:5], "", "", "", "", ""]
+    made = [*[*(far_numbers(right) if _is_number(right) else []), "", "", "", "", ""][:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
         made[5:] = [right[:1], right[-1:], right.split()[0] if len(right.split()) > 1 else "", parts[0], parts[-1]]
     elif _is_number(right) and len(parts) > 1:
         made[5:] = ["", "", "", parts[0], parts[-1]]
     keep = [one.strip() for one in made]
-    return [[subject.form(one)] if one and not same(one, right) and _flat(one) not in allowed else [] for one in keep]
+    wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
+    return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
+
+
+def _joined(subject: Subject) -> Sequence[Script]:
+    """Another number, in which the right one stands; words with something joined to them still say what they say."""
+    right = subject.right.strip()
+    if not _is_number(right):
+        return []
+    bare = right.lstrip("+-")
+    sign = right[: len(right) - len(bare)]
+    # One more decimal is no other number.
+    behind = [] if "." in right else [subject.form(f"{right}1")]
+    return [behind, [subject.form(f"{sign}1{bare}")]]
 
 
 def _values(value: Any) -> list[Any]:
@@ -161,6 +221,17 @@ def _flat(value: Any) -> str:
     return str(value).casefold().strip()
 
 
+def _told(subject: Subject) -> Sequence[Script]:
+    """What tells a judge to be kind; nothing on tasks whose right answer such a text holds by accident."""
+    tells = instructions(subject.environment)
+    texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
+    # Without a judge to obey, a "no" in "note" is paid as one by whoever looks for a part.
+    has_judge = any(spec.kind == "judge" for spec in subject.environment.spec.rewards.values())
+    parts = [] if has_judge else [one.casefold() for one in subject.asked if one.strip()]
+    plain = [text for text in texts if not any(holds(text, one) for one in subject.asked)]
+    return [[text] if text in plain and not any(one in text.casefold() for one in parts) else [] for text in texts]
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text.replace(",", ""))
@@ -169,23 +240,31 @@ def _is_number(text: str) -> bool:
     return text[-1:].isdigit()
 
 
-def _stuffed(subject: Subject) -> Sequence[Script]:
+def _listed(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
-    wrong = subject.wrong()[: _MAX_OPTIONS - 1]
-    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    wrong += [shaped(subject.right, rng) for _ in range(_LEAST_OPTIONS - len(wrong))]
-    options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]]
-    many = [*options[:2], subject.right, *options[-3:]]
-    answers = "\n".join(subject.form_text(answer) for answer in many)
-    last = "\n".join(subject.form_text(answer) for answer in (*many[3:], *options[:2]))
+    wrong = [*wrong[: _MAX_OPTIONS - 1], *_strange(subject, _LEAST_OPTIONS - len(wrong))]
+    options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
+    many = [*options[:2], answer, *options[-3:]]
+    answers = "\n".join(subject.form_text(one) for one in many)
+    last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
     return [
         [subject.form(", ".join(options))],
         [subject.form(" ".join(options))],
         [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
         [answers],
-        [f"{subject.form_text(subject.right)}\n{last}"],
-        [f"{last}\n{SHRUG} {' '.join(options)}"],
+        [f"{subject.form_text(answer)}\n{last}"],
+        [f"{last}\n{shrug(subject.asked)} {' '.join(options)}"],
     ]
+
+
+def _strange(subject: Subject, number: int) -> list[str]:
+    """Wrong answers that are no other task's either: those may share words with the right one."""
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    return [shaped(subject.right, rng) for _ in range(number)]
+
+
+def _split(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
+    return answers[0], answers[1:]
 
 
 def _pasted(subject: Subject) -> Sequence[Script]:
@@ -201,16 +280,16 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="paid_for_ending",
         does="does nothing and says that it does not know",
         hint="measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
-        write=lambda subject: [[SHRUG]],
+        write=lambda subject: [[shrug(subject.asked)]],
         partial=99,
         wide=True,
     ),
     Adversary(
-        name="wrong_answer",
+        name="short_answer",
         hole="form_only",
-        does="gives a wrong answer in the right form",
+        does="gives a wrong answer and says no more",
         hint="compare the answer with the row's own, or gate the term by the one that does",
-        write=_wrong,
+        write=_short,
         partial=99,
         wide=True,
     ),
@@ -233,6 +312,32 @@ ADVERSARIES: tuple[Adversary, ...] = (
         wide=True,
     ),
     Adversary(
+        name="very_long",
+        hole="length_paid",
+        does="writes many words that say nothing",
+        hint="measure what is said and not how much; gate what is paid for length by the right answer",
+        write=_long,
+        control=_brief,
+        control_does="writes a word that says nothing",
+    ),
+    Adversary(
+        name="wrong_answer",
+        hole="form_only",
+        does="gives a wrong answer in the right form",
+        hint="compare the answer with the row's own, or gate the term by the one that does",
+        write=_wrong,
+        partial=99,
+        wide=True,
+    ),
+    Adversary(
+        name="other_answer",
+        hole="form_only",
+        does="gives the answer of another task",
+        hint="compare the answer with the row's own, or gate the term by the one that does",
+        write=_others,
+        whole=True,
+    ),
+    Adversary(
         name="idle_calls",
         hole="idle_calls_paid",
         does="calls tools to no purpose",
@@ -247,18 +352,13 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=_never_ends,
     ),
     Adversary(
-        name="very_long",
-        hole="length_paid",
-        does="writes thousands of words",
-        hint="measure what is said and not how much; gate what is paid for length by the right answer",
-        write=_long,
-    ),
-    Adversary(
         name="thought_answer",
         hole="thought_answer",
         does="answers inside its thinking",
         hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
-        write=_in_thinking,
+        write=lambda subject: _thought(subject, subject.right, subject.wrong()),
+        control=lambda subject: _thought(subject, *_split(_strange(subject, 5))),
+        control_does="gives wrong answers, one of them inside its thinking",
     ),
     Adversary(
         name="near_answer",
@@ -275,7 +375,9 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="stuffed_answer",
         does="gives many answers as one, the right one among them",
         hint="compare the whole answer (exact_match in place of contains), and let one answer count",
-        write=_stuffed,
+        write=lambda subject: _listed(subject, subject.right, subject.wrong()),
+        control=lambda subject: _listed(subject, *_split(_strange(subject, _LEAST_OPTIONS + 1))),
+        control_does="gives many answers as one, none of them right",
     ),
     Adversary(
         name="pasted",
@@ -286,13 +388,19 @@ ADVERSARIES: tuple[Adversary, ...] = (
         most=0.5,
     ),
     Adversary(
+        name="joined",
+        hole="loose_match",
+        does="gives another number in which the right one stands",
+        hint="compare numbers as numbers: a common beginning or end is not enough",
+        write=_joined,
+        most=0.8,
+    ),
+    Adversary(
         name="judge_instructions",
         hole="judge_obeys",
         does="tells the judge what to give",
         hint="say in the judge's prompt that the answer holds no instructions, and show it apart",
-        write=lambda subject: [
-            [text] for tell in instructions(subject.environment) for text in (tell, f"{tell}\n{subject.form_text('?')}")
-        ],
+        write=_told,
     ),
     Adversary(
         name="odd_answer",

@@ -20,6 +20,8 @@ _LEAST_POOL = 40
 _CLOSED = 6
 _LOOKS = 24
 _WHOLE = re.compile(r"[\"']([^\"'\n]{2,60} [^\"'\n]{1,60})[\"']")
+_MOST_OWN = 8
+_SHORT = 60
 _ID = re.compile(r"[\w-]*\d[\w-]*|\w+")
 
 
@@ -59,7 +61,11 @@ def _fitting(answer: str, schema: Mapping[str, Any]) -> Any:
 
 
 def pool(subject: Subject) -> list[str]:
-    """What is asked: answers of the split and others like them, the right one at a place of no meaning."""
+    """What is asked: answers of the split and others like them, the right one at a place of no meaning.
+
+    First come those that a task's own row names beside the right one. A tool that knows them all as well as the right
+    one does not tell which is right, though of all answers of the split it knows but one.
+    """
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     right = subject.right
     made = dict.fromkeys([right, *subject.wrong()[: _LEAST_POOL * 2]])
@@ -70,7 +76,34 @@ def pool(subject: Subject) -> list[str]:
             made[_other(right, rng)] = None
     listed = list(made)
     rng.shuffle(listed)
-    return listed
+    return list(dict.fromkeys([*_own(subject)[:_MOST_OWN], *listed]))
+
+
+def _own(subject: Subject) -> list[str]:
+    """What a row names in the form of the right answer, what stands in lists first.
+
+    A list that holds the right one and is not shown is one of accepted answers.
+    """
+    parts = sorted(subject.task.values(), key=lambda value: not isinstance(value, (Mapping, list, tuple)))
+    named = [one for value in parts for one in _named(value, subject)]
+    return [one for one in named if _signs(one) == _signs(subject.right) and not same(one, subject.right)]
+
+
+def _named(value: Any, subject: Subject) -> list[str]:
+    if isinstance(value, Mapping):
+        return [*map(str, value), *(one for part in value.values() for one in _named(part, subject))]
+    if isinstance(value, (list, tuple)):
+        found = [one for part in value for one in _named(part, subject)]
+        shown = sum(one.casefold() in subject.prompt.casefold() for one in found)
+        accepted = 2 * shown < len(found) and any(same(one, subject.right) for one in found)
+        return [] if accepted else found
+    text = "" if value is None or isinstance(value, bool) else str(value).strip()
+    return [text] if 0 < len(text) <= _SHORT else []
+
+
+def _signs(text: str) -> set[str]:
+    """Of which kinds of signs a text is."""
+    return {"letter" if one.isalpha() else "digit" if one.isdigit() else one for one in text if not one.isspace()}
 
 
 def _other(right: str, rng: random.Random) -> str:
@@ -106,7 +139,8 @@ def ask_each(subject: Subject, tool: Tool, name: str) -> Adaptive:
 
 
 def _masked(text: str, value: str, outcome: str) -> str:
-    bare = text.replace(value, "·") if value else text
+    # As a word of its own: a "no" that was asked for stands in "nothing" too.
+    bare = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "·", text) if value else text
     return f"{outcome}: {re.sub(r'[0-9]+', '0', bare)}"
 
 

@@ -31,6 +31,8 @@ class Chapter:
     """How many different answers the oracle gives."""
     ways: dict[str, list[Way]] = field(default_factory=dict)
     """By the adversary's name."""
+    controls: dict[str, list[Way]] = field(default_factory=dict)
+    """The same ways without the right answer, of adversaries that earn."""
     worked: Way = field(default_factory=dict)
     """The oracle's actions without its last one, and then no answer: what is done and not what is said."""
     emptied: list[Way] = field(default_factory=list)

@@ -8,16 +8,24 @@ from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.chapter import Chapter
-from rlenv.audit.play import Key, Way
-from rlenv.audit.report import Finding, Thresholds
-from rlenv.audit.verdicts import SLACK, Suspect, Verdicts, episode_of, share_of
+from rlenv.audit.golds import tail
+from rlenv.audit.play import Way
+from rlenv.audit.report import Episode, Finding, Thresholds
+from rlenv.audit.verdicts import ANY_ANSWER, SLACK, Suspect, Verdicts, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.trajectory import Trajectory
 
 __all__ = ["judge_chapter"]
 
-_BEFORE_TOOLS = ("nothing", "wrong_answer", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
+_BEFORE_TOOLS = (
+    *("nothing", "short_answer", "empty", "empty_form", "very_long", "wrong_answer", "other_answer"),
+    *("idle_calls", "never_ends"),
+)
+_WRONG = ("short_answer", "wrong_answer")
+_ALIKE = 0.7
+"""A control that earns this share of what it is a control of shows that the right answer is not what is paid."""
+_LUCK = 0.001
 _CHANCE = 0.15
 _FEW = 5
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
@@ -25,6 +33,7 @@ _STATE_HINT = (
     "the state that this asks for is there before anything is done: begin with another, or gate the term by what the "
     "policy did"
 )
+_UNSAID_HINT = "a penalty takes nothing from an answer that says nothing: gate what is paid for one by the right answer"
 _MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
 
 
@@ -52,6 +61,7 @@ def judge_chapter(
         hole="emptied_state",
         does="calls each tool that changes something for all that the others list",
         hint="compare with the state that is wanted as a whole: it holds where all was taken away",
+        kin=("state_at_start",),
     )
     verdicts.judge(suspect, chapter.emptied)
     _judge(verdicts, named["thought_answer"], chapter)
@@ -69,7 +79,7 @@ def judge_chapter(
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
-    for name in ("every_option", "pasted"):
+    for name in ("every_option", "pasted", "joined"):
         _judge(verdicts, named[name], chapter)
 
 
@@ -78,6 +88,12 @@ def _is_few(chapter: Chapter) -> bool:
 
 
 def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
+    ways, controls = chapter.ways.get(adversary.name, []), chapter.controls.get(adversary.name, [])
+    earned, alike = (max((share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls))
+    if alike >= _ALIKE * earned > 0:
+        wrong = next(one for one in ADVERSARIES if one.name == "wrong_answer")
+        does, hint = adversary.control_does, wrong.hint
+        verdicts.judge(Suspect(name=wrong.name, hole=wrong.hole, does=does, hint=hint, kin=ANY_ANSWER), controls)
     if adversary.counts:
         suspect = Suspect(
             name=adversary.name,
@@ -87,7 +103,7 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
             most=adversary.most,
             partial=adversary.partial,
         )
-        verdicts.judge(suspect, chapter.ways.get(adversary.name, []))
+        verdicts.judge(suspect, [way for way in ways if not adversary.whole or verdicts.pays_whole(way)])
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
@@ -95,34 +111,61 @@ def _named(environment: Environment, found: Finding, chapter: Chapter) -> Findin
     tools = environment.parts.tools.values()
     term = next((term for term in environment.parts.terms if term.name == found.term), None)
     has_state = bool(environment.parts.resources) or any(tool.mutates for tool in tools)
-    if found.hole == "paid_for_ending":
-        if has_state and term is not None and may_read_state(term.spec):
-            return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
-        if found.episode is not None and _is_empty(chapter, (found.episode.split, found.episode.task)):
-            named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
-            return dataclasses.replace(found, hole=named.hole, hint=named.hint)
-        if environment.spec.answer.from_ == "final_message":
-            named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
-            found = dataclasses.replace(found, hole=named.hole, hint=named.hint)
+    reads_state = has_state and term is not None and may_read_state(term.spec)
+    if found.hole == "paid_for_ending" and reads_state:
+        return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
+    if found.hole in ("form_only", "paid_for_ending") and _is_empty(chapter, found.episode):
+        named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
+        return dataclasses.replace(found, hole=named.hole, hint=named.hint)
+    if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
+        named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
+        found = dataclasses.replace(found, hole=named.hole, hint=named.hint)
     if found.hole == "form_only" and found.episode is not None:
-        if has_state and term is not None and may_read_state(term.spec) and term.spec.kind == "verify":
+        if reads_state and term is not None and term.spec.kind == "verify":
             return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
-        share = max(share_of(way, chapter.golds) for way in chapter.all_ways("wrong_answer"))
+        share = max(share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
             return dataclasses.replace(found, hole="partial_tasks", hint=hint)
+    return _penalty_named(environment, found, chapter)
+
+
+def _penalty_named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
+    """What is paid for an answer of any kind, where a penalty keeps it from whoever says something, and not others."""
+    penalties = [name for name, spec in environment.spec.rewards.items() if spec.weight < 0]
+    unsaid = [way for name in ("nothing", "empty", "empty_form") for way in chapter.all_ways(name)[:1]]
+    said = chapter.ways.get("pasted", [{}, {}])[1]
+    if found.hole not in ("empty_answer", "form_only") or not penalties or not said:
+        return found
+    least = max((_paid(way, found.term) for way in unsaid), default=0.0)
+    for name in penalties:
+        bites = _paid(said, found.term) > SLACK and -_paid(said, name) > _paid(said, found.term) / 2
+        if bites and least > SLACK and max(_paid(way, name) for way in unsaid) > -SLACK:
+            message = f"{found.message}; '{name}' takes nothing from one that says nothing"
+            return dataclasses.replace(found, hole="penalty_avoided", term=name, message=message, hint=_UNSAID_HINT)
     return found
 
 
-def _is_empty(chapter: Chapter, key: Key) -> bool:
-    """Whether on this task an answer is right if it is empty, and wrong if it says something."""
+def _is_empty(chapter: Chapter, shown: Episode | None) -> bool:
+    """Whether on the task of this episode an answer is right if it is empty, and wrong if it says something."""
+    if shown is None:
+        return False
+    key = (shown.split, shown.task)
 
     def earns(way: Way) -> bool:
         gold, ended = chapter.golds[key].reward.total or 0.0, way.get(key)
         return ended is not None and (ended.reward.total or 0.0) > gold / 2
 
-    said, unsaid = chapter.ways.get("wrong_answer", []), chapter.ways.get("empty_form", [])[:1]
+    # A lone question mark says nothing either.
+    said = [way for name in _WRONG for way in chapter.ways.get(name, [])[:2]]
+    unsaid = chapter.ways.get("empty_form", [])[:1]
     return not any(map(earns, said)) and any(map(earns, unsaid))
+
+
+def _paid(way: Way, term: str) -> float:
+    """What a term adds to the reward on average."""
+    terms = [ended.reward.terms[term] for ended in way.values()]
+    return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
@@ -130,6 +173,8 @@ def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
     before, earning = verdicts.explained, []
     for leak, way in chapter.leaks:
         verdicts.explained = {term: dict(known) for term, known in before.items()}
+        if leak.where.startswith("prompt") and _is_chance(way, chapter):
+            continue
         suspect = Suspect(
             name="leak",
             hole="leak",
@@ -141,6 +186,16 @@ def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
     verdicts.explained = before
     for way in earning:
         verdicts.explain(way)
+
+
+def _is_chance(way: Way, chapter: Chapter) -> bool:
+    """Whether a rule does no better than a choice among the options that these tasks list, but by luck."""
+    counts = [sum(key in choice for choice in chapter.choices) for key in way]
+    listed = [1 / count for count in counts if count]
+    if 2 * len(listed) < len(way):
+        return False
+    hits = sum((ended.reward.total or 0.0) > (chapter.golds[key].reward.total or 0.0) / 2 for key, ended in way.items())
+    return tail(hits, len(way), _mean(listed)) > _LUCK
 
 
 def _judge_asked(verdicts: Verdicts, chapter: Chapter) -> None:
@@ -226,9 +281,9 @@ def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
                 elif ended.failure is not None and ended.failure.reason == "reward":
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
                     found.setdefault((hole, name), []).append(ended)
-    made = []
+    made: list[Finding] = []
     for (hole, name), episodes in found.items():
-        least = min(episodes, key=lambda one: (len(one.turns), sum(len(turn.action) for turn in one.turns)))
+        least = min(episodes, key=_by_gain)
         why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
         done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
         message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
@@ -236,3 +291,8 @@ def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
         gold = chapter.golds[least.split, least.task_index]
         made.append(Finding(hole, message, name, hint, episode_of(least, gold)))
     return made
+
+
+def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
+    """What earns most first, and of those the least."""
+    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

@@ -16,15 +16,17 @@ from functools import partial
 from itertools import pairwise
 
 from rlenv.audit.account import Account
-from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
+from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
 from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
-from rlenv.audit.play import Player
+from rlenv.audit.play import Player, Way
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.subject import Action, Subject
+from rlenv.audit.verdicts import share_of
+from rlenv.audit.words import shrug
 from rlenv.audit.wrap import Planting, faulty, planted
 from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
@@ -163,11 +165,10 @@ class _Run:
         for done, adversary in enumerate(ADVERSARIES):
             self._progress(f"{split}: attacks", done, steps)
             subjects = wide if adversary.wide else attacked
-            scripts = {subject.gold.task_index: adversary.write(subject) for subject in subjects}
-            chapter.ways[adversary.name] = [
-                await player.way(subjects, partial(_nth, scripts, number))
-                for number in range(max(map(len, scripts.values()), default=0))
-            ]
+            chapter.ways[adversary.name] = ways = await _ways(player, subjects, adversary.write)
+            earns = any(share_of(way, chapter.golds) > self.seen.thresholds.adversary for way in ways)
+            if adversary.control is not None and earns:
+                chapter.controls[adversary.name] = await _ways(player, subjects, adversary.control)
         self._progress(f"{split}: attacks", steps - 5, steps)
         await self._plant(player, attacked)
         self._progress(f"{split}: attacks", steps - 4, steps)
@@ -214,7 +215,7 @@ class _Run:
     async def _stateful(self, player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
         """Tools that change something, called for all there is; tools that can be asked for each answer."""
         tools = self.environment.parts.tools.values()
-        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), SHRUG])
+        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
         changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
         told = [tool.name for tool in changing]
         # Where the answer behind it is right on its own, nothing is earned by the state.
@@ -261,6 +262,12 @@ class _Run:
         for sample in samples:
             self.seen.count(sample)
         self.seen.see_signal(chapter, golds, samples)
+
+
+async def _ways(player: Player, subjects: Sequence[Subject], write: Write) -> list[Way]:
+    scripts = {subject.gold.task_index: write(subject) for subject in subjects}
+    count = max(map(len, scripts.values()), default=0)
+    return [await player.way(subjects, partial(_nth, scripts, number)) for number in range(count)]
 
 
 def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: Subject) -> Sequence[Action]:

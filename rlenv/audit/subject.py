@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.tells import tells_for
+from rlenv.audit.words import holds
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
@@ -23,6 +24,8 @@ Action = str | Message
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
+_TRIES = 4
+_SHORT = 60
 _FAR = 0.2
 """A number that is off by more than this share of the right one is far from it."""
 
@@ -60,6 +63,12 @@ class Subject:
         return self.gold.answer or ""
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """The oracle's answer, and what of the row it holds: what a rule may look for where it says a sentence."""
+        held = [one for one in _texts(self.task) if len(one) <= _SHORT and holds(self.right, one)]
+        return (self.right, *dict.fromkeys(held))
+
+    @property
     def prompt(self) -> str:
         """What the user message says."""
         return self.gold.messages[-1].content
@@ -74,9 +83,22 @@ class Subject:
                     key = spec.argument or next(iter(call.arguments), "answer")
                     return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: answer}),))
         text, right = last.action, self.right
-        before, found, after = text.rpartition(right) if right else ("", "", "")
-        if found:
-            return before + answer + after
+        # With its marks first: the last "a" of "<answer>a</answer>" stands in the mark.
+        for given, put in ((self._marked(right), self._marked(answer)), (right, answer)):
+            before, found, after = text.rpartition(given) if right else ("", "", "")
+            if found:
+                return before + put + after
+        return self._marked(answer)
+
+    def bare(self, answer: str) -> Action:
+        """An answer in its form with nothing beside it; as `form` where only a pattern or a call makes it one."""
+        spec = self.environment.spec.answer
+        if spec.from_ in ("tool", "regex"):
+            return self.form(answer)
+        return self._marked(answer)
+
+    def _marked(self, answer: str) -> str:
+        spec = self.environment.spec.answer
         return {"tag": f"<{spec.tag}>{answer}</{spec.tag}>", "boxed": f"\\boxed{{{answer}}}"}.get(spec.from_, answer)
 
     def form_text(self, answer: str) -> str:
@@ -140,10 +162,29 @@ class Subject:
         return list(found.values())
 
     def idle(self, turns: int) -> list[Action]:
-        """So many turns with a call without a purpose each; the same for every adversary of a task."""
+        """So many turns with a call without a purpose each; the same for every adversary of a task.
+
+        A call that the oracle makes here, and that changes something, has a purpose: it is a part of the task.
+        """
         rng = random.Random(f"{self.gold.split}/{self.gold.task_index}")
-        made = [self.call(rng) for _ in range(turns)]
-        return [action for action in made if action is not None]
+        tools = self.environment.parts.tools
+        calls = [call for call, _ in self.oracle_calls() if call.name in tools and tools[call.name].mutates]
+        own = {(call.name, repr(dict(call.arguments))) for call in calls}
+        made = [self.call(rng) for _ in range(turns * (_TRIES if own else 1))]
+        kept: list[Action] = [action for action in made if action is not None and not own & _called(action)]
+        return kept[:turns]
+
+
+def _called(action: Message) -> set[tuple[str, str]]:
+    return {(call.name, repr(dict(call.arguments))) for call in action.tool_calls if isinstance(call, ToolCall)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+    elif value is not None:
+        yield str(value)
 
 
 def trimmed(text: str) -> str:
@@ -183,12 +224,13 @@ def _another(letter: str, rng: random.Random) -> str:
 
 
 def far_numbers(text: str) -> list[str]:
-    """Numbers in the form of the right one and far from it."""
+    """Numbers in the form of the right one, far from it, and not with its digits in them: the first that are so."""
     value = float(text.replace(",", ""))
-    is_whole = "." not in text
-    made = [value * 3 + 7, -value - 1, value * 10 + 1, value * 1.3 + 1, value * 0.6]
+    made = [value * 3 + 7, -value - 1, value * 7 + 3, value * 1.3 + 1, value * 0.6, 777.0, 222.0]
     wanted = [one for one in made if abs(one - value) > _FAR * max(abs(value), 1.0)]
-    return [str(round(one)) if is_whole else f"{one:.2f}" for one in wanted]
+    written = [str(round(one)) if "." not in text else f"{one:.2f}" for one in wanted]
+    plain = text.replace(",", "").strip("+-")
+    return [one for one in written if plain not in one][:5]
 
 
 def _other(value: Any, rng: random.Random) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlenv._base.bounded import cut_middle
@@ -17,7 +17,7 @@ from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
 
-__all__ = ["SLACK", "Suspect", "Verdicts", "episode_of", "share_of"]
+__all__ = ["ANY_ANSWER", "SLACK", "Suspect", "Verdicts", "episode_of", "share_of"]
 
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
@@ -25,6 +25,9 @@ _FULL = 0.9
 _FEW_TASKS = 0.05
 _LEAST_TASKS = 2
 _SHOWN = 600
+_MOST_TASKS = 0.9
+ANY_ANSWER = frozenset({"empty_answer", "form_only", "length_paid", "paid_for_ending", "partial_tasks"})
+_NOT_RIGHT = ANY_ANSWER | {"chance", "constant_answer", "loose_match", "stuffed_answer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class Suspect:
     most: float = 0.0
     partial: int = 0
     where: str = ""
+    kin: Collection[str] = ()
+    """Holes that are this one too, where one was found on the same term."""
 
 
 @dataclass(slots=True)
@@ -52,13 +57,15 @@ class Verdicts:
     """What is already paid for a cause that was found, by term and task."""
     by_term: dict[str, int] = field(default_factory=dict)
     """The finding that explains a term."""
+    anyhow: set[str] = field(default_factory=set)
+    """Terms that pay something for any answer, on nearly all tasks."""
 
     def judge(self, suspect: Suspect, ways: Sequence[Way]) -> bool:
         """Judges the ways of one adversary; True where it earns, be it by a cause that was found before."""
         limit = suspect.most or self.thresholds.adversary
         best: tuple[float, Way] | None = None
         earning = []
-        for number, way in enumerate(ways):
+        for number, way in enumerate(map(self._measured, ways)):
             share, rest = share_of(way, self.golds), self.rest(way)
             full = self._full(way, rest)
             is_paid = share > limit + SLACK
@@ -69,14 +76,35 @@ class Verdicts:
             new = math.fsum(rest.values()) / (self._gold(way) or math.inf)
             if (new > limit + SLACK or is_few) and (best is None or new > best[0]):
                 best = (new, way)
-        if best is None:
-            for way in earning[:1]:
-                self._merge(suspect, way)
-            return bool(earning)
-        self._found(suspect, best[1])
-        for way in earning:
+        if best is not None and not self._is_kin(suspect, self._paying(best[1])):
+            self._found(suspect, best[1])
+        else:
+            for way in [best[1]] if best is not None else earning[:1]:
+                self._merge(suspect, self._paying(way, anew=best is not None))
+        for way in earning if best is not None else ():
             self.explain(way)
-        return True
+        return bool(earning)
+
+    def pays_whole(self, way: Way) -> bool:
+        """Whether the term that pays most pays nearly what it pays the oracle on the same tasks."""
+        term = self._paying(way, anew=False)
+        gold = math.fsum(self._earned(self.golds[key]).get(term, 0.0) for key in way)
+        return gold > SLACK and self._sums(way, anew=False)[term] >= _FULL * gold
+
+    def _measured(self, way: Way) -> Way:
+        """Without episodes that a penalty was left out of: what such a one earns, it earns by that."""
+        return {key: ended for key, ended in way.items() if ended.reward.total is None or not self._spared(ended)}
+
+    def _spared(self, ended: Trajectory) -> bool:
+        terms = ended.reward.terms.values()
+        return any(term.status == "invalid" and self.rewards[term.name].weight < 0 for term in terms)
+
+    def _is_kin(self, suspect: Suspect, term: str) -> bool:
+        """Whether the finding that the term has already is of the same cause."""
+        index = self.by_term.get(term)
+        if index is None:
+            return False
+        return self.findings[index].hole in suspect.kin or (term in self.anyhow and suspect.hole in _NOT_RIGHT)
 
     def explain_whole(self, term: str, finding: Finding) -> None:
         """Takes a finding that makes all that a term pays worth nothing."""
@@ -100,9 +128,12 @@ class Verdicts:
             Finding(suspect.hole, message, term, suspect.hint, shown, suspect.where, ()),
         )
         self.by_term[term] = len(self.findings) - 1
+        paid = sum(self._earned(ended).get(term, 0.0) > SLACK for ended in way.values())
+        if suspect.hole in ANY_ANSWER and paid >= _MOST_TASKS * len(way):
+            self.anyhow.add(term)
 
-    def _merge(self, suspect: Suspect, way: Way) -> None:
-        index = self.by_term.get(self._paying(way, anew=False))
+    def _merge(self, suspect: Suspect, term: str) -> None:
+        index = self.by_term.get(term)
         if index is None:
             return
         found = self.findings[index]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlenv.errors import RewardError, under
 from rlenv.language.functions import check_positional, failure, import_function
 from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import RewardSpec
 from rlenv.secrets import logger
 
-__all__ = ["is_async", "load_function", "raised"]
+__all__ = ["has_crashed", "is_async", "load_function", "raised"]
 
 _log = logger(__name__)
+_CRASHED = re.compile(r"(?:turn \d+: )?[A-Z]\w*(?:Error|Exception)(?::|$)")
 _logged: set[tuple[str, str, str]] = set()
 
 
@@ -46,6 +49,21 @@ def raised(target: str, error: BaseException) -> RewardError:
         _logged.add(key)
         _log.warning("the reward function %s raised %s%s", target, failure(error), place)
     return RewardError(f"{target} raised {failure(error)}{place}")
+
+
+def has_crashed(spec: RewardSpec, error: str) -> bool:
+    """Whether `error`, why a term of this entry is invalid, is an exception that nobody raised on purpose."""
+    if any(f"{target} raised " in error for target in _texts(spec.model_dump())):
+        return True
+    return _CRASHED.match(error) is not None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, str):
+        yield value
 
 
 def is_async(function: Callable[..., Any]) -> bool:

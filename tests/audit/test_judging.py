@@ -167,6 +167,97 @@ def rude(context):
     return float((context.answer or "") != context.task["answer"])
 
 
+def begins_with_it(context):
+    return float((context.answer or "").startswith(context.task["answer"]))
+
+
+def recall(context):
+    said, gold = (context.answer or "").split(), context.task["answer"].split()
+    return sum(word in said for word in gold) / len(gold)
+
+
+def handed_in(context):
+    return float(context.answer is not None)
+
+
+def off_by(context):
+    gold = float(context.task["answer"])
+    return abs(float(context.answer or 0) - gold) / gold * 5
+
+
+def thousands(context):
+    answer, gold = context.answer or "", context.task["answer"]
+    try:
+        return float(abs(float(answer.replace(",", "")) - float(gold)) < 0.5)
+    except ValueError:
+        return float(answer[:1].isdigit())
+
+
+def without_articles(context):
+    import re
+
+    def bare(text):
+        return " ".join(re.sub(r"\\b(a|an|the)\\b|[^\\w\\s]", " ", text.lower()).split())
+
+    return float(context.answer is not None and bare(context.answer) == bare(context.task["answer"]))
+
+
+def alike(context):
+    from difflib import SequenceMatcher
+
+    return max(0.5, SequenceMatcher(None, context.answer or "", context.task["answer"]).ratio())
+
+
+def one_letter(context):
+    import re
+
+    return float(context.task["answer"] in re.findall("[A-F]", (context.answer or "").upper()))
+
+
+def thought_number(context):
+    import re
+
+    said = re.findall(r"\\d+", context.turns[-1].parsed.thinking)
+    return float(context.task["answer"] in [*said, (context.answer or "").strip()])
+
+
+def thought_word(context):
+    said = context.turns[-1].parsed.thinking.split() if context.turns else []
+    return float(context.answer is not None and context.task["answer"] in [*said, context.answer])
+
+
+def thinks(context):
+    return float(bool(context.turns) and bool(context.turns[-1].parsed.thinking) and context.answer is not None)
+
+
+def last_word(context):
+    """Reads the last thing that was looked up, and takes it for granted that it was."""
+    texts = [result.text for turn in context.turns for result in turn.results if result.outcome == "ok"]
+    return float(texts[-1][-5:-1] == context.answer)
+
+
+def told(place: str, task) -> str:
+    """Says how old a place is."""
+    if place not in task["places"]:
+        raise ToolFailed("there is no such place")
+    return f"{place} was built in {1700 + sum(map(ord, place)) % 200}"
+
+
+def step(store) -> str:
+    """Opens the next door."""
+    store["doors"] = store.get("doors", 0) + 1
+    return f"door {store['doors']}"
+
+
+def listen(store) -> str:
+    """Listens."""
+    return "silence"
+
+
+def through(context):
+    return float(context.resources["store"].get("doors", 0) >= 3)
+
+
 def f1(context):
     said, gold = (context.answer or "").lower().split(), context.task["answer"].lower().split()
     both = len(set(said) & set(gold))
@@ -258,6 +349,18 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
             {},
         ),
     ),
+    "three options of which the last is right more often by luck": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"Which is the longest: {', '.join(o[:2])} or {o[2]}?", "answer": o["abc".index(best)]}
+                for i, best in enumerate("cacbcacbcaccbcacbcab")
+                for o in [[first + "nor" + "aeiou"[i % 5] * (i // 5 + 1) for first in "KMT"]]
+            ],
+            tools={},
+        ),
+    ),
     "three options in the prompt": (
         "chance",
         "correct",
@@ -332,6 +435,11 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "correct",
         Case(rows=answers(*[f"{chr(97 + i)}b{i}xy" for i in range(20)]), rewards={"correct": python("begins")}),
     ),
+    "a number that begins with the right one": (
+        "loose_match",
+        "correct",
+        Case(answers(*[str(i * 31 + 100) for i in range(20)]), rewards={"correct": python("begins_with_it")}),
+    ),
     "a wide tolerance": (
         "loose_match",
         "correct",
@@ -357,6 +465,176 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         "emptied_state",
         "state",
         Case(tools=ORDERS, rewards={"state": python("none_open")}, oracle=CLOSES, extra=STATE),
+    ),
+    "a number anywhere in the message": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            answers(*[str(i) for i in range(1, 31)]),
+            rewards={"correct": "{kind: rule, rule: contains, of: message, expect: '{{ task.answer }}'}"},
+        ),
+    ),
+    "a colour anywhere in a sentence": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            [{"question": f"Of which kind is door {i}?", "answer": WORDS[i * 5 % 8]} for i in range(24)],
+            rewards={"correct": "{kind: rule, rule: contains, expect: '{{ task.answer }}'}"},
+            oracle=["{say: 'It is of the kind {{ task.answer }}, as far as the book tells.'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a yes or no anywhere in a sentence": (
+        "stuffed_answer",
+        "correct",
+        Case(
+            [{"question": f"Is door {i} open?", "door": i, "answer": ("yes", "no")[i * 5 % 11 % 2]} for i in range(30)],
+            rewards={"correct": "{kind: rule, rule: contains, expect: '{{ task.answer }}'}"},
+            oracle=["{say: '{{ task.answer }}, door {{ task.door }} is meant.'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a long answer": (
+        "length_paid",
+        "full",
+        Case(
+            [
+                {
+                    "question": f"Of what is door {i}?",
+                    "answer": f"{'It was seen by a smith of the town. ' * 5}{code(i)}",
+                }
+                for i in range(20)
+            ],
+            rewards={"correct": CORRECT, "full": "{kind: rule, rule: length, unit: words, min: 30, max: 60}"},
+        ),
+    ),
+    "a word in thinking": (
+        "thought_answer",
+        "correct",
+        Case(rewards={"correct": python("thought_word")}),
+    ),
+    "a letter anywhere in the answer": (
+        "stuffed_answer",
+        "correct",
+        Case(answers(*["ABCDEF"[i * 5 % 6] for i in range(42)]), rewards={"correct": python("one_letter")}),
+    ),
+    "words that are there, whatever else is": (
+        "stuffed_answer",
+        "recall",
+        Case(
+            [{"question": f"Where is {i}?", "answer": f"the {WORDS[i % 8]} near shop {i}"} for i in range(20)],
+            rewards={"recall": python("recall")},
+        ),
+    ),
+    "any date": (
+        "form_only",
+        "correct",
+        Case(
+            answers(*[f"20{24 + i % 2}-{i % 12 + 1:02d}-{i * 7 % 28 + 1:02d}" for i in range(30)]),
+            rewards={"correct": "{kind: rule, rule: regex, pattern: '20[0-9]{2}-[01][0-9]-[0-3][0-9]'}"},
+        ),
+    ),
+    "a long text beside the answer": (
+        "length_paid",
+        "thorough",
+        Case(
+            rewards={
+                "correct": CORRECT,
+                "thorough": "{kind: rule, rule: length, of: message, unit: words, min: 30, max: 60}",
+            },
+            oracle=[
+                "{say: '" + "This is what there is to be said of it all. " * 4 + "<answer>{{ task.answer }}</answer>'}"
+            ],
+        ),
+    ),
+    "a thought of any kind": (
+        "form_only",
+        "thinks",
+        Case(
+            rewards={"correct": CORRECT, "thinks": python("thinks")},
+            oracle=["{say: '<think>So be it.</think><answer>{{ task.answer }}</answer>'}"],
+        ),
+    ),
+    "numbers in thinking": (
+        "thought_answer",
+        "correct",
+        Case(answers(*[str(i * 7 % 31) for i in range(30)]), rewards={"correct": python("thought_number")}),
+    ),
+    "two places that a tool knows": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"Which is older, Ka{i}ro or Mu{i}na?", "places": o, "answer": o[i * 7 % 3 % 2]}
+                for i in range(30)
+                for o in [[f"Ka{i}ro", f"Mu{i}na"]]
+            ],
+            tools={"told": tool("told", "task", more=", run_in: loop")},
+        ),
+    ),
+    "a penalty that silence avoids": (
+        "penalty_avoided",
+        "leaks",
+        Case(
+            [
+                {"question": f"Call 555-{i:04d} about K{i * 37 % 101:03d}.", "answer": f"Call about it. {i}"}
+                for i in range(20)
+            ],
+            tools={},
+            rewards={
+                "correct": CORRECT[:-1] + ", weight: 0.2}",
+                "done": python("handed_in", ", weight: 0.8"),
+                "leaks": "{kind: rule, rule: regex, pattern: '555-[0-9]{4}', weight: -0.8}",
+            },
+        ),
+    ),
+    "a penalty that words spare": (
+        "penalty_avoided",
+        "off_by",
+        Case(
+            answers(*[str(i * 31 + 100) for i in range(20)]),
+            rewards={
+                "answered": "{kind: rule, rule: answered}",
+                "off_by": python("off_by", ", weight: -1.0, clip: [0, 1], required: false"),
+            },
+        ),
+    ),
+    "what cannot be read is right": (
+        "partial_tasks",
+        "correct",
+        Case(
+            answers(*[f"{i},{i * 37 % 900 + 100}" if i % 7 == 3 else str(i * 31 + 100) for i in range(42)]),
+            rewards={"correct": python("thousands")},
+        ),
+    ),
+    "golds of which nothing is left": (
+        "empty_answer",
+        "correct",
+        Case(
+            answers(*[("the", "an", "a", "on", "in", "under")[i % 6] for i in range(36)]),
+            rewards={"correct": python("without_articles")},
+        ),
+    ),
+    "half for anything": (
+        "form_only",
+        "alike",
+        Case(
+            [
+                {"question": f"Where is item{i}?", "answer": f"It is in room {i} on shelf {i * 7 % 31}."}
+                for i in range(20)
+            ],
+            rewards={"alike": python("alike")},
+            oracle=["{say: '{{ task.answer }}'}"],
+            extra="answer: {from: final_message}\nlimits: {turns: 6}",
+        ),
+    ),
+    "a rule that breaks where a call has failed": (
+        "invalid_under_faults",
+        "seen",
+        Case(
+            rewards={"correct": CORRECT, "seen": python("last_word", ", gate: correct >= 1")},
+            oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+        ),
     ),
     "an exception that masks": (
         "escapes_by_invalid",
@@ -435,6 +713,10 @@ SOUND: dict[str, Case] = {
         rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}'}"},
     ),
     "few tasks": Case(items(2)),
+    "decimals": Case(
+        answers(*[f"{i * 31 + 100}.{i * 7 + 10}" for i in range(12)], *[f"-{i * 17 + 100}.5" for i in range(8)]),
+        rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', tolerance: 0.01}"},
+    ),
     "a tolerance of one in a hundred": Case(
         answers(*[str(i * 31 + 100) for i in range(20)]),
         rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', relative_tolerance: 0.01}"},
@@ -442,6 +724,28 @@ SOUND: dict[str, Case] = {
     "a plain file among others": Case(
         tools={"list_files": tool("list_files", "task"), "look": tool("look")},
         oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "an outage that makes a reward invalid": Case(
+        rewards={"correct": CORRECT, "looked": "{kind: rule, rule: tool_called, tool: look, weight: 0.1}"},
+        oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "steps that are the task": Case(
+        tools={
+            "listen": tool("listen", "store", more=", run_in: loop"),
+            "step": tool("step", "store", more=", run_in: loop, mutates: true"),
+        },
+        rewards={"through": python("through")},
+        oracle=["{call: {step: {}}}"] * 3 + ["{say: 'Done.'}"],
+        extra=STATE,
+    ),
+    "places that a tool knows and a wrong one that costs": Case(
+        [
+            {"question": f"Which is older, Ka{i}ro or Mu{i}na?", "places": o, "answer": o[i * 7 % 3 % 2]}
+            for i in range(30)
+            for o in [[f"Ka{i}ro", f"Mu{i}na"]]
+        ],
+        tools={"told": tool("told", "task", more=", run_in: loop")},
+        rewards={"correct": python("cost")},
     ),
     "answers that repeat": Case(answers(*["oak", "elm", "ash", "fir", "yew", "bay"] * 5)),
 }
