@@ -18,6 +18,7 @@ from rlenv.audit.run import audit
 from rlenv.cli.main import main as command
 from rlenv.endpoints.account import Account, counted
 from rlenv.errors import UsageError
+from rlenv.messages import Sampled
 from rlenv.runs.recorded import recorded
 from rlenv.testing.endpoint import FakeEndpoint, Given, Reply, never
 
@@ -73,11 +74,13 @@ def says(*texts: str, name: str = "word") -> dict[str, Any]:
     return {"name": name, "why": "it may pay", "actions": list(texts)}
 
 
-def tried(path: Path, answers: Sequence[Given] | Any, **limits: Any) -> tuple[Report, list[dict[str, Any]]]:
+def tried(
+    path: Path, answers: Sequence[Given] | Any, *, context: int | None = None, **limits: Any
+) -> tuple[Report, list[dict[str, Any]]]:
     """The report, and what the attacker was asked."""
 
     async def main() -> tuple[Report, list[dict[str, Any]]]:
-        async with FakeEndpoint(answers) as server, rlenv.load(path) as environment:
+        async with FakeEndpoint(answers, context=context) as server, rlenv.load(path) as environment:
             endpoint = attacker_at(environment, server.base_url, model="m")
             attacker = Attacker(endpoint, AttackerLimits(**{"rounds": 2, **limits}))
             return await audit(environment, tasks=1, attacker=attacker), server.requests
@@ -264,6 +267,41 @@ def test_limits_end_an_attacker_and_are_told_with_what_was_spent(tmp_path: Path)
     many, _ = tried(path, [strategies(*[says("x", name=str(number)) for number in range(9)])], strategies=2, rounds=1)
     assert many.attacker is not None
     assert [one.name for one in many.attacker.strategies] == ["0", "1"]
+
+
+def test_an_attacker_whose_context_is_small_is_asked_for_what_has_room(tmp_path: Path) -> None:
+    """Servers refuse a prompt and a limit that are longer than their context together."""
+    good = strategies(says("<answer>xyzzy</answer>"))
+    report, requests = tried(write(tmp_path, HOLE), [good], context=2_000)
+    assert found(report) == {"attacker"}
+    assert requests[0]["max_tokens"] > 2_000 > requests[1]["max_tokens"]
+    assert not any("has no room" in note for note in report.notes)
+
+
+def test_an_attacker_whose_context_has_no_room_for_all_is_shown_less_and_a_note_says_so(tmp_path: Path) -> None:
+    good = strategies(says("<answer>xyzzy</answer>"))
+    report, requests = tried(write(tmp_path, HOLE), [good], context=400)
+    assert found(report) == {"attacker"}
+    sizes = [len(request["messages"][-1]["content"]) for request in requests]
+    assert sizes[-1] < sizes[0]
+    assert requests[-1]["messages"][-1]["content"].endswith("new strategies as one JSON object.")
+    (note,) = [note for note in report.notes if "has no room for all" in note]
+    assert "characters of the environment" in note
+    least, requests = tried(write(tmp_path, HOLE), [good], context=50)
+    assert found(least) == {"attacker_untried"}
+    assert len(requests) < 20
+
+
+def test_a_reply_that_the_context_cuts_gets_more_room_next_time_and_the_model_is_told(tmp_path: Path) -> None:
+    good = strategies(says("<answer>xyzzy</answer>"))
+    answers = [Sampled(good[:40], "length"), good]
+    report, requests = tried(write(tmp_path, HOLE), answers, context=2_000)
+    assert found(report) == {"attacker"}
+    assert report.attacker is not None
+    assert report.attacker.unreadable == 1
+    first, *_, last = (request["messages"][-1]["content"] for request in requests)
+    assert len(last) < len(first)
+    assert "it was cut at a limit of tokens" in last
 
 
 def test_a_report_without_an_attacker_says_so(tmp_path: Path) -> None:
