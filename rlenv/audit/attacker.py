@@ -199,9 +199,11 @@ class _Attack:
     def _question(self, view: str) -> str:
         """The environment, what was tried and what is asked for. What has no room goes: of what was tried the worst
         first, then the middle of the environment."""
+        if self.shown is None:
+            return f"{view}\n\n{self._history(_HISTORY)}"
         for kept in (_HISTORY, _HISTORY // 4, 1, 0):
             history = self._history(kept)
-            if self.shown is None or len(view) + 2 + len(history) <= self.shown:
+            if len(view) + 2 + len(history) <= self.shown:
                 return f"{view}\n\n{history}"
         return f"{cut_middle(view, max(_LEAST_SHOWN // 2, self.shown - 2 - len(history)))}\n\n{history}"
 
