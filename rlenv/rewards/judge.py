@@ -315,7 +315,7 @@ def _member(
         SYSTEM,
         sampling.model_dump(),
     ]
-    written += [endpoint.sampling.model_dump(), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
+    written += [endpoint.sampling.model_dump(exclude={"seed"}), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
     digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.limit_s or spec.limit_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)

@@ -166,7 +166,7 @@ def test_bounds_hold_for_terms_of_a_group(tmp_path: Path) -> None:
 
 
 def test_a_comparison_that_failed_is_asked_again_where_the_spec_says_so(tmp_path: Path) -> None:
-    server = Server([web.Response(status=500, text="down"), higher])
+    server = Server([web.Response(status=503, text="down"), higher])
     scored = contest(tmp_path, server, ["3", "1"], set={"rewards.best.on_invalid": "retry"})
     assert values(scored) == [1.0, 0.0]
     assert len(server.asked) == 3
