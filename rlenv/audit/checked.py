@@ -9,6 +9,7 @@ from rlenv.audit.data import Found, check_rows, read_rows
 from rlenv.audit.given import find_leaks
 from rlenv.audit.golds import check_golds
 from rlenv.audit.report import Finding
+from rlenv.audit.seen_tests import check_tests
 from rlenv.episodes.environment import Environment
 from rlenv.trajectory import Trajectory
 
@@ -32,5 +33,6 @@ async def check_data(
     rows = read_rows(environment, played, found.notes)
     check_rows(environment, rows, found)
     check_golds(environment, rows, found)
+    check_tests(environment, rows, found)
     await find_leaks(environment, rows, played, found, seed=seed)
     return tuple(found.findings), tuple(found.notes)
