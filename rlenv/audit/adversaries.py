@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
+from rlenv.audit.wildcards import CONTROLS, wildcard_scripts
 from rlenv.messages import Message, ToolCall
 
 __all__ = ["ADVERSARIES", "SAYS", "SHRUG", "Adversary", "options_of"]
@@ -56,6 +57,9 @@ class Adversary:
     most: float = 0.0
     counts: bool = True
     """Whether earning counts; one that is played for what it makes invalid does not."""
+    controls: int = 0
+    """So many of the last ways are what the others are without their point: on a task where one of them earns as much,
+    the others have shown nothing."""
 
 
 def options_of(subject: Subject) -> list[str]:
@@ -143,8 +147,9 @@ def _near(subject: Subject) -> Sequence[Script]:
     made = [*(far_numbers(right) if _is_number(right) else [""] * 5)[:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
         made[5:] = [right[:1], right[-1:], right.split()[0] if len(right.split()) > 1 else "", parts[0], parts[-1]]
-    elif _is_number(right) and len(parts) > 1:
-        made[5:] = ["", "", "", parts[0], parts[-1]]
+    elif _is_number(right):
+        ends = [one if one.isdigit() and len(right) > 2 else "" for one in (right[:1], right[-1:])]
+        made[5:] = [*ends, "", *((parts[0], parts[-1]) if len(parts) > 1 else ("", ""))]
     keep = [one.strip() for one in made]
     return [[subject.form(one)] if one and not same(one, right) and _flat(one) not in allowed else [] for one in keep]
 
@@ -213,6 +218,15 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=_wrong,
         partial=99,
         wide=True,
+    ),
+    Adversary(
+        name="pattern",
+        hole="pattern_answer",
+        does="answers with a wildcard, which matches whatever is right",
+        hint="compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
+        write=wildcard_scripts,
+        partial=99,
+        controls=CONTROLS,
     ),
     Adversary(
         name="empty",

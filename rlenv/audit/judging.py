@@ -17,7 +17,7 @@ from rlenv.trajectory import Trajectory
 
 __all__ = ["judge_chapter"]
 
-_BEFORE_TOOLS = ("nothing", "wrong_answer", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
+_BEFORE_TOOLS = ("nothing", "wrong_answer", "pattern", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
 _CHANCE = 0.15
 _FEW = 5
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
@@ -46,6 +46,7 @@ def judge_chapter(
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
             found = Finding("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
             verdicts.explain_whole(term, found)
+    _judge_echoes(verdicts, chapter)
     _judge(verdicts, named["judge_instructions"], chapter)
     suspect = Suspect(
         name="emptied_state",
@@ -87,7 +88,21 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
             most=adversary.most,
             partial=adversary.partial,
         )
-        verdicts.judge(suspect, chapter.ways.get(adversary.name, []))
+        verdicts.judge(suspect, _beyond_controls(chapter.ways.get(adversary.name, []), adversary.controls))
+
+
+def _beyond_controls(ways: Sequence[Way], controls: int) -> Sequence[Way]:
+    """The ways without their controls, on the tasks where none of those earns as much."""
+    plain = ways[len(ways) - controls :]
+
+    def is_shown(key: Key, ended: Trajectory) -> bool:
+        earned = ended.reward.total or 0.0
+        others = [way[key].reward.total or 0.0 for way in plain if key in way]
+        return earned <= SLACK or all(other < earned - SLACK for other in others)
+
+    if not plain:
+        return ways
+    return [{key: ended for key, ended in way.items() if is_shown(key, ended)} for way in ways[: len(ways) - controls]]
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
@@ -123,6 +138,18 @@ def _is_empty(chapter: Chapter, key: Key) -> bool:
 
     said, unsaid = chapter.ways.get("wrong_answer", []), chapter.ways.get("empty_form", [])[:1]
     return not any(map(earns, said)) and any(map(earns, unsaid))
+
+
+def _judge_echoes(verdicts: Verdicts, chapter: Chapter) -> None:
+    for told, way in chapter.echoed:
+        suspect = Suspect(
+            name="echoed",
+            hole="echoed_text",
+            does=f"tells {told}, which says it back, what success looks like",
+            hint="look at the state or at the value of the one call that counts, and never search all that tools gave: "
+            "what they say back are the policy's own words",
+        )
+        verdicts.judge(suspect, [way])
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:

@@ -20,6 +20,7 @@ from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
+from rlenv.audit.echoes import tell_tools
 from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.places import read_places
 from rlenv.audit.play import Player
@@ -218,6 +219,7 @@ class _Run:
         for some in [changing, *([tool] for tool in changing)] if changing else ():
             way = await player.way(subjects, partial(empty_state, changing=some))
             chapter.emptied.append({key: ended for key, ended in way.items() if not _did_the_task(ended, chapter)})
+        await tell_tools(player, chapter, subjects)
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:
             tool = self.environment.parts.tools[tool_name]

@@ -76,7 +76,17 @@ class Verdicts:
         self._found(suspect, best[1])
         for way in earning:
             self.explain(way)
+        self._explain_others(best[1])
         return True
+
+    def _explain_others(self, way: Way) -> None:
+        """What is paid in full on every task that was played is taken as paid on those that were not."""
+        if len(self._full(way, {key: ended.reward.total or 0.0 for key, ended in way.items()})) < len(way):
+            return
+        for term in [name for name, value in self._sums(way, anew=False).items() if value > SLACK]:
+            known = self.explained.setdefault(term, {})
+            for key, gold in self.golds.items():
+                known.setdefault(key, self._earned(gold).get(term, 0.0))
 
     def explain_whole(self, term: str, finding: Finding) -> None:
         """Takes a finding that makes all that a term pays worth nothing."""

@@ -362,13 +362,13 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
     report = audited(write(tmp_path), on_progress=slow, limit_s=100.0)
     (finding,) = report.findings
     assert finding.hole == "unfinished"
-    assert "not finished within 100 s: train: attacks, 1 of 18 done" in finding.message
+    assert "not finished within 100 s: train: attacks, 1 of 19 done" in finding.message
 
 
 def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     audited(write(tmp_path), on_progress=lambda *what: told.append(what))
-    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, 18) for step in range(18)]
+    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, 19) for step in range(19)]
     assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: the oracle plays while calls fail"}
 
 
