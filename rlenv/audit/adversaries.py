@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.audit.causes import side_scripts, vanishing_scripts
 from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
 from rlenv.audit.wildcards import CONTROLS, wildcard_scripts
 from rlenv.messages import Message, ToolCall
@@ -123,7 +124,8 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
 def _long(subject: Subject) -> Sequence[Script]:
     words, wrong = "word " * _LONG_WORDS, subject.form_text("?")
     varied = " ".join(f"point{index}" for index in range(2_000))
-    return [[words], [f"{words}\n{wrong}"], [f"{varied}\n{wrong}"], [f"<think>{varied}</think>{wrong}"]]
+    forms = [[subject.form(words)], [subject.form(varied)]]
+    return [*forms, [words], [f"{words}\n{wrong}"], [f"{varied}\n{wrong}"], [f"<think>{varied}</think>{wrong}"]]
 
 
 def _in_thinking(subject: Subject) -> Sequence[Script]:
@@ -217,6 +219,22 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hint="compare the answer with the row's own, or gate the term by the one that does",
         write=_wrong,
         partial=99,
+        wide=True,
+    ),
+    Adversary(
+        name="one_side",
+        hole="loose_match",
+        does="gives a number far below or far above the right one",
+        hint="compare the distance, abs(answer - right)",
+        write=side_scripts,
+        wide=True,
+    ),
+    Adversary(
+        name="vanishing",
+        hole="empty_answer",
+        does="answers with letters that are not Latin, or with marks alone",
+        hint="give 0 where normalising leaves nothing of an answer, and keep all letters",
+        write=vanishing_scripts,
         wide=True,
     ),
     Adversary(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
+from rlenv.audit.causes import as_length, beyond, judge_sides, judge_vanishing
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.play import Key, Way
 from rlenv.audit.report import Finding, Thresholds
@@ -17,7 +18,7 @@ from rlenv.trajectory import Trajectory
 
 __all__ = ["judge_chapter"]
 
-_BEFORE_TOOLS = ("nothing", "wrong_answer", "pattern", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
+_BEFORE_TOOLS = ("wrong_answer", "pattern", "empty", "empty_form", "idle_calls", "never_ends", "very_long")
 _CHANCE = 0.15
 _FEW = 5
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
@@ -37,6 +38,9 @@ def judge_chapter(
     """The findings; `foreign` are terms that rose with what tools wrote."""
     verdicts = Verdicts(environment.spec.rewards, thresholds, chapter.golds)
     named = {adversary.name: adversary for adversary in ADVERSARIES}
+    _judge(verdicts, named["nothing"], chapter)
+    judge_sides(verdicts, chapter)
+    judge_vanishing(verdicts, chapter)
     for name in _BEFORE_TOOLS:
         _judge(verdicts, named[name], chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
@@ -88,21 +92,9 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
             most=adversary.most,
             partial=adversary.partial,
         )
-        verdicts.judge(suspect, _beyond_controls(chapter.ways.get(adversary.name, []), adversary.controls))
-
-
-def _beyond_controls(ways: Sequence[Way], controls: int) -> Sequence[Way]:
-    """The ways without their controls, on the tasks where none of those earns as much."""
-    plain = ways[len(ways) - controls :]
-
-    def is_shown(key: Key, ended: Trajectory) -> bool:
-        earned = ended.reward.total or 0.0
-        others = [way[key].reward.total or 0.0 for way in plain if key in way]
-        return earned <= SLACK or all(other < earned - SLACK for other in others)
-
-    if not plain:
-        return ways
-    return [{key: ended for key, ended in way.items() if is_shown(key, ended)} for way in ways[: len(ways) - controls]]
+        ways = chapter.ways.get(adversary.name, [])
+        first = len(ways) - adversary.controls
+        verdicts.judge(suspect, [beyond(way, ways[first:]) for way in ways[:first]])
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
@@ -122,6 +114,9 @@ def _named(environment: Environment, found: Finding, chapter: Chapter) -> Findin
     if found.hole == "form_only" and found.episode is not None:
         if has_state and term is not None and may_read_state(term.spec) and term.spec.kind == "verify":
             return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
+        longer = next(adversary for adversary in ADVERSARIES if adversary.name == "very_long")
+        if (told := as_length(found, chapter, longer.hint)) is not found:
+            return told
         share = max(share_of(way, chapter.golds) for way in chapter.all_ways("wrong_answer"))
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"

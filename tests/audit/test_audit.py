@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
 from rlenv.audit.tells import Tell, tells_for
@@ -20,6 +21,8 @@ from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
 
+STEPS = len(ADVERSARIES) + 5
+"""Of the attacks on a split."""
 SPEC = """
 rlenv: 1
 name: planted
@@ -124,7 +127,13 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.passes
     assert report.oracle_reward == 1.0
     assert {attack.reward for attack in report.attacks} == {0.0, None}
-    assert {attack.name for attack in report.attacks if attack.reward is None} == {"leak", "chance", "emptied_state"}
+    assert {attack.name for attack in report.attacks if attack.reward is None} == {
+        "leak",
+        "chance",
+        "echoed",
+        "emptied_state",
+        "one_side",
+    }
     assert report.faults is not None
     assert report.faults.invalid == 0
 
@@ -362,13 +371,13 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
     report = audited(write(tmp_path), on_progress=slow, limit_s=100.0)
     (finding,) = report.findings
     assert finding.hole == "unfinished"
-    assert "not finished within 100 s: train: attacks, 1 of 19 done" in finding.message
+    assert f"not finished within 100 s: train: attacks, 1 of {STEPS} done" in finding.message
 
 
 def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     audited(write(tmp_path), on_progress=lambda *what: told.append(what))
-    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, 19) for step in range(19)]
+    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, STEPS) for step in range(STEPS)]
     assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: the oracle plays while calls fail"}
 
 

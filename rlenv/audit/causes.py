@@ -1,0 +1,108 @@
+"""Wrong answers that tell one cause from another: numbers on one side, and what a comparison leaves nothing of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rlenv.audit.chapter import Chapter
+from rlenv.audit.play import Key, Way
+from rlenv.audit.report import Finding
+from rlenv.audit.subject import Action, Subject
+from rlenv.audit.verdicts import SLACK, Suspect, Verdicts
+from rlenv.trajectory import Trajectory
+
+__all__ = ["as_length", "beyond", "judge_sides", "judge_vanishing", "side_scripts", "vanishing_scripts"]
+
+_VANISHING = ("\u03a9", "\u4eac\u90fd", "?!", "\u2026")
+_FAR = 1_000_000
+_SHOWN = 3
+_SHORT = 0.5
+_LONG = 0.9
+
+
+def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """A number far below the right one, and one far above; () where the right one is no number."""
+    text = subject.right.strip().replace(",", "")
+    try:
+        value = float(text)
+    except ValueError:
+        return []
+    if not abs(value) < 1e12 or not text[-1:].isdigit():
+        return []
+    far = 1_000 * abs(value) + _FAR
+    return [[subject.form(str(round(value - far)))], [subject.form(str(round(value + far)))]]
+
+
+def vanishing_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Answers of letters that are not Latin and of marks alone; () in the place of one that is a part of the right."""
+    return [[] if set(text) & set(subject.right) else [subject.form(text)] for text in _VANISHING]
+
+
+def beyond(way: Way, plain: Sequence[Way]) -> Way:
+    """The tasks of a way on which none of the controls earns as much: there it has shown something, or nothing."""
+
+    def is_shown(key: Key, ended: Trajectory) -> bool:
+        earned = ended.reward.total or 0.0
+        others = [one[key].reward.total or 0.0 for one in plain if key in one]
+        return earned <= SLACK or all(other < earned - SLACK for other in others)
+
+    return {key: ended for key, ended in way.items() if is_shown(key, ended)}
+
+
+def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
+    """A comparison that looks at one side alone; where numbers of both sides pass, it is none at all."""
+    ways = chapter.ways.get("one_side", [])
+    for side, way, other in [("below", ways[0], ways[1]), ("above", ways[1], ways[0])] if len(ways) == 2 else ():
+        suspect = Suspect(
+            name="one_side",
+            hole="loose_match",
+            does=f"gives a number far {side} the right one",
+            hint=f"whatever is {side} the right number passes, and no smaller tolerance closes that: compare the "
+            "distance, abs(answer - right)",
+            partial=99,
+        )
+        verdicts.judge(suspect, [beyond(way, [other])])
+
+
+def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
+    """Right answers of which normalising leaves nothing, so that all is right of which it leaves nothing either."""
+    nonsense = chapter.ways.get("wrong_answer", [])[1:2]
+    ways = [beyond(way, nonsense) for way in chapter.ways.get("vanishing", [])]
+    suspect = Suspect(
+        name="vanishing",
+        hole="empty_answer",
+        does="answers with letters that are not Latin, or with marks alone,",
+        hint="what is right there and this answer are the same, or both empty, once they are normalised; refusing an "
+        "empty answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left",
+        partial=99,
+    )
+    before = len(verdicts.findings)
+    verdicts.judge(suspect, ways)
+    for place, found in enumerate(verdicts.findings[before:], before):
+        rows = {
+            key: chapter.golds[key].answer
+            for way in ways
+            for key, one in way.items()
+            if (one.reward.total or 0.0) > SLACK
+        }
+        shown = ", ".join(f"{split}/{index} ({rows[split, index]!r:.40})" for split, index in sorted(rows)[:_SHOWN])
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        verdicts.findings[place] = dataclasses.replace(found, message=f"{found.message}; right there: {shown}{more}")
+
+
+def as_length(found: Finding, chapter: Chapter, hint: str) -> Finding:
+    """What pays a wrong answer, told as length where short ones earn little and long ones as much."""
+    long, *short = chapter.ways.get("wrong_answer", [])
+    earned = _mean(long, found.term)
+    is_short_paid = max((_mean(way, found.term) for way in short), default=0.0) > _SHORT * earned
+    longest = max((_mean(way, found.term) for way in chapter.ways.get("very_long", [])), default=0.0)
+    if earned <= SLACK or is_short_paid or longest < _LONG * earned:
+        return found
+    message = f"{found.message}; short ones earn less, and one word again and again as much: length is paid"
+    return dataclasses.replace(found, hole="length_paid", message=message, hint=hint)
+
+
+def _mean(way: Way, term: str) -> float:
+    values = [ended.reward.terms[term].value or 0.0 for ended in way.values() if term in ended.reward.terms]
+    return sum(values) / len(values) if values else 0.0
