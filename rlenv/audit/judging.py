@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.causes import as_length, beyond, judge_sides, judge_vanishing
 from rlenv.audit.chapter import Chapter
+from rlenv.audit.groups import judge_groups
 from rlenv.audit.play import Key, Way
 from rlenv.audit.report import Finding, Thresholds
 from rlenv.audit.verdicts import SLACK, Suspect, Verdicts, episode_of, share_of
@@ -69,7 +70,8 @@ def judge_chapter(
     else:
         _judge_rest(verdicts, named, chapter)
         _judge_guesses(verdicts, chapter)
-    return [*verdicts.findings, *_invalid(environment, chapter)]
+    compared = judge_groups(environment, thresholds, chapter)
+    return [*verdicts.findings, *compared, *_invalid(environment, chapter)]
 
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
