@@ -95,7 +95,9 @@ class ModelAttacks:
         if self.judged is not None:
             # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
             moved = {finding.term for finding in self.judged.findings}
-            findings = [one for one in findings if one.hole != "judge_obeys" or one.term not in moved]
+            long = {finding.term for finding in self.judged.findings if finding.hole == "judge_likes_length"}
+            said = {"judge_obeys": moved, "length_paid": long}
+            findings = [one for one in findings if one.term not in said.get(one.hole, ())]
             findings += self.judged.findings
             notes += self.judged.notes
         if self.tried is not None:

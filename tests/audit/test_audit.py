@@ -20,6 +20,7 @@ from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
+from tests.support.swayed import swayed
 
 STEPS = len(ADVERSARIES) + 5
 """Of the attacks on a split."""
@@ -238,6 +239,18 @@ def test_a_judge_that_obeys_the_answer_is_found_by_name(tmp_path: Path, obeys: b
 
     found = holes(asyncio.run(main()))
     assert (("judge_obeys", "kind") in found) is obeys
+
+
+def test_a_judge_that_likes_length_is_one_finding(tmp_path: Path) -> None:
+    async def main() -> Report:
+        async with FakeEndpoint(swayed("length")) as server:
+            path = write(tmp_path, rewards="")
+            path.write_text(path.read_text().replace("rewards:\n", JUDGE.format(url=server.base_url)))
+            async with rlenv.load(path) as environment:
+                return await audit(environment)
+
+    found = [hole for hole, term in holes(asyncio.run(main())) if term == "kind" and "length" in hole]
+    assert found == ["judge_likes_length"]
 
 
 def test_a_judge_that_cannot_be_reached_is_no_number_and_a_finding(tmp_path: Path) -> None:
