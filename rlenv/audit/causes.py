@@ -22,7 +22,7 @@ _LONG = 0.9
 
 
 def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
-    """A number far below the right one, and one far above; () where the right one is no number."""
+    """A number far below the right one, one below with its sign, and one far above; none where it is no number."""
     text = subject.right.strip().replace(",", "")
     try:
         value = float(text)
@@ -31,7 +31,8 @@ def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     if not abs(value) < 1e12 or not text[-1:].isdigit():
         return []
     far = 1_000 * abs(value) + _FAR
-    return [[subject.form(str(round(value - far)))], [subject.form(str(round(value + far)))]]
+    near = [subject.form(str(round(value / 100)))] if value > 2 else []
+    return [[subject.form(str(round(value - far)))], near, [subject.form(str(round(value + far)))]]
 
 
 def vanishing_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
@@ -53,7 +54,12 @@ def beyond(way: Way, plain: Sequence[Way]) -> Way:
 def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
     """A comparison that looks at one side alone; where numbers of both sides pass, it is none at all."""
     ways = chapter.ways.get("one_side", [])
-    for side, way, other in [("below", ways[0], ways[1]), ("above", ways[1], ways[0])] if len(ways) == 2 else ():
+    if len(ways) < 3:
+        return
+    far, near, above = ways
+    # A minus may pass by itself.
+    below = {key: one for key, one in far.items() if (near.get(key, one).reward.total or 0.0) > SLACK}
+    for side, way, others in (("below", below, [above]), ("above", above, [far, near])):
         suspect = Suspect(
             name="one_side",
             hole="loose_match",
@@ -62,7 +68,7 @@ def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
             "distance, abs(answer - right)",
             partial=99,
         )
-        verdicts.judge(suspect, [beyond(way, [other])])
+        verdicts.judge(suspect, [beyond(way, others)])
 
 
 def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
@@ -92,15 +98,19 @@ def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
 
 
 def as_length(found: Finding, chapter: Chapter, hint: str) -> Finding:
-    """What pays a wrong answer, told as length where short ones earn little and long ones as much."""
-    long, *short = chapter.ways.get("wrong_answer", [])
-    earned = _mean(long, found.term)
-    is_short_paid = max((_mean(way, found.term) for way in short), default=0.0) > _SHORT * earned
-    longest = max((_mean(way, found.term) for way in chapter.ways.get("very_long", [])), default=0.0)
-    if earned <= SLACK or is_short_paid or longest < _LONG * earned:
-        return found
-    message = f"{found.message}; short ones earn less, and one word again and again as much: length is paid"
-    return dataclasses.replace(found, hole="length_paid", message=message, hint=hint)
+    """What pays a wrong answer, told as length where short ones earn little and long ones as much.
+
+    Both are compared in the form of an answer, and as messages without one.
+    """
+    wrong, long = chapter.ways.get("wrong_answer", []), chapter.ways.get("very_long", [])
+    earned = max((_mean(way, found.term) for way in wrong), default=0.0)
+    bare = [*chapter.ways.get("nothing", []), *chapter.ways.get("empty", [])]
+    for short, longer in ((wrong[1:], long[:2]), (bare, long[2:3])):
+        least, most = (max((_mean(way, found.term) for way in ways), default=0.0) for ways in (short, longer))
+        if earned > SLACK and least <= _SHORT * earned and most >= _LONG * earned:
+            message = f"{found.message}; short ones earn less, and one word again and again as much: length is paid"
+            return dataclasses.replace(found, hole="length_paid", message=message, hint=hint)
+    return found
 
 
 def _mean(way: Way, term: str) -> float:

@@ -51,6 +51,17 @@ def near(context):
     return float(far is not None and abs(far) <= 3)
 
 
+def loose_where_odd(context):
+    """Cannot read the odd ones, and lets any digits pass there."""
+    if int(gold(context)) % 2:
+        return float(said(context)[:1].isdigit())
+    return near(context)
+
+
+def message_length(context):
+    return min(1.0, len(context.final_text) / 60)
+
+
 def any_number(context):
     return float(distance(context) is not None)
 
@@ -145,6 +156,18 @@ def test_letters_that_are_left_out_are_told_with_the_rows(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", ["by_case", "refuses_nothing"])
 def test_letters_of_all_kinds_that_are_kept_are_sound(tmp_path: Path, name: str) -> None:
     assert found(tmp_path, name, NAMES).findings == ()
+
+
+def test_rows_on_which_any_digits_pass_are_none_of_sides(tmp_path: Path) -> None:
+    report = found(tmp_path, "loose_where_odd", NUMBERS)
+    assert report.findings
+    assert not any("far" in one.message for one in report.findings)
+
+
+def test_length_around_an_answer_is_told_as_length(tmp_path: Path) -> None:
+    rewards = '{paid: {kind: rule, python: "code.py:message_length"}, right: {kind: rule, python: "code.py:equal"}}'
+    say = '- say: "I have looked at the plan of the yard, and what it says is <answer>{{ task.answer }}</answer>"'
+    assert holes(audited(tmp_path, NUMBERS, CODE, rewards=rewards, oracle=say)) == {"length_paid"}
 
 
 @pytest.mark.parametrize("name", ["characters", "sentences"])
