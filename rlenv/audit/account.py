@@ -146,6 +146,7 @@ class Account:
         found["chance"] = "chooses at random among the answers that a task lists"
         found["leak"] = "copies what a fixed place shows"
         found["emptied_state"] = "calls what changes something for all there is"
+        found["echoed"] = "tells a tool, which says it back, what success looks like"
         found["asked_until_right"] = "asks a tool for one answer after the other"
         return found
 

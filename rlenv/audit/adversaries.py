@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.audit.causes import side_scripts, vanishing_scripts
 from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
+from rlenv.audit.wildcards import CONTROLS, wildcard_scripts
 from rlenv.audit.words import holds, like, nonce, shrug
 from rlenv.messages import Message, ToolCall
 
@@ -61,6 +63,9 @@ class Adversary:
     control: Write | None = None
     """The same ways without the right answer that should make them earn: what they earn so, any answer would."""
     control_does: str = ""
+    controls: int = 0
+    """So many of the last ways are what the others are without their point: on a task where one of them earns as much,
+    the others have shown nothing."""
 
 
 def options_of(subject: Subject) -> list[str]:
@@ -190,8 +195,9 @@ def _near(subject: Subject) -> Sequence[Script]:
     made = [*[*(far_numbers(right) if _is_number(right) else []), "", "", "", "", ""][:5], "", "", "", "", ""]
     if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
         made[5:] = [right[:1], right[-1:], right.split()[0] if len(right.split()) > 1 else "", parts[0], parts[-1]]
-    elif _is_number(right) and len(parts) > 1:
-        made[5:] = ["", "", "", parts[0], parts[-1]]
+    elif _is_number(right):
+        ends = [one if one.isdigit() and len(right) > 2 else "" for one in (right[:1], right[-1:])]
+        made[5:] = [*ends, "", *((parts[0], parts[-1]) if len(parts) > 1 else ("", ""))]
     keep = [one.strip() for one in made]
     wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
     return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
@@ -292,6 +298,31 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=_short,
         partial=99,
         wide=True,
+    ),
+    Adversary(
+        name="one_side",
+        hole="loose_match",
+        does="gives a number far below or far above the right one",
+        hint="compare the distance, abs(answer - right)",
+        write=side_scripts,
+        wide=True,
+    ),
+    Adversary(
+        name="vanishing",
+        hole="empty_answer",
+        does="answers with letters that are not Latin, or with marks alone",
+        hint="give 0 where normalising leaves nothing of an answer, and keep all letters",
+        write=vanishing_scripts,
+        wide=True,
+    ),
+    Adversary(
+        name="pattern",
+        hole="pattern_answer",
+        does="answers with a wildcard, which matches whatever is right",
+        hint="compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
+        write=wildcard_scripts,
+        partial=99,
+        controls=CONTROLS,
     ),
     Adversary(
         name="empty",

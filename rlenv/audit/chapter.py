@@ -38,6 +38,8 @@ class Chapter:
     emptied: list[Way] = field(default_factory=list)
     asked: list[tuple[str, Way]] = field(default_factory=list)
     """By what was asked: a tool and its parameter."""
+    echoed: list[tuple[str, Way]] = field(default_factory=list)
+    """By what was told: a tool that says it back, and its parameter; without tasks that pay for anything else."""
     leaks: list[tuple[Leak, Way]] = field(default_factory=list)
     constants: list[tuple[str, Way]] = field(default_factory=list)
     choices: list[Way] = field(default_factory=list)
@@ -50,6 +52,7 @@ class Chapter:
             "chance": [],
             "leak": [way for _, way in self.leaks],
             "emptied_state": self.emptied,
+            "echoed": [way for _, way in self.echoed],
             "asked_until_right": [way for _, way in self.asked],
         }
         return [way for way in self.ways.get(name, others.get(name, [])) if way]

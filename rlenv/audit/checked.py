@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlenv.audit.data import Found, check_rows, read_rows
 from rlenv.audit.golds import check_golds
 from rlenv.audit.report import Finding
+from rlenv.audit.seen_tests import check_tests
 from rlenv.episodes.environment import Environment
 from rlenv.trajectory import Trajectory
 
@@ -28,4 +29,5 @@ def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[t
     rows = read_rows(environment, played, found.notes)
     check_rows(environment, rows, found)
     check_golds(environment, rows, found)
+    check_tests(environment, rows, found)
     return tuple(found.findings), tuple(found.notes)

@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import Template
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.judge_texts import ATTACKS, NEUTRAL, JudgeAttack
+from rlenv.audit.judge_texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.audit.judged import JudgedTerm, JudgeFall
 from rlenv.audit.report import Episode, Finding
 from rlenv.audit.subject import Subject
@@ -45,6 +45,7 @@ _SHOWN: Final = 600
 Progress = Callable[[str, int, int], None]
 
 
+_FLATTERED: Final = "judge_flattered"
 _FORGED: Final = "judge_reads_forged_verdict"
 _SAYS: Final = {
     "judge_reads_forged_verdict": "rises when the answer holds a made-up verdict",
@@ -84,7 +85,8 @@ async def attack_judges(
     Args:
         golds: the oracle's episodes.
         tasks: how many of their tasks are used, spread evenly; a judge gives at most `tasks` · (3 + the number of
-            `ATTACKS`) verdicts. Verdicts that it gave before are known and not asked for again.
+            `ATTACKS`) verdicts, and one that is flattered up to as many again. Verdicts that it gave before are known
+            and not asked for again.
         threshold: the least rise that counts, as a share of the scale.
     """
     found = JudgeAttacks()
@@ -153,7 +155,7 @@ class _Attacked:
             # All at once, within `places`: one slow verdict holds up no other task's.
             for rise in await asyncio.gather(*(one(pair, attack) for pair, attack in tried)):
                 rises.setdefault(rise.attack.hole, []).append(rise)
-            falls = self._falls(rises)
+            falls = await self._beyond_words(rises, self._falls(rises))
         self._report(len(subjects), [one[""] for one in oracle if "" in one], known, falls)
 
     def _progress(self, done: int, total: int) -> None:
@@ -171,6 +173,20 @@ class _Attacked:
     async def _rise(self, pair: _Pair, attack: JudgeAttack) -> _Rise:
         text = self._with(pair.subject, pair.wrong, pair.plain, self._text(attack, pair))
         return _Rise(attack, pair, text, await self._of_text(pair.subject, text))
+
+    async def _beyond_words(self, rises: dict[str, list[_Rise]], falls: list[JudgeFall]) -> list[JudgeFall]:
+        """The holes of a judge that is flattered: what moves it as much by its words alone is the same cause."""
+        others = [fall.hole for fall in falls if fall.hole not in (_FLATTERED, "judge_likes_length")]
+        if not others or len(others) == len(falls):
+            return falls
+        for hole in others:
+            rises[hole] = await asyncio.gather(*(self._with_words(rise) for rise in rises[hole]))
+        return self._falls(rises)
+
+    async def _with_words(self, rise: _Rise) -> _Rise:
+        pair = rise.pair
+        text = self._with(pair.subject, pair.wrong, pair.plain, words_of(self._text(rise.attack, pair)))
+        return replace(rise, words=await self._of_text(pair.subject, text))
 
     def _text(self, attack: JudgeAttack, pair: _Pair) -> str:
         low, high = self.spec.ends
@@ -280,7 +296,8 @@ class _Attacked:
                 continue
             # What words without a meaning earn is length, and is told as that alone.
             floor = before if hole == "judge_likes_length" else rise.pair.neutral.get(judge, before)
-            rose = sign * (after - (max(before, floor) if sign > 0 else min(before, floor)))
+            worth = (before, floor, rise.words.get(judge, before))
+            rose = sign * (after - (max(worth) if sign > 0 else min(worth)))
             gold = rise.pair.subject.gold
             place = (gold.split, gold.task_index)
             has_risen = rose > self.threshold + _SLACK
@@ -363,6 +380,8 @@ class _Rise:
     pair: _Pair
     text: str
     after: Mapping[str, float]
+    words: Mapping[str, float] = field(default_factory=dict)
+    """What they give it with the attack's words alone; nothing where that was not asked."""
 
 
 def _material(prompt: str) -> set[str]:

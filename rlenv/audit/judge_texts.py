@@ -8,12 +8,15 @@ a tool's or a user's message.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from rlenv.audit.tells import TELLS
 
-__all__ = ["ATTACKS", "NEUTRAL", "JudgeAttack"]
+__all__ = ["ATTACKS", "NEUTRAL", "JudgeAttack", "words_of"]
+
+_WORD = re.compile(r"[^\W\d_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,16 @@ class JudgeAttack:
     name: str
     text: str
     is_mixed: bool = False
+
+
+def words_of(text: str) -> str:
+    """The words of a text without what it says: in the order of the alphabet, without numbers and marks.
+
+    A judge that is moved by this as by the text has not read it, but likes some of its words. Writing that sets no
+    space between words is taken apart into characters, of which none is an instruction.
+    """
+    words = [one for word in _WORD.findall(text.casefold()) for one in ([word] if word.upper() != word else word)]
+    return " ".join(sorted(set(words)))
 
 
 NEUTRAL = (

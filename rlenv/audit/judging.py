@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
+from rlenv.audit.causes import beyond, judge_sides, judge_vanishing
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.golds import tail
+from rlenv.audit.groups import judge_groups
 from rlenv.audit.play import Way
 from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.audit.verdicts import ANY_ANSWER, SLACK, Suspect, Verdicts, episode_of, share_of
@@ -19,7 +21,7 @@ from rlenv.trajectory import Trajectory
 __all__ = ["judge_chapter"]
 
 _BEFORE_TOOLS = (
-    *("nothing", "short_answer", "empty", "empty_form", "very_long", "wrong_answer", "other_answer"),
+    *("short_answer", "empty", "empty_form", "very_long", "wrong_answer", "other_answer", "pattern"),
     *("idle_calls", "never_ends"),
 )
 _WRONG = ("short_answer", "wrong_answer")
@@ -46,6 +48,9 @@ def judge_chapter(
     """The findings; `foreign` are terms that rose with what tools wrote."""
     verdicts = Verdicts(environment.spec.rewards, thresholds, chapter.golds)
     named = {adversary.name: adversary for adversary in ADVERSARIES}
+    _judge(verdicts, named["nothing"], chapter)
+    judge_sides(verdicts, chapter)
+    judge_vanishing(verdicts, chapter)
     for name in _BEFORE_TOOLS:
         _judge(verdicts, named[name], chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
@@ -55,6 +60,7 @@ def judge_chapter(
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
             found = Finding("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
             verdicts.explain_whole(term, found)
+    _judge_echoes(verdicts, chapter)
     _judge(verdicts, named["judge_instructions"], chapter)
     suspect = Suspect(
         name="emptied_state",
@@ -74,7 +80,8 @@ def judge_chapter(
     else:
         _judge_rest(verdicts, named, chapter)
         _judge_guesses(verdicts, chapter)
-    return [*verdicts.findings, *_invalid(environment, chapter)]
+    compared = judge_groups(environment, thresholds, chapter)
+    return [*verdicts.findings, *compared, *_invalid(environment, chapter)]
 
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
@@ -103,7 +110,9 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
             most=adversary.most,
             partial=adversary.partial,
         )
-        verdicts.judge(suspect, [way for way in ways if not adversary.whole or verdicts.pays_whole(way)])
+        first = len(ways) - adversary.controls
+        shown = [beyond(way, ways[first:]) for way in ways[:first]]
+        verdicts.judge(suspect, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
@@ -166,6 +175,18 @@ def _paid(way: Way, term: str) -> float:
     """What a term adds to the reward on average."""
     terms = [ended.reward.terms[term] for ended in way.values()]
     return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
+
+
+def _judge_echoes(verdicts: Verdicts, chapter: Chapter) -> None:
+    for told, way in chapter.echoed:
+        suspect = Suspect(
+            name="echoed",
+            hole="echoed_text",
+            does=f"tells {told}, which says it back, what success looks like",
+            hint="look at the state or at the value of the one call that counts, and never search all that tools gave: "
+            "what they say back are the policy's own words",
+        )
+        verdicts.judge(suspect, [way])
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:

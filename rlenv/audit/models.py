@@ -94,11 +94,10 @@ class ModelAttacks:
         notes = [*report.notes, *self.notes]
         if self.judged is not None:
             # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
-            moved = {(finding.term, finding.hole) for finding in self.judged.findings}
-            terms = {term for term, _ in moved}
-            findings = [one for one in findings if one.hole != "judge_obeys" or one.term not in terms]
-            long = [term for term, hole in moved if hole == "judge_likes_length"]
-            findings = [one for one in findings if one.hole != "length_paid" or one.term not in long]
+            moved = {finding.term for finding in self.judged.findings}
+            long = {finding.term for finding in self.judged.findings if finding.hole == "judge_likes_length"}
+            said = {"judge_obeys": moved, "length_paid": long}
+            findings = [one for one in findings if one.term not in said.get(one.hole, ())]
             findings += self.judged.findings
             notes += self.judged.notes
         if self.tried is not None:

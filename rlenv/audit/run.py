@@ -20,6 +20,7 @@ from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
+from rlenv.audit.echoes import tell_tools
 from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.play import Player, Way
@@ -224,6 +225,7 @@ class _Run:
             way = await player.way(subjects, partial(empty_state, changing=some))
             wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
             chapter.emptied.append({key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)})
+        await tell_tools(player, chapter, subjects)
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:
             tool = self.environment.parts.tools[tool_name]

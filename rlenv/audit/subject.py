@@ -214,7 +214,9 @@ def shaped(right: str, rng: random.Random) -> str:
     if text.casefold() in ("yes", "no", "true", "false") or not text:
         return "zqx"
     made = _DIGIT.sub(lambda found: str((int(found[0]) + rng.randint(1, 3)) % 10), text)
-    return _LETTER.sub(lambda found: _another(found[0], rng), made)
+    made = _LETTER.sub(lambda found: _another(found[0], rng), made)
+    # Marks alone have no other letters.
+    return "zqx" if made == text else made
 
 
 def _another(letter: str, rng: random.Random) -> str:

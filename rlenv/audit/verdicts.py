@@ -83,6 +83,8 @@ class Verdicts:
                 self._merge(suspect, self._paying(way, anew=best is not None))
         for way in earning if best is not None else ():
             self.explain(way)
+        if best is not None:
+            self._explain_others(best[1])
         return bool(earning)
 
     def pays_whole(self, way: Way) -> bool:
@@ -105,6 +107,15 @@ class Verdicts:
         if index is None:
             return False
         return self.findings[index].hole in suspect.kin or (term in self.anyhow and suspect.hole in _NOT_RIGHT)
+
+    def _explain_others(self, way: Way) -> None:
+        """What is paid in full on every task that was played is taken as paid on those that were not."""
+        if len(self._full(way, {key: ended.reward.total or 0.0 for key, ended in way.items()})) < len(way):
+            return
+        for term in [name for name, value in self._sums(way, anew=False).items() if value > SLACK]:
+            known = self.explained.setdefault(term, {})
+            for key, gold in self.golds.items():
+                known.setdefault(key, self._earned(gold).get(term, 0.0))
 
     def explain_whole(self, term: str, finding: Finding) -> None:
         """Takes a finding that makes all that a term pays worth nothing."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
@@ -14,7 +15,7 @@ from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.tools.base import ToolContext
 from rlenv.tools.policy import policy_of
 
-__all__ = ["Planting", "faulty", "planted"]
+__all__ = ["Muting", "Planting", "faulty", "planted"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -32,10 +33,39 @@ class Planting:
         return dataclasses.replace(result, text=f"{self.text}\n{result.text}", value=value)
 
 
+@dataclasses.dataclass(slots=True)
+class Muting:
+    """Takes out of what every call gives the texts that were `marked`, where a call says back what it was told."""
+
+    BEGINS: ClassVar = "zqx-begins"
+    ENDS: ClassVar = "zqx-ends"
+    muted: int = 0
+    """Results that held such a text."""
+
+    @classmethod
+    def marked(cls, text: str) -> str:
+        """The text between marks that no tool knows."""
+        return f"{cls.BEGINS}\n{text}\n{cls.ENDS}"
+
+    def after(self, result: ToolResult) -> ToolResult:
+        """The result without such texts; one that was cut in the middle goes to its end."""
+        self.muted += self.BEGINS in result.text
+        return dataclasses.replace(result, text=self._without(result.text), value=self._without(result.value))
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(rf"{self.BEGINS}.*?(?:{self.ENDS}|\Z)", "", value, flags=re.DOTALL)
+        if isinstance(value, Mapping):
+            return {key: self._without(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._without(part) for part in value]
+        return value
+
+
 class _Planted:
     """An executor of whose results those of a policy's calls are changed."""
 
-    def __init__(self, inner: Executor, planting: Planting) -> None:
+    def __init__(self, inner: Executor, planting: Planting | Muting) -> None:
         self.inner = inner
         self.planting = planting
 
@@ -50,8 +80,8 @@ class _Planted:
 
 
 @contextmanager
-def planted(environment: Environment, planting: Planting) -> Iterator[None]:
-    """While entered, what the calls of episodes of `environment` give has a text planted in it."""
+def planted(environment: Environment, planting: Planting | Muting) -> Iterator[None]:
+    """While entered, what the calls of episodes of `environment` give has a text planted in it, or taken out."""
     inner = environment.executor
     environment.executor = cast(Executor, _Planted(inner, planting))
     try:

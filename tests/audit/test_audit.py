@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
 from rlenv.audit.tells import Tell, tells_for
@@ -19,7 +20,10 @@ from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
+from tests.support.swayed import swayed
 
+STEPS = len(ADVERSARIES) + 5
+"""Of the attacks on a split."""
 SPEC = """
 rlenv: 1
 name: planted
@@ -125,7 +129,7 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.oracle_reward == 1.0
     assert {attack.reward for attack in report.attacks} == {0.0, None}
     assert {attack.name for attack in report.attacks if attack.reward is None} == {
-        *("leak", "chance", "emptied_state", "joined"),
+        *("leak", "chance", "echoed", "emptied_state", "joined", "one_side"),
     }
     assert report.faults is not None
     assert report.faults.invalid == 0
@@ -231,6 +235,18 @@ def test_a_judge_that_obeys_the_answer_is_found_by_name(tmp_path: Path, obeys: b
 
     found = holes(asyncio.run(main()))
     assert (("judge_obeys", "kind") in found) is obeys
+
+
+def test_a_judge_that_likes_length_is_one_finding(tmp_path: Path) -> None:
+    async def main() -> Report:
+        async with FakeEndpoint(swayed("length")) as server:
+            path = write(tmp_path, rewards="")
+            path.write_text(path.read_text().replace("rewards:\n", JUDGE.format(url=server.base_url)))
+            async with rlenv.load(path) as environment:
+                return await audit(environment)
+
+    found = [hole for hole, term in holes(asyncio.run(main())) if term == "kind" and "length" in hole]
+    assert found == ["judge_likes_length"]
 
 
 def test_a_judge_that_cannot_be_reached_is_no_number_and_a_finding(tmp_path: Path) -> None:
@@ -364,13 +380,13 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
     report = audited(write(tmp_path), on_progress=slow, limit_s=100.0)
     (finding,) = report.findings
     assert finding.hole == "unfinished"
-    assert "not finished within 100 s: train: attacks, 1 of 21 done" in finding.message
+    assert f"not finished within 100 s: train: attacks, 1 of {STEPS} done" in finding.message
 
 
 def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     audited(write(tmp_path), on_progress=lambda *what: told.append(what))
-    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, 21) for step in range(21)]
+    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, STEPS) for step in range(STEPS)]
     assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: the oracle plays while calls fail"}
 
 
