@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
 
 from rlenv.audit.aims import Aim, aim_of
 from rlenv.audit.chapter import Chapter, Leak
 from rlenv.audit.marks import is_anywhere, is_glued, is_mark
-from rlenv.audit.place_rules import Sure, dealt_anew, holds, is_sure, learn, same, says, unveiled
+from rlenv.audit.place_rules import Sure, holds, learn, says, unveiled
 from rlenv.audit.play import Player
-from rlenv.audit.probes import AS_ORACLE, Probe, by_schema, listed_names, pieces, probes, reading_probes, words_in
+from rlenv.audit.probes import AS_ORACLE, Probe, by_schema, listed_names, probes, reading_probes
+from rlenv.audit.sheets import beside, sheets
 from rlenv.audit.subject import Action, Subject
 from rlenv.episodes.rollout import together
 from rlenv.messages import Message, ToolResult
@@ -27,11 +28,9 @@ __all__ = ["find_leaks", "read_places"]
 
 _MOST_PLAYED = 8
 _MOST_ASKED = 48
-_MOST_BESIDE = 300
 _SCOUTS = 12
 _ROUNDS = 2
 _PROBING_S = 30.0
-_RARE_WORD = 5
 
 Told = dict[str, ToolResult]
 """What calls gave on one task, by what they are."""
@@ -75,12 +74,16 @@ async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> t
     # What a tool has to be asked for is no part of a prompt to be read.
     asked_for = sum(_is_looked_up(subject, gold) for subject, gold in zip(subjects, golds, strict=True))
     allowed = is_anywhere if 5 * asked_for >= 4 * len(subjects) else is_mark
-    found = [_leak("prompt", learn(prompts, golds, allowed=allowed)), *_beside(prompts, subjects, golds)]
+    found = [
+        _leak("prompt", learn(prompts, golds, allowed=allowed)),
+        *(_leak(*one) for one in beside(prompts, subjects, golds)),
+    ]
     # Who has listed files has not read them: a name is no place for a gold.
-    listed = [_first_read(subject) for subject in subjects]
+    listed = _own_lines([_first_read(subject) for subject in subjects])
     found += [_leak("result that the oracle goes on from", learn(listed, golds, allowed=is_glued))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
+    found += await _sheets(player, some, golds[: len(some)], told)
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
     for label in dict.fromkeys(label for one in told for label in one):
@@ -111,36 +114,20 @@ def _leak(where: str, sure: Sure | None) -> Leak | None:
     return Leak(where, rule, sure.taken, sure.hits)
 
 
-def _beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[Leak | None]:
-    """Descriptions and schemas, the same on all tasks, that say golds beside what tells a task from the others."""
-    words = [set(words_in(prompt)) for prompt in prompts]
-    common = Counter(word for some in words for word in some)
-    own = [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
-    for tool in subjects[0].environment.parts.tools.values():
-        for kind, lines in pieces(tool).items():
-            spoken = [(line, set(words_in(line))) for line in lines]
-            near = [
-                "\n".join(line for line, said in spoken if one - set(words_in(gold)) & said)
-                for one, gold in zip(own, golds, strict=True)
-            ]
-            fired = [at for at, text in enumerate(near) if text and golds[at]][:_MOST_BESIDE]
-            hits = [at for at in fired if holds(near[at], golds[at])]
-            if not hits:
-                continue
-            # A line that names all there is says other tasks' golds as well.
-            pairs = [
-                holds(near[at], golds[other]) for at in fired for other in fired if not same(golds[at], golds[other])
-            ]
-            chance = max(sum(pairs) / max(1, len(pairs)), dealt_anew(["\0"] * len(fired), [golds[at] for at in fired]))
-            if is_sure(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(prompts)):
-                sure = Sure(
-                    "what stands beside the prompt's own words",
-                    len(hits),
-                    len(fired),
-                    chance,
-                    {at: golds[at] for at in hits},
-                )
-                yield _leak(f"{kind} of tool '{tool.name}'", sure)
+async def _sheets(
+    player: Player, subjects: Sequence[Subject], golds: Sequence[str], told: Sequence[Told]
+) -> list[Leak | None]:
+    """Golds in what a listed name gives on all tasks alike: in what is shown of it, or in its rows for the task."""
+    found: list[Leak | None] = []
+    for sheet in sheets(subjects, told):
+        sure, asked = sheet.sure(golds), sheet.asked()
+        if sure is None and asked:
+            made = await together(
+                [_results(player, one, [("rows", call)]) for one, call in zip(subjects, asked, strict=True)]
+            )
+            sure = sheet.sure(golds, [one["rows"].text if "rows" in one else "" for one in made])
+        found.append(_leak(sheet.where, sure))
+    return found
 
 
 async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
@@ -205,6 +192,14 @@ def _first_read(subject: Subject) -> str:
     """What the oracle's first call gave, "" where it reads nothing after it."""
     calls = [result for call, result in subject.oracle_calls() if not subject.changes(call.name)]
     return calls[0].text if len(calls) > 1 else ""
+
+
+def _own_lines(texts: Sequence[str]) -> list[str]:
+    """Listings without the lines that most of them have: one takes the name that the others lack."""
+    lines = [text.splitlines() for text in texts]
+    counts = Counter(line for some in lines for line in set(some))
+    full = sum(map(bool, lines))
+    return ["\n".join(line for line in some if 5 * counts[line] < 4 * full) for some in lines]
 
 
 def _alike(subjects: Sequence[Subject]) -> Set[str]:

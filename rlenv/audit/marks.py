@@ -15,19 +15,20 @@ _FIELD = re.compile(r"[^\W\d_]+[\"']?\s*[:=]\s*[\"']?[\w-]")
 _ASKED = re.compile(r"[^.?!\n:]*\?")
 _RECORD = 3
 _OPENS, _CLOSES = tuple("([{<"), tuple(")]}>")
+_REST = re.compile(r"[\w-]*(?: ?[-(][\w )-]*)?\.[a-z]\w{1,4}\b|_\w")
 _EMPTY = frozenset(
     "the and are was were has have had for with that this what which who how many much does did you your".split()
 )
 # A prompt that says so shows its gold by nature.
 _READ = re.compile(
     r"\b(?:passages?|texts?|documents?|contexts?|paragraphs?|articles?|excerpts?|e-?mails?|messages?|tables?|extract\w*|cop(?:y|ies)"
-    r"|repeat\w*|quot(?:e|ed)|story|log|transcript|snippets?|sentences?)\b",
+    r"|repeat\w*|quot(?:e|ed)|story|log|transcript|snippets?|sentences?|extensions?|renam\w*|domains?|urls?)\b",
     re.IGNORECASE,
 )
 _LISTED = re.compile(r"\b(?:following|below|above|lists?|options?|choose|pick)\b", re.IGNORECASE)
 _TURNS = re.compile(
     r"\b(?:revers\w*|backwards?|mirror\w*|hex\w*|base ?64|(?:en|de)cod\w*|rot-?13|cipher\w*|caesar|cents?|per ?cent\w*"
-    r"|alphabet\w*|convert\w*|binary|letters?|spell\w*|kilo\w*|milli\w*|met(?:er|re)s?|grams?|thousands?|hundreds?)\b",
+    r"|alphabet\w*|convert\w*|binary|letters?|spell\w*|underscores?|hyphen\w*|snake|camel|kebab|slugs?|spaces?|kilo\w*|milli\w*|met(?:er|re)s?|grams?|thousands?|hundreds?)\b",
     re.IGNORECASE,
 )
 _GIVEN = frozenset("answer gold golden solution result target label ref hint debug expected correct secret".split())
@@ -85,7 +86,9 @@ def is_anywhere(text: str, start: int, end: int, transform: str) -> bool:
 
 
 def is_glued(text: str, start: int, end: int, transform: str = "itself") -> bool:
-    """Whether a value is part of an identifier: `12/C`, `q007B`, `report_2001_84832.csv`; not so `5kg` or `$5`."""
+    """Whether a value is part of an identifier: `12/C`, `q007B`, `2001_report.csv`; not so `5kg` or `$5`."""
+    if _REST.match(text, end):
+        return True
     before = re.search(r"[\w/#.-]*$", text[:start])
     ahead = before[0] if before else ""
     is_named = re.search(r"[^\W\d_]", ahead + text[start:end])

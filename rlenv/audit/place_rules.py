@@ -39,15 +39,18 @@ _NUMBER = r"(?<!\d)(?<!\d[.,])[-+]?\d+(?:[.,]\d+)*(?!\d)"
 _WORD = r"(?<![^\W\d_])[^\W_]+"
 _LINE = r"[^\n]{1,200}?"
 _TOKEN = r"[^\s\"'`()\[\]{}<>,;]*\w"
-_VALUES = {"number": _NUMBER, "word": _WORD, "token": _TOKEN, "line": _LINE}
+_JOINED = r"(?<![^\W\d_])[^\W\d_]+(?:[_-][^\W\d_]+)*"
+_VALUES = {"number": _NUMBER, "word": _WORD, "token": _TOKEN, "line": _LINE, "name": _JOINED}
 _ALONE = _VALUES | {"line": r"^[^\n]+$"}
 _OF = {
     **dict.fromkeys(("times 100", "times 1000", "by its number from 0", "by its number from 1", "as 1 or 0"), "number"),
     **dict.fromkeys(("in hexadecimal", "as a hexadecimal number", "by its first letter"), "word"),
     "in base64": "line",
+    **{f"with {by!r} for spaces": "name" for by in ("_", "-", "")},
 }
 """What a hidden gold looks like; of the other forms it looks like the gold."""
 _LEFTS = (r"[^\n]{1,40}$", r"\w+\W+\w+\W*$", r"\w+\W*$", r"[^\w\s]\s*$")
+_NEXT = re.compile(r"[_-][^\W\d_]+")
 _FLAGS = {"yes": "1", "no": "0", "true": "1", "false": "0"}
 _SHORT_FLAGS = {"yes": "y", "no": "n", "true": "t", "false": "f"}
 
@@ -188,6 +191,9 @@ def _forms(gold: str) -> Iterator[tuple[str, str]]:
     yield "itself", gold
     if len(gold) > 1 and gold != gold[::-1]:
         yield "written backwards", gold[::-1]
+    if " " in gold:
+        # A name has no spaces: a file's, a table's.
+        yield from ((f"with {by!r} for spaces", re.sub(r"\W+", by, gold).strip(by)) for by in ("_", "-", ""))
     data = gold.encode("utf-8", "replace")
     yield "in base64", base64.b64encode(data).decode().rstrip("=")
     yield "in hexadecimal", data.hex()
@@ -219,6 +225,8 @@ def _candidates(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_
             before = text[:start].rpartition("\n")[2]
             after = text[end : end + 1]
             right = "\n" if after in ("", "\n") else after if not after.isalnum() and not after.isspace() else ""
+            if _OF.get(transform) == "name" and (more := _NEXT.match(text, end)):
+                right = more[0]  # what is joined ends where the next word begins
             lefts = [""] if not before else [match[0] for left in _LEFTS if (match := re.search(left, before))]
             for left in dict.fromkeys(lefts):
                 shape = _DIGITS.sub(lambda _: r"\d+", left)
@@ -254,8 +262,8 @@ def _tried(
 ) -> Sure | None:
     found = {at: taken for at, text in enumerate(texts) if (taken := rule.take(text)) is not None}
     fired = [at for at in tested if at in found]
-    # What reads the same from behind is written backwards as it is.
-    otherwise = "backwards" in rule.transform
+    # What reads the same from behind is written backwards as it is, and one word has no spaces.
+    otherwise = "backwards" in rule.transform or _OF.get(rule.transform) == "name"
     forms = {at: dict(_forms(golds[at])).get(rule.transform, golds[at] if otherwise else "\0") for at in found}
     right = {at for at in found if golds[at] and same(found[at], forms[at])}
     hits = len(right & set(fired))

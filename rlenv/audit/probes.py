@@ -18,8 +18,10 @@ __all__ = [
     "by_schema",
     "filler",
     "listed_names",
+    "named_by",
     "pieces",
     "probes",
+    "ranking",
     "reading_probes",
     "words_in",
 ]
@@ -37,9 +39,17 @@ _FILE = re.compile(r"[\w./-]*\w\.\w{1,5}\b")
 _NAME = re.compile(r"[\w./:-]+")
 _LINE = re.compile(r"^[\w.-]+/?$", re.MULTILINE)
 _SQL = re.compile(r"\b(?:sql|select)\b", re.IGNORECASE)
+_ALL = "SELECT * FROM "
+_IS_LISTED = ", which is listed"
 _MOST_NAMES = 20
-_MOST_PROBES = 80
+_MOST_PROBES = 100
 _MOST_VALUES = 4
+_MOST_SAID = 12
+_EVERYTHING = ("*", "all")
+_EMPTY = frozenset(
+    "a an and are as at be by each for from in is it its no not of on one or that the their them this to"
+    " was with".split()
+)
 
 
 def pieces(tool: Tool) -> dict[str, list[str]]:
@@ -103,7 +113,35 @@ def probes(subject: Subject) -> list[Probe]:
         found += [(f"{name}({key}=null)", ToolCall(name, {**base, key: None})) for key in base]
     if subject.environment.parts.tools:
         found.append(("a tool that is not there", ToolCall("zqx", {})))
+    found += _by_prose(subject)
     return _not_own(subject, found)[:_MOST_PROBES]
+
+
+def _by_prose(subject: Subject) -> list[Probe]:
+    """The oracle's calls, or any, with one argument as a word that a description says of it, quoted or not."""
+    found: list[Probe] = []
+    for tool in _askable(subject):
+        own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == tool.name]
+        arguments, label = (own[0], AS_ORACLE) if own else (filler(tool), "")
+        for key, part in tool.parameters.get("properties", {}).items() if not tool.mutates else ():
+            for value in _said(tool, key, part):
+                found.append((f"{tool.name}({key}={value!r}){label}", ToolCall(tool.name, {**arguments, key: value})))
+    return found
+
+
+def _said(tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
+    """What prose says that a parameter may be: its numbers, or its words, signs first, and what means all."""
+    kinds = {part.get("type"), *(option.get("type") for option in part.get("anyOf", ()))}
+    told = [piece for piece in pieces(tool)["description"] if re.search(rf"\b{re.escape(key)}\b", piece)]
+    words = [word.strip("`'\".,;:!?()[]") for word in " ".join([str(part.get("description", "")), *told]).split()]
+    if "integer" in kinds:
+        return list(dict.fromkeys(int(word) for word in words if re.fullmatch(r"-?\d{1,6}", word)))[:_MOST_VALUES]
+    # What the task is about is asked for as it is.
+    if "string" not in kinds or "enum" in part or _is_sql(tool, key):
+        return []
+    signs = [word for word in words if word and not re.search(r"[^\W_]", word)]
+    plain = [word for word in words if word.casefold() not in _EMPTY and word not in signs and word != key]
+    return list(dict.fromkeys([*signs, *_EVERYTHING, *filter(None, plain)]))[:_MOST_SAID]
 
 
 def _askable(subject: Subject) -> list[Tool]:
@@ -182,16 +220,44 @@ def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
         if key is None or len(tool.parameters["required"]) > 1 or tool.mutates:
             continue
         for index, name in enumerate(names):
-            if _is_sql(tool, key):
-                # A table of the oracle's own queries is there to be read.
-                if name in read or not name.isidentifier():
-                    continue
-                call = ToolCall(tool.name, {key: f"SELECT * FROM {name}"})
-            else:
-                call = ToolCall(tool.name, {key: name})
-            found.append((f"{tool.name}({name!r})", call))
+            # A table of the oracle's own queries is there to be read.
+            if _is_sql(tool, key) and (name in read or not name.isidentifier()):
+                continue
+            call = _reading(tool, key, name)
+            found.append((f"{tool.name} of {name!r}{_IS_LISTED}", call))
             found.append((f"{tool.name} of the name {index + 1} that is listed", call))
     return _not_own(subject, found)
+
+
+def _reading(tool: Tool, key: str, name: str) -> ToolCall:
+    return ToolCall(tool.name, {key: f"{_ALL}{name}" if _is_sql(tool, key) else name})
+
+
+def named_by(tools: Mapping[str, Tool], label: str) -> tuple[ToolCall, str] | None:
+    """The call that reads one listed name, whichever task it is asked on, and the name; None for other calls."""
+    name, _, listed = label.removesuffix(_IS_LISTED).partition(" of ")
+    tool = tools.get(name) if label.endswith(_IS_LISTED) else None
+    key = _text_key(tool) if tool is not None else None
+    if tool is None or key is None:
+        return None
+    return _reading(tool, key, listed[1:-1]), listed[1:-1]
+
+
+def ranking(call: ToolCall, columns: str, words: Sequence[str]) -> ToolCall | None:
+    """The rows of a table that say most of these words, None where the call reads no table or the columns are unknown.
+
+    Args:
+        call: the one that reads the table, as `reading_probes` has it.
+        columns: the first line of what it gives.
+        words: letters and digits only.
+    """
+    names = re.split(r"\s*[|,\t]\s*", columns.strip())
+    ((key, query),) = call.arguments.items()
+    if not str(query).startswith(_ALL) or not words or not all(name.isidentifier() for name in names):
+        return None
+    row = " || ' ' || ".join(f"coalesce(cast({name} as text), '')" for name in names)
+    said = " + ".join(f"case when lower({row}) like '%{word}%' then 1 else 0 end" for word in words)
+    return ToolCall(call.name, {key: f"{query} ORDER BY {said} DESC LIMIT {_MOST_NAMES}"})
 
 
 def by_schema(subject: Subject) -> dict[tuple[str, int], list[Action]]:

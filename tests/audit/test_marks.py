@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlenv.audit.marks import is_anywhere, is_mark
+from rlenv.audit.marks import is_anywhere, is_glued, is_mark
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,8 @@ def test_what_a_prompt_asks_to_be_turned_is_no_hidden_gold() -> None:
     assert is_mark("Which town? (ref: olso)", 18, 22, "written backwards")
     assert not is_anywhere("Convert km: 5", 12, 13, "times 1000")
     assert is_anywhere("It is a 5", 8, 9, "itself")
+
+
+@pytest.mark.parametrize(("text", "is_part"), [("oak.jpeg", True), ("oak_3", True), ("oak. Then", False)])
+def test_what_a_name_begins_with_is_a_part_of_it(text: str, is_part: bool) -> None:
+    assert is_glued(text, 0, 3) is is_part
