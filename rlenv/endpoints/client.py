@@ -112,7 +112,8 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
 
 
 class Client:
-    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made.
+    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
+    account does: what no model writes for (`/tokenize`) is in none of them.
 
     `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text.
     """
@@ -264,14 +265,14 @@ class Client:
                 wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
                 if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
                     break
-                self.retries += 1
+                self.retries += not is_free
                 await asyncio.sleep(wait)
             async with self._places:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 check_going_out(what)
-                self.requests += 1
+                self.requests += not is_free
                 answer = await self._tried(url, data, min(endpoint.timeout_s, left), lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer

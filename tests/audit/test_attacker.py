@@ -363,3 +363,23 @@ def test_what_an_attack_asks_for_is_the_attacker_s_and_its_unreadable_replies_ar
     told = {one.role: (one.requests, one.failed) for one in account.entries()}
     assert told["attacker"] == (2, 1)
     assert set(told) == {"attacker", "attacker > policy"}
+
+
+def test_an_attack_counts_the_requests_that_its_account_counts(tmp_path: Path) -> None:
+    """A small context: the first request is refused, and tokens are counted, which no model writes for."""
+    account, good = Account(), strategies(says("<answer>xyzzy</answer>"))
+    with counted(account):
+        report, asked = tried(write(tmp_path, HOLE), [good], context=2_000, rounds=1)
+    assert report.attacker is not None
+    (told,) = account.entries()
+    assert (told.requests, told.failed) == (2, 1)
+    assert report.attacker.requests == len(asked) == told.requests
+
+
+def test_a_request_that_the_time_limit_cuts_off_is_in_the_account(tmp_path: Path) -> None:
+    account = Account()
+    with counted(account):
+        report, _ = tried(write(tmp_path, SOUND), lambda body: never(), context=2_000, seconds=0.5)
+    assert report.attacker is not None
+    assert report.attacker.requests == sum(one.requests for one in account.entries())
+    assert report.attacker.requests == sum(one.failed for one in account.entries())
