@@ -267,7 +267,8 @@ def by_schema(subject: Subject) -> dict[tuple[str, int], list[Action]]:
     """
     calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
     tools = subject.environment.parts.tools
-    changing = [tools[name] for name in dict.fromkeys(call.name for call in calls) if tools[name].mutates]
+    names = dict.fromkeys(call.name for call in calls if call.name in tools)  # an oracle may name one that is not there
+    changing = [tools[name] for name in names if tools[name].mutates]
     last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
     found: dict[tuple[str, int], list[Action]] = {}
     for number in range(_MOST_VALUES):
