@@ -33,6 +33,7 @@ from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout, together
 from rlenv.errors import InvalidReward, RlenvError
+from rlenv.messages import ToolCall
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.trajectory import Trajectory
@@ -290,14 +291,20 @@ def _total(ended: Trajectory) -> float:
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
-    """Whether a policy that changes all there is has changed just what the oracle changes."""
+    """Whether a policy that changes all there is has changed just what the oracle changes.
 
-    def changes(one: Trajectory) -> set[tuple[str, str]]:
-        results = (result for turn in one.turns for result in turn.results if result.name in changing)
-        return {(result.name, result.text) for result in results if result.outcome == "ok"}
+    Both were told the same, by as many calls: a tool that says "removed" of everything tells by their number alone. The
+    same call made again is one, and its arguments may be others, such as a note.
+    """
 
-    gold = chapter.golds[ended.split, ended.task_index]
-    return bool(changes(gold)) and changes(ended) == changes(gold)
+    def changes(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
+        made = [pair for turn in one.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
+        went = [(call, result) for call, result in made if result.name in changing and result.outcome == "ok"]
+        calls = {(call.name, str(call.arguments)) for call, _ in went if isinstance(call, ToolCall)}
+        return {(result.name, result.text) for _, result in went}, len(calls)
+
+    told = changes(chapter.golds[ended.split, ended.task_index])
+    return bool(told[0]) and changes(ended) == told
 
 
 def _spread(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:
