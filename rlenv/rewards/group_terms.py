@@ -21,7 +21,7 @@ _AT_ONCE: Final = 4
 all others; an endpoint bounds its requests itself."""
 
 OnAsked = Callable[[Sequence[ModelUsage], int], None]
-"""Told what one group has asked models for, and how many groups have not ended."""
+"""Told what one group has asked models for, and how many groups have still to be asked about."""
 
 
 def score_groups(
@@ -70,7 +70,7 @@ async def ask_groups(
 ) -> list[Trajectory]:
     """As `score_groups`, with the terms that ask models too; what they ask for is added to the `usage` of the answers.
 
-    A group whose answers all have a value of these terms is not asked about again.
+    A group is not asked about again where each answer has a value of these terms, has failed or has a shut gate.
 
     Args:
         limit_s: seconds for each term of a group; None for no limit.
@@ -85,7 +85,7 @@ async def ask_groups(
 
     async def one(places: Sequence[int]) -> None:
         own = [trajectories[place] for place in places]
-        if all(term.value is not None for each in own for term in _asked(scorer, each)):
+        if places[0] not in waiting:
             scored = scorer.score_group(own)
         else:
             accounts = [Account() for _ in own]
@@ -93,18 +93,16 @@ async def ask_groups(
                 context = GroupContext(vars=vars, shared=shared, accounts=accounts)
                 scored = await scorer.ask_group(own, context, limit_s=limit_s)
             finally:
+                waiting.discard(places[0])
                 if on_asked is not None:
-                    waiting.discard(places[0])
                     on_asked(merged(entry for account in accounts for entry in account.entries()), len(waiting))
-            scored = [
-                replace(each, usage=merged((*each.usage, *account.entries()))) if account.entries() else each
-                for each, account in zip(scored, accounts, strict=True)
-            ]
+            scored = [_charged(each, account) for each, account in zip(scored, accounts, strict=True)]
         for place, trajectory in zip(places, scored, strict=True):
             found[place] = trajectory
 
     todo = _places(trajectories, groups)
-    waiting, left = {places[0] for places in todo}, iter(todo)
+    waiting = {places[0] for places in todo if scorer.has_to_ask([trajectories[at] for at in places])}
+    left = iter(todo)
 
     async def work() -> None:
         for places in left:
@@ -120,8 +118,9 @@ async def ask_groups(
     return found
 
 
-def _asked(scorer: Scorer, one: Trajectory) -> list[Any]:
-    return [one.reward.terms[name] for name in scorer.asked_names]
+def _charged(one: Trajectory, account: Account) -> Trajectory:
+    asked = account.entries()
+    return replace(one, usage=merged((*one.usage, *asked))) if asked else one
 
 
 def _places(trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> list[list[int]]:

@@ -139,6 +139,15 @@ class Scorer:
         self._raise_for(results)
         return self._breakdown(results, len(context.turns))
 
+    def has_to_ask(self, trajectories: Sequence[Trajectory]) -> bool:
+        """Whether `ask_group` would ask about an answer that has no value of the term yet."""
+        return any(
+            trajectories[place].reward.terms[planned.name].value is None
+            for planned in self._plan.group
+            if planned.term.ask_group is not None
+            for place in _open(planned, trajectories)
+        )
+
     def score_group(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """All answers to one task with the group terms filled in, in order.
 
@@ -168,11 +177,7 @@ class Scorer:
         for planned in self._plan.group:
             if planned.term.ask_group is None:
                 continue
-            places = [
-                place
-                for place, one in enumerate(trajectories)
-                if one.failure is None and _shut(planned, one.reward.terms) is None
-            ]
+            places = _open(planned, trajectories)
             if not places:
                 continue
             own = replace(context, accounts=[context.accounts[place] for place in places])
@@ -319,6 +324,15 @@ class Scorer:
 
 def _holds(expression: Expression, results: Mapping[str, TermResult]) -> bool | None:
     return expression({name: results[name].value for name in expression.names})
+
+
+def _open(planned: Planned, trajectories: Sequence[Trajectory]) -> list[int]:
+    """The places of the answers that a group term measures: they have not failed, and its gate is open."""
+    return [
+        place
+        for place, one in enumerate(trajectories)
+        if one.failure is None and _shut(planned, one.reward.terms) is None
+    ]
 
 
 def _shut(planned: Planned, results: Mapping[str, TermResult]) -> TermResult | None:

@@ -305,6 +305,7 @@ export interface Comparison {
   pairs: number;
   paired_by: "seed" | "sample";
   unpaired: { a: number; b: number };
+  asked_otherwise: number;
   success: {
     a: number | null;
     b: number | null;
@@ -315,6 +316,8 @@ export interface Comparison {
     fixed: number;
     broken: number;
     same: number;
+    invalid: number;
+    bounds: [number, number] | null;
   };
   reward: { a: number | null; b: number | null; change: number | null; low: number | null; high: number | null };
   tasks: { split: string; task: number; seed: number; a: Side; b: Side; kind: string }[];

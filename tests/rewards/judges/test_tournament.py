@@ -243,6 +243,31 @@ def test_what_has_been_compared_is_not_asked_about_again(tmp_path: Path) -> None
     contest(tmp_path, server, ["3", "1"], set={"rewards.best.cache": False}, then=again)
 
 
+@pytest.mark.parametrize("set", [{}, {"rewards.best.gate": "low <= 0"}])
+def test_an_answer_without_a_value_does_not_have_the_others_compared_again(tmp_path: Path, set: dict[str, Any]) -> None:
+    server = Server([breaks_on("0")])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked, told = len(server.asked), list[int]()
+        found = await environment.score_groups(scored, on_asked=lambda _, left: told.append(left))
+        assert values(found) == values(scored)
+        assert (len(server.asked), told) == (asked, [])
+
+    contest(tmp_path, server, ["7", "0", "8", "6"], set={"rewards.best.cache": False, **set}, then=again)
+
+
+def test_a_group_that_is_not_asked_about_is_none_of_those_that_are_left(tmp_path: Path) -> None:
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        told = list[int]()
+        async with environment.start(task=0, seed=9) as episode:
+            await episode.step("4")
+            played = [episode.trajectory, *scored]
+        await environment.score_groups(played, on_asked=lambda _, left: told.append(left))
+        assert told == [0]
+
+    contest(tmp_path, Server([higher]), ["3", "1"], ["5", "4"], then=again)
+
+
 def test_rescore_asks_again_and_other_weights_ask_nobody(tmp_path: Path) -> None:
     server = Server([higher])
 

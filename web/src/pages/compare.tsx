@@ -169,13 +169,22 @@ export function Compare({ search }: { search: string }) {
                   `${signed(100 * data.success.low, 1)} to ${signed(100 * (data.success.high ?? 0), 1)}`}
                 {data.success.p !== null && `, p ${num(data.success.p, 3)}`}
               </small>
+              {data.success.invalid > 0 && data.success.bounds && (
+                <small>
+                  {signed(100 * data.success.bounds[0], 1)} to {signed(100 * data.success.bounds[1], 1)} with{" "}
+                  {plural(data.success.invalid, "pair")} of which a side is invalid
+                </small>
+              )}
             </div>
             <div>
               <span>success</span>
               <b>
                 {percent(data.success.a, 1)} → {percent(data.success.b, 1)}
               </b>
-              <small>{plural(data.pairs, "pair")}</small>
+              <small>
+                {plural(data.pairs, "pair")}
+                {data.asked_otherwise > 0 && `, ${count(data.asked_otherwise)} asked something else in B`}
+              </small>
             </div>
             <div>
               <span>reward, B − A</span>
