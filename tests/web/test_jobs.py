@@ -140,7 +140,8 @@ def test_a_job_is_stopped_as_by_ctrl_c(tmp_path: Path) -> None:
         assert job.code == 130
         assert "interrupted" in job.read(0)[0]
 
-    working(work)
+    # On a busy machine Python may take long to come to its end: the next signal waits for that.
+    working(work, Jobs(waits=((signal.SIGINT, 100.0), (signal.SIGKILL, 10.0))))
 
 
 def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
