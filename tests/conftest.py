@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from rlenv import secrets
+from rlenv.concurrency.countdown import paused_for
 from rlenv.episodes.environment import Environment, load
 from tests.support import data
 from tests.support.environments import BASE, Make
@@ -91,6 +93,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has given out is redacted for its life; a test sees its own values alone, in whatever order."""
     monkeypatch.setattr(secrets, "_known", secrets._Known())
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses() -> Iterator[None]:
+    """A server that is asked again and again is asked without long pauses."""
+    with paused_for(0.02):
+        yield
+
+
+@pytest.fixture
+def whole_pauses(_short_pauses: None) -> Iterator[None]:
+    """Pauses between tries as they are outside of tests."""
+    with paused_for(1.0):
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from rlenv.calls.cache import Cache, MemoryStore, Store
 from rlenv.calls.injection import Fault, Injector, injected
 from rlenv.calls.rate import Rate
 from rlenv.concurrency.breaker import Breaker
+from rlenv.concurrency.countdown import pause
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import here
 from rlenv.concurrency.waits import Waited
@@ -123,7 +124,7 @@ class Guard:
                 if tries >= self._retries or not _may_pass(error) or time.monotonic() + wait >= limit:
                     raise
             with Waited():
-                await asyncio.sleep(wait)
+                await pause(wait)
             tries += 1
             notes["attempts"] = tries + 1
 

@@ -1,16 +1,19 @@
-"""A limit of time that stands still while what it bounds has a bound of its own, in other than wall time."""
+"""A limit of time that stands still while what it bounds has a bound of its own, and pauses between tries."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["Countdown", "bounded_by_itself", "left_s", "running_under"]
+__all__ = ["Countdown", "bounded_by_itself", "left_s", "pause", "paused_for", "running_under"]
 
 _LOOK_S = 1.0
+_pace = 1.0
+"""Seconds that a pause of one second takes; see `paused_for`."""
 _current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", default=None)
 
 
@@ -78,3 +81,22 @@ def left_s() -> float:
     """Seconds until the limit is over that the caller runs under; infinite where there is none."""
     countdown = _current.get()
     return float("inf") if countdown is None else countdown.left_s
+
+
+async def pause(seconds: float) -> None:
+    """Waits before another try, as long as `seconds` say."""
+    await asyncio.sleep(seconds * _pace)
+
+
+@contextlib.contextmanager
+def paused_for(share: float) -> Iterator[None]:
+    """Every pause between tries, of the whole process, takes this share of its time while the block runs.
+
+    For tests: an outage that is asked about many times over ends in milliseconds, by the same tries in the same order.
+    """
+    global _pace
+    before, _pace = _pace, share
+    try:
+        yield
+    finally:
+        _pace = before

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv.concurrency.countdown import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.observation import CHARS_PER_TOKEN
@@ -268,7 +269,7 @@ class Client:
                 if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
                     break
                 self.retries += not is_free
-                await asyncio.sleep(wait)
+                await pause(wait)
             async with self._places:
                 left = deadline - time.monotonic()
                 if left <= 0:

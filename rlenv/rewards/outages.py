@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.countdown import left_s
+from rlenv.concurrency.countdown import left_s, pause
 from rlenv.errors import RewardError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.base import RewardContext
@@ -152,7 +152,7 @@ class _Turns(Generic[_T]):
         is_last = isinstance(tried, Untold) and tried.is_last
         if is_last or self.untold > _PATIENCE or time.monotonic() + seconds >= self.until:
             raise RewardError(f"{what}: {tried.why}")
-        await asyncio.sleep(seconds)
+        await pause(seconds)
 
 
 async def in_turn(

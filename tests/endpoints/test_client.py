@@ -132,6 +132,7 @@ def test_a_server_that_asks_to_wait_too_long_is_not_waited_for() -> None:
         ask([Reply(429, "later", headers={"Retry-After": "3600"}), "fine"], retries=3)
 
 
+@pytest.mark.usefixtures("whole_pauses")
 def test_retry_after_is_waited_for() -> None:
     asked: list[int] = []
 
