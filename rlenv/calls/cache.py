@@ -184,7 +184,7 @@ class Cache:
     ) -> tuple[ToolOutput, bool]:
         await asyncio.wait((flight,), timeout=max(until - time.monotonic(), 0))
         if not flight.done():
-            raise Expired(None)
+            raise Expired()
         landed = flight.result()
         if isinstance(landed, ToolFailed):
             raise ToolFailed(landed.text, reason=landed.reason)

@@ -53,7 +53,7 @@ class Places:
         finally:
             timer.cancel()
         if not has_place:
-            raise Expired(None, reason="busy")
+            raise Expired(reason="busy")
 
     def free(self) -> None:
         """Gives a place back, to the one that has waited longest."""

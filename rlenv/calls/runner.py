@@ -33,7 +33,7 @@ class Runner:
         left_behind: calls that were given up and have not ended.
     """
 
-    __slots__ = ("_lock", "_places", "_pool", "_shared", "_strays", "left_behind", "tool")
+    __slots__ = ("_lock", "_places", "_pool", "_shared", "left_behind", "tool")
 
     def __init__(self, tool: Tool, *, concurrency: int, shared: SharedPlaces | None, pool: ThreadPool) -> None:
         self.tool = tool
@@ -41,7 +41,6 @@ class Runner:
         self._places = Places(concurrency)
         self._shared = shared
         self._pool = pool
-        self._strays: set[asyncio.Task[Any]] = set()
         self._lock = threading.Lock()
 
     async def run(self, arguments: Mapping[str, Any], context: ToolContext, until: float, held_s: float = 0.0) -> Any:
@@ -73,7 +72,7 @@ class Runner:
         with Waited():
             place = await shared.take(until=limit)
         if place is None:
-            raise Expired(None, reason="busy")
+            raise Expired(reason="busy")
         try:
             await _hold(held_s, limit)
             return await self._run(arguments, context)
@@ -92,17 +91,11 @@ class Runner:
         coroutine = self.tool.run(arguments, context)
         if type(coroutine) is not CoroutineType and not isinstance(coroutine, Coroutine):
             raise TypeError(f"an async tool's run returned a {type(coroutine).__name__}, not a coroutine")
-        try:
-            return await drive(coroutine, context.deadline - time.monotonic())
-        except Expired as expired:
-            if expired.stray is not None:
-                # It was cancelled and goes on all the same. Nobody waits for it; it counts until it ends, and is held
-                # here, since a loop holds its tasks by weak references alone.
-                self._leave_behind()
-                self._strays.add(expired.stray)
-                for call_back in (self._strays.discard, retrieve, self._has_ended):
-                    expired.stray.add_done_callback(call_back)
-            raise
+        return await drive(coroutine, context.deadline - time.monotonic(), on_stray=self._counted)
+
+    def _counted(self, stray: asyncio.Task[Any]) -> None:
+        self._leave_behind()
+        stray.add_done_callback(self._has_ended)
 
     async def _in_thread(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
         began = time.monotonic()
@@ -118,7 +111,7 @@ class Runner:
         if not job.is_ended:
             # A thread that was at work most of the time has used it up; one that waited, or got no processor, has not.
             was_at_work = job.cpu_s() >= (time.monotonic() - began) / 2
-            raise Expired(None, reason="timeout" if was_at_work else "late" if job.has_begun else "busy")
+            raise Expired(reason="timeout" if was_at_work else "late" if job.has_begun else "busy")
         if isinstance(job.error, (KeyboardInterrupt, GeneratorExit)):
             # No Ctrl-C ends up in a thread: the tool raised it itself.
             raise RuntimeError(f"the tool {self.tool.name} raised {type(job.error).__name__}") from job.error
@@ -147,7 +140,7 @@ async def _hold(seconds: float, limit: float) -> None:
     if seconds:
         await asyncio.sleep(min(seconds, max(limit - time.monotonic(), 0)))
     if time.monotonic() >= limit:
-        raise Expired(None, reason="injected" if seconds else "late")
+        raise Expired(reason="injected" if seconds else "late")
 
 
 def _wake(done: asyncio.Future[None]) -> None:

@@ -231,7 +231,7 @@ def _ending(answer: Answer) -> Any:
     if answer.outcome == "ok":
         return ToolOutput(held["text"], held["value"], tuple(Image(**one) for one in held["images"]), held["details"])
     if "expired" in held:
-        return Expired(None, reason=held["expired"])
+        return Expired(reason=held["expired"])
     if "bug" in held:
         return (RuntimeError if held["is_exception"] else BaseException)(f"{held['bug']}, when it was recorded")
     if "is_output" in held:

@@ -1,14 +1,13 @@
-"""A time limit for one coroutine that costs nothing unless the coroutine waits.
+"""A time limit that holds for one coroutine, whatever it does.
 
-`asyncio.timeout` arms a timer before the work begins. Most calls of a tool end without waiting for anything, so here
-the coroutine is started first, in the task that asks, and a timer is armed only once it gives the loop back.
+What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
+were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rlenv.errors import ToolFailed
@@ -17,17 +16,18 @@ __all__ = ["Expired", "drive", "stopped"]
 
 _GRACE_S = 0.1
 """How long a cancelled coroutine may take to clean up before it is left behind."""
+_strays: set[asyncio.Task[Any]] = set()
+"""Coroutines that were left behind and have not ended; a loop holds its tasks by weak references alone."""
 
 
 class Expired(Exception):
-    """The time limit was reached. `stray` is the task of a coroutine that would not end, None where it ended.
+    """The time limit was reached.
 
     `reason` says what the time went to, in the words of `rlenv._base.reasons`: `late` where nobody knows, `busy` where
     the call never began, `timeout` where its own work took it.
     """
 
-    def __init__(self, stray: asyncio.Task[Any] | None, *, reason: str = "late") -> None:
-        self.stray = stray
+    def __init__(self, *, reason: str = "late") -> None:
         self.reason = reason
         super().__init__()
 
@@ -53,71 +53,65 @@ def _why(error: BaseException | None) -> str:
     return "late"
 
 
-class _Alarm:
-    """Cancels the task at the limit and, where its coroutine goes on waiting, once more after the grace time."""
-
-    __slots__ = ("rung", "task", "timer")
-
-    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
-        self.task = task
-        self.rung = 0
-        self.timer = task.get_loop().call_later(seconds, self.ring)
-
-    def ring(self) -> None:
-        self.rung += 1
-        self.task.cancel()
-        if self.rung == 1:
-            self.timer = self.task.get_loop().call_later(_GRACE_S, self.ring)
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """What it returns, or raises: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
+    try:
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
 
 
-async def _finish(coroutine: Coroutine[Any, Any, Any]) -> None:
-    await coroutine
+async def drive(
+    coroutine: Coroutine[Any, Any, Any],
+    seconds: float,
+    *,
+    on_stray: Callable[[asyncio.Task[Any]], object] | None = None,
+) -> Any:
+    """Runs `coroutine` in a task of its own and returns what it returns, unless `seconds` pass first.
 
+    At the limit the coroutine is cancelled. One that still waits after a short grace time goes on to its end without
+    its caller. Cancelling the caller cancels the coroutine, which has what is left of its time to end.
 
-@types.coroutine
-def drive(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
-    """Runs `coroutine` in the current task and returns what it returns, unless `seconds` pass first.
-
-    At the limit the coroutine is cancelled. One that still waits after a short grace time goes on in a task of its
-    own, so that nobody waits for it. Cancelling the caller cancels the coroutine.
+    Args:
+        on_stray: called with the task of a coroutine that is left behind.
 
     Raises:
         Expired: the limit was reached.
     """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_outcome(coroutine))
+    end, is_over = loop.time() + seconds, False
+    cancelled: asyncio.CancelledError | None = None
+    waiting: Coroutine[Any, Any, Any] = asyncio.sleep(0)  # many end with their first step, and need no timer
+    while True:
+        try:
+            await waiting
+        except asyncio.CancelledError as caught:
+            cancelled = caught
+            task.cancel()
+        if task.done() or (is_over and loop.time() >= end):
+            break
+        if loop.time() >= end:
+            end, is_over = loop.time() + _GRACE_S, True
+            task.cancel()
+        waiting = asyncio.wait((task,), timeout=end - loop.time())
+    returned, error = None, None
+    if not task.done():
+        _strays.add(task)
+        task.add_done_callback(_strays.discard)
+        if on_stray is not None:
+            on_stray(task)
+    elif task.cancelled():  # before it began
+        coroutine.close()
+    else:
+        returned, error = task.result()
     try:
-        waits_for = coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    alarm = _Alarm(task, seconds)
-    result: Any = None
-    error: BaseException | None = None
-    stray: asyncio.Task[Any] | None = None
-    try:
-        while True:
-            try:
-                yield waits_for
-            except BaseException as thrown:
-                if alarm.rung == 2 and isinstance(thrown, asyncio.CancelledError):
-                    stray = task.get_loop().create_task(_finish(coroutine))
-                    break
-                waits_for = coroutine.throw(thrown)
-            else:
-                waits_for = coroutine.send(None)
-    except StopIteration as stop:
-        result = stop.value
-    except BaseException as raised:
-        error = raised
+        if cancelled is not None:
+            raise cancelled
+        if is_over:
+            raise Expired(reason=_why(error))
+        if error is not None:
+            raise error
+        return returned
     finally:
-        alarm.timer.cancel()
-    for _ in range(alarm.rung):
-        task.uncancel()
-    if task.cancelling() > before:  # the caller was cancelled; a coroutine cannot keep that to itself
-        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
-    if alarm.rung:
-        raise Expired(stray, reason=_why(error))
-    if error is not None:
-        raise error
-    return result
+        del cancelled, error  # their tracebacks hold this frame

@@ -12,7 +12,6 @@ What calls run on is in `episodes.tools`, what is earned in `episodes.reward`, w
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.fast_records import quick
+from rlenv.concurrency.deadline import Expired, drive
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
@@ -305,9 +305,8 @@ class Episode:
             reason = "turns"
         else:
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    said = await self.reply(parsed, deadline=deadline)
-            except TimeoutError:
+                said = await drive(self.reply(parsed, deadline=deadline), deadline - time.monotonic())
+            except Expired:
                 reason = "time"
         if said is None:
             self._add_turn(text, parsed, begun)

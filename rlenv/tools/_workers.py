@@ -300,7 +300,7 @@ class Workers:
                 finally:
                     self._give_back(worker)
         except TimeoutError as error:
-            raise Expired(None, reason=reason) from error
+            raise Expired(reason=reason) from error
 
     def _taken(self) -> _Worker:
         self._dying = [process for process in self._dying if process.poll() is None]

@@ -1,9 +1,14 @@
-"""What a call that is cut off says of its time."""
+"""What a call that is cut off says of its time, and that its caller hears no more of it."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
+import anyio
 import pytest
 
 from rlenv.concurrency.deadline import Expired, drive, stopped
@@ -59,5 +64,107 @@ def test_a_time_limit_of_asyncio_around_it_is_a_time_limit_still() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await stalled()
+
+    asyncio.run(main())
+
+
+async def stubborn(scope: AbstractAsyncContextManager[Any], go_on: asyncio.Event, ended: list[str]) -> str:
+    """Opens a scope before it first waits, keeps its cancellation to itself, and goes on once it may."""
+    async with scope:
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+        await asyncio.sleep(0)
+    ended.append("ended")
+    raise ValueError("nobody hears this")
+
+
+def cancel_scope(seconds: float) -> AbstractAsyncContextManager[Any]:
+    class Scope(AbstractAsyncContextManager[Any]):
+        async def __aenter__(self) -> None:
+            self.scope = anyio.move_on_after(seconds).__enter__()
+
+        async def __aexit__(self, *error: Any) -> bool | None:
+            return self.scope.__exit__(*error)
+
+    return Scope()
+
+
+SCOPES: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
+    "none": nullcontext,
+    "asyncio.timeout": lambda: asyncio.timeout(0.15),
+    "asyncio.TaskGroup": asyncio.TaskGroup,
+    "anyio.CancelScope": lambda: cancel_scope(0.15),
+    "anyio.TaskGroup": anyio.create_task_group,
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
+def test_a_coroutine_that_is_left_behind_runs_to_its_end_and_never_touches_its_caller(
+    scope: Callable[[], AbstractAsyncContextManager[Any]],
+) -> None:
+    reported: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+        go_on, ended, strays = asyncio.Event(), list[str](), list[asyncio.Task[Any]]()
+        with pytest.raises(Expired):
+            await drive(stubborn(scope(), go_on, ended), 0.01, on_stray=strays.append)
+        gc.collect()
+        await asyncio.sleep(0.2)  # the scopes' own times are over
+        me = asyncio.current_task()
+        assert me is not None
+        assert not me.cancelling()
+        go_on.set()
+        await asyncio.wait(strays)
+        assert ended[0] == "cancelled"
+        assert not me.cancelling()
+
+    asyncio.run(main())
+    gc.collect()
+    assert not reported
+
+
+def test_a_coroutine_that_is_cancelled_with_its_caller_before_it_begins_is_closed(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(drive(stalled(), 100))
+        me = asyncio.current_task()
+        asyncio.get_running_loop().call_soon(lambda: [one.cancel() for one in asyncio.all_tasks() if one is not me])
+        await asyncio.wait((task,))
+        assert task.cancelled()
+
+    asyncio.run(main())
+    gc.collect()
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError("own")])
+def test_what_a_coroutine_raises_is_raised_where_it_was_asked_for(error: BaseException) -> None:
+    async def raises() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(type(error)) as raised:
+            await drive(raises(), 100)
+        assert raised.value is error
+
+    asyncio.run(main())
+
+
+def test_what_never_waits_needs_no_timer() -> None:
+    async def at_once() -> int:
+        return 7
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        scheduled: list[Any] = []
+        loop.call_at = lambda *given, **_: scheduled.append(given)  # type: ignore[assignment, method-assign]
+        assert await drive(at_once(), 100) == 7
+        assert not scheduled
 
     asyncio.run(main())

@@ -41,6 +41,7 @@ oracle:
 """
 
 FUNCTIONS = """
+import asyncio
 import threading
 
 from rlenv.errors import EpisodeError
@@ -66,6 +67,14 @@ def number():
 
 def hang():
     never.wait(20)
+
+
+async def stubborn():
+    while not never.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            pass
 """
 
 SCRIPTED = (
@@ -202,8 +211,10 @@ def test_a_reply_that_the_policys_words_do_not_fill_ends_the_dialogue_and_voids_
     assert trajectory.terminated
 
 
-def test_a_user_that_hangs_ends_with_the_episodes_time(make_environment: Make) -> None:
-    environment = make_environment(text("{kind: python, function: 'tools.py:hang'}", episode_s=0.2), tools=FUNCTIONS)
+@pytest.mark.parametrize("function", ["hang", "stubborn"])
+def test_a_user_that_hangs_ends_with_the_episodes_time(make_environment: Make, function: str) -> None:
+    user = f"{{kind: python, function: 'tools.py:{function}'}}"
+    environment = make_environment(text(user, episode_s=0.2), tools=FUNCTIONS)
 
     async def main() -> Trajectory:
         async with environment.start() as episode:

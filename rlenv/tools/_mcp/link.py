@@ -177,7 +177,7 @@ class Link:
                 self._forget(connection)
             else:
                 self._suspect(connection)
-            raise Expired(None, reason="stalled" if is_stopped else "late") from error
+            raise Expired(reason="stalled" if is_stopped else "late") from error
         except MCPError as error:
             code, message = error.error.code, error.error.message[:_MOST_SAID]
             if code == LOST:
