@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.checks.sites import strings_in
-from rlenv.checks.subject import Subject
+from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault
 from rlenv.language.spec import SamplingSpec, ToolSpec
 from rlenv.rewards.patterns import compile_pattern
@@ -20,7 +19,6 @@ from rlenv.tools.base import Tool
 __all__ = ["check_parts", "never_fits"]
 
 _READS_ARGS: Final = ("http", "command", "model", "agent")
-_CODE: Final = re.compile(r"([\w./-]+\.py):")
 _OWN_FIELDS: Final = frozenset(("messages", "model", "temperature", "top_p", "max_tokens", "stop", "seed", "stream"))
 
 
@@ -66,7 +64,7 @@ def _unused(subject: Subject) -> Iterator[Fault]:
     """Constants, resources and endpoints that nothing names."""
     spec, document = subject.loaded.spec, subject.document
     texts = list(strings_in(document.data, ()))
-    code = _code(subject, [text for _, text in texts])
+    code = subject.code
     groups: tuple[tuple[str, Mapping[str, Any], str], ...] = (
         ("vars", spec.vars, "constant"),
         ("resources", spec.resources, "resource"),
@@ -82,19 +80,6 @@ def _unused(subject: Subject) -> Iterator[Fault]:
                 continue
             message = f"nothing reads the {word} '{name}'"
             yield document.warning((group, name), message, "use it, or take it out", f"unused-{word}", at="key")
-
-
-def _code(subject: Subject, texts: list[str]) -> str | None:
-    """The author's Python files as one text; None where one of them is not a file beside the spec."""
-    if any(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) for text in texts):
-        return None
-    found = []
-    for text in dict.fromkeys(match[1] for text in texts if (match := _CODE.match(text)) is not None):
-        try:
-            found.append((subject.loaded.path.parent / text).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-    return "\n".join(found)
 
 
 def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Fault]:

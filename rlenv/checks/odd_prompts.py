@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.nearest import nearest
-from rlenv.checks.sites import Stub, strings_in
-from rlenv.checks.subject import Split, Subject
+from rlenv.checks.sites import Stub
+from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Fault
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.messages import Message, ToolCall

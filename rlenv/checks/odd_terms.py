@@ -12,9 +12,9 @@ from rlenv.checks.scores import no_call
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault, RlenvError
 from rlenv.language.expressions import compile_expression
-from rlenv.language.spec import OracleSay, RewardSpec
-from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
-from rlenv.messages import ParsedAction, ToolCall, ToolResult
+from rlenv.language.spec import RewardSpec
+from rlenv.language.templates import TemplateError, compile_template, compile_value
+from rlenv.messages import ParsedAction
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.trajectory import Turn
@@ -45,7 +45,10 @@ def check_terms(subject: Subject) -> Iterator[Fault]:
             for split in subject.splits.values():
                 yield from _golds(subject, path, term, split)
     yield from _together(subject)
-    yield from _oracle(subject)
+    spec = subject.loaded.spec
+    if spec.oracle is None and spec.tools:
+        message = "there are tools and no oracle: nothing shows that the tasks can be solved"
+        yield subject.document.warning("tools", message, "add 'oracle:'", "no-oracle", at="key")
 
 
 def _is_gold(subject: Subject, term: Term) -> bool:
@@ -338,104 +341,3 @@ def _shown_gold(subject: Subject) -> Iterator[Fault]:
             place = "prompt.user" if f"task.{found[1]}" in prompt.user else "prompt.system"
             yield subject.document.warning(place, message, "take it out", "gold-in-prompt", find=f"task.{found[1]}")
             return
-
-
-def _oracle(subject: Subject) -> Iterator[Fault]:
-    """An oracle whose answer is not what the rules compare with, row by row."""
-    spec, document = subject.loaded.spec, subject.document
-    if spec.oracle is None:
-        if subject.tools:
-            message = "there are tools and no oracle: nothing shows that the tasks can be solved"
-            yield document.warning("tools", message, "add 'oracle:'", "no-oracle", at="key")
-        return
-    if not spec.oracle:
-        return
-    index, step = len(spec.oracle) - 1, spec.oracle[-1]
-    if isinstance(step, OracleSay) and spec.user is not None:
-        return
-    path = ("oracle", index, "say" if isinstance(step, OracleSay) else "call")
-    terms = [term for term in subject.terms if _is_scored(subject, term)]
-    for split in subject.splits.values():
-        for number, row in enumerate(split.rows[:_LOOKED_AT]):
-            played = _played(subject, row)
-            if played is None:
-                return  # it reads results, or is reported with the oracle
-            *before, last = played
-            found = answers.extract(spec.answer, last.parsed)
-            answer = None if found is None else found.text
-            values = {}
-            for term in terms if number < _ASKED else [term for term in terms if term.measure is not None]:
-                said = last.parsed.content
-                value = values[term.name] = _measured(subject, term, row, said, answer=answer, before=before)
-                if value is not None and value <= 0 and term.spec.weight > 0 and term.spec.gate is None:
-                    shown = "no answer" if answer is None else f"the answer {answer[:40]!r}"
-                    rule = getattr(term.spec, "rule", "")
-                    what = "plays" if rule in _FORM else f"gives {shown} to"
-                    message = f"the oracle {what} row {number + 1} of split '{split.name}', which earns 0 of "
-                    hint = "say what is right, or mend the term"
-                    yield document.warning(path, f"{message}'{term.name}'", hint, "wrong-oracle")
-                    return
-            if _fails(spec.success, spec.rewards, values):
-                message = f"row {number + 1} of split '{split.name}', as the oracle plays it, is no success"
-                yield document.warning("success", message, "compare the other way round", "wrong-success")
-                return
-
-
-def _is_scored(subject: Subject, term: Term) -> bool:
-    """True for a rule that the oracle's episode can be held against where no tool runs."""
-    spec = term.spec
-    if spec.when != "episode" or spec.kind != "rule" or hasattr(spec, "python"):
-        return False
-    return _is_gold(subject, term) or getattr(spec, "rule", "") in _FORM - {"valid_calls"}
-
-
-def _fails(success: str | None, names: Mapping[str, RewardSpec], values: Mapping[str, float | None]) -> bool:
-    if success is None:
-        return False
-    expression = compile_expression(success, names=names)
-    known = {name: value for name in expression.names if (value := values.get(name)) is not None}
-    shaped = any(names[name].range or names[name].clip or names[name].gate for name in known)
-    return len(known) == len(expression.names) and not shaped and not expression(known)
-
-
-def _played(subject: Subject, row: Mapping[str, Any]) -> list[Turn] | None:
-    """The oracle's turns as if every call went well; None where its last text reads what a call gave.
-
-    Where a text reads results, the first gold value stands for its answer.
-    """
-    spec, turns = subject.loaded.spec, list[Turn]()
-    for step in spec.oracle or ():
-        try:
-            if isinstance(step, OracleSay):
-                text = _said(subject, step.say, row)
-                if text is None:
-                    return None
-                turns.append(Turn(len(turns), text, ParsedAction(text)))
-                continue
-            items = [None] if step.for_each is None else expression(step.for_each)(task=row, vars=spec.vars)
-            for item in items:
-                given = step.call
-                if "results" not in str(given):
-                    given = compile_value(given)(task=row, vars=spec.vars, item=item)
-                calls = tuple(_made(given))
-                results = tuple(ToolResult(call.name, "") for call in calls)
-                turns.append(Turn(len(turns), "", ParsedAction("", "", calls), results))
-        except (TemplateError, RlenvError, TypeError):
-            return None
-    return turns or None
-
-
-def _said(subject: Subject, source: str, row: Mapping[str, Any]) -> str | None:
-    template = compile_template(source)
-    if "results" not in template.names:
-        return template.text(task=row, vars=subject.loaded.spec.vars)
-    golds = (_gold(subject, term, row) for term in subject.terms if hasattr(term.spec, "expect"))
-    gold = next((one for one in golds if one is not None), None)
-    found = None if gold is None else _answered(subject, gold)
-    return None if found is None else found[0]
-
-
-def _made(said: Any) -> Iterator[ToolCall]:
-    for group in said if isinstance(said, (list, tuple)) else (said,):
-        for name, arguments in group.items():
-            yield ToolCall(name, arguments)

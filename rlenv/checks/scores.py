@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from rlenv.checks.sites import strings_in
-from rlenv.checks.subject import Split, Subject
+from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Fault, RewardError
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.functions import failure

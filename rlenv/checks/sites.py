@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean, nearest
-from rlenv.checks.subject import Split, Subject
+from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Fault
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.secrets import LITERAL, names_in
 
-__all__ = ["Site", "Stub", "check_filled", "check_site", "check_templates", "listed_names", "names_at", "strings_in"]
+__all__ = ["Site", "Stub", "check_filled", "check_site", "check_templates", "listed_names", "names_at"]
 
 _MARK = re.compile(r"\{\{|\{%")
 # Text that is shown or matched as it stands, and never rendered.
@@ -304,18 +304,6 @@ def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Itera
             hint = "write the text out"
             yield subject.document.warning(path, message, hint, "literal-braces", find=found[0])
             return
-
-
-def strings_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text under `value`, with its place."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from strings_in(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from strings_in(item, (*path, index))
 
 
 def _secrets(subject: Subject, value: Any, path: tuple[str | int, ...]) -> Iterator[Fault]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
@@ -19,12 +21,13 @@ from rlenv.secrets import Filled, watched
 from rlenv.tasks.rows import load_tasks
 from rlenv.tools.base import Tool
 
-__all__ = ["MAX_BROKEN", "MAX_ROWS", "Split", "Subject", "subject_of"]
+__all__ = ["MAX_BROKEN", "MAX_ROWS", "Split", "Subject", "strings_in", "subject_of"]
 
 MAX_ROWS = 10_000
 """So many rows of a split are looked at."""
 MAX_BROKEN = 20
 """So many broken lines of a split are listed."""
+_CODE: Final = re.compile(r"([\w./-]+\.py):|[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,22 @@ class Subject:
     def document(self) -> SourceDocument:
         """The document behind the spec."""
         return self.loaded.document
+
+    @property
+    def code(self) -> str | None:
+        """The author's Python files as one text; None where one of them is not a file beside the spec."""
+        found: dict[Path, str] = {}
+        for path, text in strings_in(self.document.data, ()):
+            if (path[0] == "tasks" and "rows" in path) or (match := _CODE.match(text)) is None:
+                continue
+            if match[1] is None:
+                return None
+            file = self.loaded.base_of(".".join(map(str, path))) / match[1]
+            try:
+                found[file] = found.get(file) or file.read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                return None
+        return "\n".join(found.values())
 
     def lacks(self, group: str, name: str) -> bool:
         """True for an entry that is itself at fault: what names it is not."""
@@ -133,3 +152,15 @@ def _read_split(subject: Subject, name: str) -> None:
     columns = Counter(column for row in rows for column in row)
     if rows:
         subject.splits[name] = Split(name, rows, columns)
+
+
+def strings_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every text under `value`, with its place."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from strings_in(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from strings_in(item, (*path, index))

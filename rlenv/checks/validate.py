@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from rlenv.checks.dialect import check_dialect
 from rlenv.checks.files import check_files, check_servers
 from rlenv.checks.odd_parts import check_parts
+from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
 from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.oracle import check_oracle
@@ -17,7 +17,7 @@ from rlenv.checks.salvage import salvage
 from rlenv.checks.scores import check_gold, check_measures, check_rewards
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
-from rlenv.checks.surface import check_surface
+from rlenv.checks.surface import check_dialect, check_surface
 from rlenv.errors import Fault, SpecError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
@@ -39,7 +39,12 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_oracle,
     check_servers,
 )
-_ODDITIES: tuple[Callable[[Subject], Iterator[Fault]], ...] = (check_prompts, check_parts, check_terms, check_measures)
+_ODDITIES: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
+    check_prompts,
+    check_parts,
+    check_terms,
+    check_measures,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +113,11 @@ def _validated(path: str | os.PathLike[str], set: Mapping[str, Any] | None, text
     except SpecError as error:
         rest = _with_the_rest(document, error.faults)
         return _report(document, rest, ("what the faults stand in the way of",))
-    return validate_loaded(loaded)
+    return validate_loaded(loaded, plays=text is None)
 
 
-def validate_loaded(loaded: LoadedSpec) -> Report:
-    """Checks a spec that is loaded already; see `validate`."""
+def validate_loaded(loaded: LoadedSpec, *, plays: bool = True) -> Report:
+    """Checks a spec that is loaded already; see `validate`. Without `plays` no episode is played."""
     # A spec is checked where its secrets need not be, such as in continuous integration.
     with leave_open() as missing:
         subject = subject_of(loaded)
@@ -124,8 +129,8 @@ def validate_loaded(loaded: LoadedSpec) -> Report:
             faults.extend(_checked(check_gold, subject))
         # What is odd is looked for in a spec that is sound: a fault explains more than what follows from it.
         if not any(fault.level == "fault" for fault in faults):
-            for check in _ODDITIES:
-                faults.extend(_checked(check, subject))
+            for check in (*_ODDITIES, check_played) if plays else _ODDITIES:
+                faults.extend(_checked(check, subject, level="warning"))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return _report(loaded.document, faults, tuple(subject.not_checked))
 
@@ -149,8 +154,10 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple
     return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
 
 
-def _checked(check: Callable[[Subject], Iterator[Fault]], subject: Subject) -> Iterator[Fault]:
-    """What a check finds. One that fails itself hides nothing that the others find."""
+def _checked(
+    check: Callable[[Subject], Iterator[Fault]], subject: Subject, *, level: Literal["fault", "warning"] = "fault"
+) -> Iterator[Fault]:
+    """What a check finds. One that fails itself hides nothing that the others find, and is of its own level."""
     try:
         yield from check(subject)
     except SpecError as error:
@@ -158,4 +165,5 @@ def _checked(check: Callable[[Subject], Iterator[Fault]], subject: Subject) -> I
     except Exception as error:
         name = check.__name__.strip("_").replace("_", " ")
         message = f"{UNEXPECTED} ({name}: {failure(error)}), so that not all was looked at"
-        yield subject.document.fault((), message, "this is a bug of rlenv; please report it with the spec", at="key")
+        fault = subject.document.fault((), message, "this is a bug of rlenv; please report it with the spec", at="key")
+        yield replace(fault, level=level, code="check-failed" if level == "warning" else "")

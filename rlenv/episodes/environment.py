@@ -63,10 +63,10 @@ class Environment:
     Use it as an async context manager, or call `aclose`, where the spec has resources of scope `process`.
     """
 
-    def __init__(self, loaded: LoadedSpec) -> None:
+    def __init__(self, loaded: LoadedSpec, *, parts: Parts | None = None) -> None:
         self.loaded = loaded
         self.spec: EnvSpec = loaded.spec
-        self.parts: Parts = compile_parts(loaded, type(self))
+        self.parts: Parts = compile_parts(loaded, type(self)) if parts is None else parts
         self.executor = Executor(self.parts.tools, calls=self.spec.calls)
         self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
         """How observations go on in the assistant's own turn; None where they have turns of their own."""

@@ -42,6 +42,19 @@ oracle:
   - {call: {calculate: {expression: "1 + 1"}}}
   - {say: "<answer>{{ task.answer }}</answer>"}
 """
+OWN = """\
+def calculate(expression: str) -> str:
+    "Calculates."
+    return "0" * 60 + str(eval(expression)).rstrip("0") + "0" * 60
+
+
+def one(context):
+    return 1.0
+
+
+def wrong(context):
+    return 0.5 if context.answer == str(context.task["answer"]) else 1.0
+"""
 MODEL = {"base_url": "https://example.com/v1", "model": "m"}
 JUDGE = {"kind": "judge", "endpoint": "m", "prompt": "Is this right for {{ task.question }}? {{ answer }}"}
 ASK = {
@@ -260,6 +273,33 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a schema for any JSON": ("any-answer", {"rewards.f": {"kind": "rule", "rule": "json_schema", "schema": {}}}),
     "a gold at every turn": ("odd-turns", {"rewards.correct.when": "turn"}),
     "success turned around": ("wrong-success", {"success": "correct < 1"}),
+    "a call that the tool refuses": (
+        "wrong-oracle",
+        {
+            "oracle": [
+                {"call": {"calculate": {"expression": "2 apples"}}},
+                {"say": "<answer>{{ task.answer }}</answer>"},
+            ]
+        },
+    ),
+    "an answer that is cut away": (
+        "cut-answer",
+        {
+            **rows({"question": "a", "answer": 77}, {"question": "b", "answer": 78}),
+            "observation.max_chars": 64,
+            "oracle": [
+                {"call": {"calculate": {"expression": "10 ** 90 * {{ task.answer }} * 10 ** 60"}}},
+                {"say": "<answer>{{ task.answer }}{{ results[-1][:0] }}</answer>"},
+            ],
+            "tools.calculate": {"kind": "python", "function": "own.py:calculate"},
+        },
+    ),
+    "a term that tells nothing apart": ("constant-term", {"rewards.f": {"kind": "rule", "python": "own.py:one"}}),
+    "a term that pays for silence": ("paid-for-nothing", {"rewards.f": {"kind": "rule", "python": "own.py:wrong"}}),
+    "a success of anything": (
+        "free-success",
+        {"rewards.f": {"kind": "rule", "python": "own.py:one"}, "success": "f > 0"},
+    ),
     "an oracle that is too short": (
         "wrong-oracle",
         {"rewards.f": {"kind": "rule", "rule": "length", "min": 200, "unit": "words", "of": "answer"}},
@@ -333,8 +373,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.fixture
-def sound(tmp_path: Path) -> Path:
+def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # where files of overrides are looked for
     path = tmp_path / "env.yaml"
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     path.write_text(SOUND, encoding="utf-8")
     return path
 

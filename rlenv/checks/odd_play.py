@@ -1,0 +1,309 @@
+"""Warnings of what is played: the oracle, silence, noise and other rows' answers, held against terms and success."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from rlenv.checks.subject import Subject
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, play
+from rlenv.errors import EpisodeError, Fault, RlenvError
+from rlenv.language.expressions import compile_expression
+from rlenv.messages import Message, ToolCall
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import random_value
+from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.scorer import Scorer
+from rlenv.tools.base import Tool, ToolContext, ToolOutput
+from rlenv.trajectory import Trajectory
+
+__all__ = ["NOISE", "check_played", "written"]
+
+NOISE: Final = "zq xv wk"
+_UNKNOWN: Final = "\u2026 not called by validation \u2026"
+_ROWS, _OTHERS = 16, 3
+"""So many rows of each split the oracle plays, and so many of the first everything else."""
+_WITHIN_S: Final = 8.0
+_NEAR: Final = frozenset(("calculator", "code", "python", "search", "sql"))
+_REACHES_OUT: Final = re.compile(
+    r"^\s*(?:import|from)\s+(?:aiohttp|boto3|ftplib|http|httpx|openai|paramiko|requests|shutil|smtplib|socket"
+    r"|subprocess|urllib3?|websockets?)\b|\bos\.(?:system|remove|rename|unlink|popen|exec|spawn)",
+    re.MULTILINE,
+)
+_FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls search_r1_format".split())
+
+
+@dataclass(slots=True)
+class _Played:
+    """What each way of playing got, by split and row; `unknown` are the terms that were not measured."""
+
+    oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
+    ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
+
+
+def check_played(subject: Subject) -> Iterator[Fault]:
+    """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
+    if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
+        return
+    played = _Played()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
+    thread.start()
+    thread.join(_WITHIN_S + 4)
+    if thread.is_alive():
+        subject.not_checked.append("what an episode earns: playing it took too long")
+        return
+    found = list(_oracles(subject, played))
+    yield from found
+    told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
+    played.oracle = told
+    if not found:
+        yield from _worth(subject, played)
+
+
+def _may_play(subject: Subject) -> bool:
+    """False where an episode may act outside of itself, asks a model, or has faults put in on purpose."""
+    spec = subject.loaded.spec
+    if getattr(spec.user, "kind", "") == "model" or any(
+        one.faults is not None and one.faults.is_on for one in (spec.calls, *spec.tools.values())
+    ):
+        return False
+    return subject.code is not None and _REACHES_OUT.search(subject.code) is None
+
+
+def _run(subject: Subject, played: _Played) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(_WITHIN_S):
+            await _play(subject, played)
+
+    try:
+        asyncio.run(bounded())
+    except TimeoutError:
+        subject.not_checked.append(f"what episodes earn, beyond what was played in {_WITHIN_S:g} s")
+    except RlenvError as error:  # a world that does not open is no oddity of the spec's text
+        subject.not_checked.append(f"what an episode earns: {error}")
+
+
+async def _play(subject: Subject, played: _Played) -> None:
+    spec, parts = subject.loaded.spec, subject.compiled.parts
+    assert parts is not None
+    tools = {name: tool if tool.kind in _NEAR else _silent(tool) for name, tool in parts.tools.items()}
+    far = {name for name, tool in parts.tools.items() if tool.kind not in _NEAR}
+    asked = far & set(re.findall(r"[\w-]+", str(subject.document.get("oracle"))))
+    played.unknown = frozenset(term.name for term in parts.terms if _is_far(term, far, is_asked=bool(asked)))
+    terms = tuple(_unmeasured(term) if term.name in played.unknown else term for term in parts.terms)
+    scorer = Scorer(terms, success=spec.success)
+    environment = Environment(subject.loaded, parts=replace(parts, tools=tools, terms=terms, scorer=scorer))
+    async with environment:
+        for name, split in subject.splits.items():
+            for index in range(min(len(split.rows), _ROWS)) if spec.oracle else ():
+                policy = OraclePolicy(spec, parts.dialect)
+                played.oracle[name, index] = await play(environment, policy, Job(name, index))
+        name, split = next(iter(subject.splits.items()))
+        rows = range(min(len(split.rows), _OTHERS))
+        for way, actions in _ways(subject, parts.tools):
+            got = played.ways.setdefault(way, {})
+            for index in rows:
+                got[name, index] = await _once(environment, name, index, actions)
+        said = {index: _actions(played.oracle.get((name, index))) for index in rows}
+        for index in rows if any(said.values()) else ():
+            before = said[index][:-1]
+            noise = written(subject, NOISE, parts.tools)
+            if before and noise is not None:
+                wrong = played.ways.setdefault("the oracle's work with a wrong answer", {})
+                wrong[name, index] = await _once(environment, name, index, [*before, noise])
+
+
+def _silent(tool: Tool) -> Tool:
+    def run(arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
+        return ToolOutput(_UNKNOWN)
+
+    return replace(tool, run=run, mode="inline", policy=None)
+
+
+def _unmeasured(term: Term) -> Term:
+    def skip(context: RewardContext) -> Measured:
+        return Measured(None)
+
+    return replace(term, measure=skip, measure_async=None, measure_group=None, ask_group=None)
+
+
+def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
+    """True for a term that asks a model, runs a sandbox, or needs a tool that is not called."""
+    return (
+        term.spec.kind not in ("rule", "verify")
+        or getattr(term.spec, "tool", None) in far
+        or (term.spec.kind == "rule" and is_asked and hasattr(term.spec, "python"))
+    )
+
+
+def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
+    """An action that gives `text` as its answer; None where no text surely does."""
+    import random
+
+    spec = subject.loaded.spec.answer
+    if spec.from_ == "tool":
+        tool = tools.get(spec.tool or "")
+        if tool is None:
+            return None
+        given = random_value({"type": "object", **tool.parameters}, random.Random(0))
+        name = spec.argument or next(iter(tool.parameters.get("properties", {})), "")
+        fits = tool.parameters.get("properties", {}).get(name, {}).get("type") in (None, "string")
+        value = {**given, name: text} if fits and isinstance(given, dict) else given
+        return Message("assistant", "", (ToolCall(tool.name, value),))
+    forms = {"tag": f"<{spec.tag}>{text}</{spec.tag}>", "boxed": f"\\boxed{{{text}}}"}
+    return None if spec.from_ == "regex" else forms.get(spec.from_, text)
+
+
+def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
+    yield "an empty message", [""]
+    yield "a refusal", ["I cannot answer that."]
+    noise = written(subject, NOISE, tools)
+    if noise is not None:
+        yield f"the answer '{NOISE}'", [noise]
+
+
+async def _once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
+    async with environment.start(task=index, split=split) as episode:
+        try:
+            for action in actions:
+                if not episode.is_ended:
+                    render = environment.parts.dialect.render_action
+                    await episode.step(render(action) if isinstance(action, Message) else action)
+            return episode.trajectory if episode.is_ended else await episode.truncate("script")
+        except EpisodeError as error:
+            return episode.fail(error.reason, str(error))
+
+
+def _actions(trajectory: Trajectory | None) -> list[str | Message]:
+    return [] if trajectory is None else [turn.action for turn in trajectory.turns]
+
+
+def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
+    steps = subject.loaded.spec.oracle or ()
+    for index, step in enumerate(steps):
+        if tool and tool in str(getattr(step, "call", "")):
+            return ("oracle", index, "call")
+    return ("oracle", len(steps) - 1, "say" if hasattr(steps[-1], "say") else "call")
+
+
+def _oracles(subject: Subject, played: _Played) -> Iterator[Fault]:
+    """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
+    warn, seen = subject.document.warning, set[str]()
+    for (split, index), got in played.oracle.items():
+        where = f"row {index + 1} of split '{split}'"
+        for key, path, message, hint, code in _of_oracle(subject, played, got, where):
+            if key not in seen:
+                seen.add(key)
+                yield warn(path, message, hint, code)
+
+
+def _of_oracle(
+    subject: Subject, played: _Played, got: Trajectory, where: str
+) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
+    spec = subject.loaded.spec
+    calls = [(result, turn.index) for turn in got.turns for result in turn.results]
+    for result, _ in calls:
+        if result.is_error and result.whose != "infrastructure":
+            message = f"the oracle's call of '{result.name}' fails for {where}: {result.text[:100]}"
+            yield "call", _place(subject, result.name), message, "mend the call, or the row", "wrong-oracle"
+            return
+    broken = [term for term in got.reward.terms.values() if term.status == "invalid"]
+    if got.failure is not None and (broken or got.failure.reason in ("policy", "resource")):
+        why = f"'{broken[0].name}' cannot be measured: {broken[0].error}" if broken else got.failure.message
+        message = f"the oracle's episode of {where} has no reward: {why[:160]}"
+        yield "failed", _place(subject), message, "mend what fails", "wrong-oracle"
+    if got.failure is not None or any(_UNKNOWN in turn.action for turn in got.turns):
+        return
+    if got.truncated:
+        message = f"a limit ends the oracle's episode of {where} before its answer: {got.reason}"
+        yield "limit", _place(subject), message, "raise the limit", "wrong-oracle"
+        return
+    for name, term in got.reward.terms.items():
+        reward = spec.rewards[name]
+        rule, value = getattr(reward, "rule", reward.kind), term.value
+        is_full = rule in ("exact_match", "numeric_match", "contains", "math_equal", "json_match", "sql_match",
+                           "verify", "regex", "json_schema", "valid_calls")  # fmt: skip
+        if value is None or reward.weight <= 0 or reward.gate is not None or value >= (1 if is_full else 1e-9):
+            continue
+        if reward.range is not None or reward.clip is not None or (reward.when == "turn" and value > 0):
+            continue
+        shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
+        what = "plays" if rule in _FORM else f"gives {shown} to"
+        message = f"the oracle {what} {where}, which earns {value:g} of '{name}'"
+        yield name, _place(subject), message, "say what is right, or mend the term", "wrong-oracle"
+    if got.success is False and _is_known(subject, played):
+        message = f"{where}, as the oracle plays it, is no success"
+        yield "success", ("success" if spec.success else "rewards",), message, "mend the comparison", "wrong-success"
+    yield from _shown(subject, got, where)
+
+
+def _is_known(subject: Subject, played: _Played) -> bool:
+    """True where all that `success` reads was measured."""
+    spec = subject.loaded.spec
+    if spec.success is None:
+        names = [name for name, one in spec.rewards.items() if one.weight > 0 and one.required]
+    else:
+        names = list(compile_expression(spec.success, names=spec.rewards).names)
+    return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
+
+
+def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
+    """Results that are cut just where the answer stood."""
+    answer = (got.answer or "").strip()
+    if len(answer) < 2 or "{{ results" not in str(subject.document.get("oracle")):
+        return
+    told = [message.content for turn in got.turns if turn.observation for message in turn.observation.messages]
+    full = [result.text for turn in got.turns for result in turn.results]
+    if any(answer in text for text in full) and not any(answer in text for text in told):
+        message = f"the results that the model sees of {where} do not show {answer[:40]!r}, which they hold"
+        yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
+
+
+def _worth(subject: Subject, played: _Played) -> Iterator[Fault]:
+    """What no work earns beside the oracle, and terms that give everything the same."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    known = not any(spec.rewards[name].weight > 0 for name in played.unknown)
+    judges = any(getattr(one, "rule", "") not in _FORM for one in spec.rewards.values() if one.weight > 0)
+    for way, got in played.ways.items() if judges else ():
+        pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
+        totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
+        if known and totals and all(a is not None and b is not None and b >= a for a, b in totals):
+            message = f"{way} earns {totals[0][1]:g}, and the oracle {totals[0][0]:g}"
+            hint = "pay for what only a right answer has"
+            yield warn("rewards", message, hint, "paid-for-nothing", at="key")
+            return
+        if got and all(one.success for one in got.values()):
+            place = "success" if spec.success is not None else "rewards"
+            message = f"{way} is a success"
+            hint = "ask for what only a right answer has"
+            yield warn(place, message, hint, "free-success", at="value" if place == "success" else "key")
+            return
+    for name, reward in spec.rewards.items():
+        if name in played.unknown or getattr(reward, "rule", "") in _FORM or not played.oracle or reward.when == "turn":
+            continue
+        golds = [_value(one, name) for one in played.oracle.values()]
+        others = [_value(one, name) for got in played.ways.values() for one in got.values()]
+        values = {value for value in (*golds, *others) if value is not None}
+        measured = [value for value in others if value is not None]
+        if len(values) == 1 and len(measured) > 2:
+            message = f"'{name}' is {values.pop():g} for the oracle, for silence and for a wrong answer alike"
+            yield warn(f"rewards.{name}", message, "let it tell them apart", "constant-term", at="key")
+        known_golds = [value for value in golds if value is not None]
+        if reward.weight > 0 and known_golds and measured and max(known_golds) < min(measured):
+            message = (
+                f"'{name}' is {max(known_golds):g} for the oracle, and {min(measured):g} for no answer or a wrong one"
+            )
+            yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")
+
+
+def _value(got: Trajectory, name: str) -> float | None:
+    result = got.reward.terms.get(name)
+    return None if result is None else result.value
