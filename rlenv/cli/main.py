@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.nearest import all_known
+from rlenv.cli.options import refuse_unknown
 from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
 from rlenv.secrets import logger, redact
@@ -93,7 +94,7 @@ def _main(argv: list[str]) -> int:
     if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "spec", rest) is None:
         args.spec = rest.pop()
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        refuse_unknown(commands.choices[chosen] if chosen else parser, rest)
     if args.version:
         from rlenv import __version__
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import orjson
 
+from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
 
-__all__ = ["add_set", "fields", "given", "keywords", "overrides"]
+__all__ = ["add_set", "fields", "given", "keywords", "overrides", "parsed", "refuse_unknown"]
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The options in `argv`, which may stand between its other words; the program ends at one that is not known."""
+    args, rest = parser.parse_known_intermixed_args(list(argv))
+    if rest:
+        refuse_unknown(parser, rest)
+    return args
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
+    """Ends the program for arguments that a command does not take, and names the option that was likely meant."""
+    options = re.findall(r"--[\w-]+", parser.format_help())
+    hint = did_you_mean(rest[0].partition("=")[0], options) if rest[0].startswith("--") else ""
+    parser.error("; ".join(part for part in (f"unrecognized arguments: {' '.join(rest)}", hint) if part))
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

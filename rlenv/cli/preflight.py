@@ -9,7 +9,7 @@ from typing import Final
 
 from rlenv.cli.adapter import adapter
 from rlenv.cli.console import Console
-from rlenv.cli.options import given
+from rlenv.cli.options import given, parsed
 from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.preflight import Preflight, lines_of
@@ -69,7 +69,7 @@ def run_argv(argv: Sequence[str]) -> int:
     Raises:
         MissingExtra: the adapter or what it stands on is not installed.
     """
-    args = _parser().parse_intermixed_args(list(argv))
+    args = parsed(_parser(), argv)
     look = adapter("run.preflight_command", wanted_by="rlenv preflight").look
     with counting() as so_far:
         report: Preflight = look(

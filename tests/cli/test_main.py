@@ -74,3 +74,23 @@ def test_every_error_begins_with_the_program(command: str, capsys: pytest.Captur
 def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evall"]) == 2
     assert "did you mean 'eval'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["eval", "arithmetic", "--polcy", "oracle"], "--policy"),
+        (["eval", "arithmetic", "--concurency=3"], "--concurrency"),
+        (["preflight", "arithmetic", "--model", "x", "--prest", "cpu"], "--preset"),
+        (["train", "arithmetic", "--prest", "cpu"], "--preset"),
+        (["--verison"], "--version"),
+    ],
+)
+def test_an_option_that_is_not_there_names_the_nearest(
+    words: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.endswith(f"; did you mean '{near}'?\n")

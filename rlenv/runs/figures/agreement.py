@@ -51,7 +51,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Two terms over the `episodes` in which both have a value. `kappa` is None where one of them is not binary."""
+    """Two terms over the `episodes` in which both have a value.
+
+    `kappa` is None where one of them is not binary, and has no value where one of them never varies.
+    """
 
     a: str
     b: str
@@ -85,9 +88,11 @@ def between(
     drawn = _Drawn(i, j, at, (len(left), len(right)))
     kappa = None
     if {*left.tolist(), *right.tolist()} <= {0.0, 1.0}:
-        # Both sides have to be able to say both, also where one of them never does.
+        # A term that never varies agrees with nothing and disagrees with nothing: the formula's 0 would look like
+        # knowledge. A sample of the tasks in which one does not vary is one of those that the interval is made of.
         binary = _Drawn(left[i].astype(np.int64), right[j].astype(np.int64), at, (2, 2))
-        kappa = binary.estimate(partial(weighted_kappa, left=_BINARY, right=_BINARY))
+        varies = len(left) == len(right) == 2
+        kappa = binary.estimate(partial(weighted_kappa, left=_BINARY, right=_BINARY)) if varies else Estimate(None)
     tau = drawn.estimate(kendalls_tau, again=len(left) * len(right) <= _CELLS)
     return Agreement(a, b, len(known), kappa, drawn.estimate(spearmans_rho), tau)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.cli.console import Console
+from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.preflight import lines_of
 from rlenv.runs.folder import STOP, RunInfo, check_out, is_run
@@ -52,7 +53,7 @@ class _NotReady(Exception):
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    arguments = parser().parse_intermixed_args(argv)
+    arguments = parsed(parser(), argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
         arguments.command = ("rlenv", "train", *argv)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlenv.cli.console import Console
+from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo, check_out
@@ -31,7 +32,7 @@ _TRAINER = "verl.trainer.sft_trainer"
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    arguments = parser().parse_intermixed_args(argv)
+    arguments = parsed(parser(), argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
         arguments.command = ("rlenv", "sft", *argv)
