@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 from rlenv.audit.play import Chapter, Player
@@ -11,7 +10,7 @@ from rlenv.audit.probes import filler
 from rlenv.audit.report import Finding
 from rlenv.audit.subject import Action, Subject
 from rlenv.audit.verdicts import SLACK, episode_of
-from rlenv.messages import Message, ToolCall
+from rlenv.messages import ToolCall
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
@@ -69,13 +68,14 @@ async def tell_the_next(player: Player, chapter: Chapter, subjects: Sequence[Sub
     if not words:
         return
     first, second = subjects[0], subjects[-1]
-    await player.play(first.gold, _turns(first, writes))
+    await player.play(first.gold, first.turns_of(writes))
     plain = [*(ToolCall(tool.name, filler(tool, "")) for tool in tools), *(ToolCall(t.name, filler(t)) for t in tools)]
     asked = {
         word: [ToolCall(t.name, filler(t, word)) for t in tools if t.name not in place] for word, place in words.items()
     }
     for word, reads in {"": plain, **asked}.items():
-        for other, (call, text) in _said(await player.play(second.gold, _turns(second, reads)), words).items():
+        heard = await player.play(second.gold, second.turns_of(reads[:_MOST_READS]))
+        for other, (call, text) in _said(heard, words).items():
             if other != word:
                 message = (
                     f"what one episode tells {words[other]} another reads from the tool '{call.name}': {text[:80]!r}"
@@ -98,16 +98,6 @@ def _worded(tool: Tool, words: dict[str, str]) -> dict[str, Any]:
             continue
         words[str(made[key])] = f"the tool '{tool.name}' ({key})"
     return made
-
-
-def _turns(subject: Subject, calls: Sequence[ToolCall]) -> list[Action]:
-    """The calls, as many in a turn as the limits allow."""
-    limits = subject.environment.spec.limits
-    left = iter(calls[: min(_MOST_READS, limits.tool_calls)])
-    turns: list[Action] = []
-    while len(turns) < limits.turns and (some := tuple(islice(left, limits.calls_per_turn))):
-        turns.append(Message("assistant", "", some))
-    return turns
 
 
 def _said(ended: Trajectory, words: dict[str, str]) -> dict[str, tuple[ToolCall, str]]:

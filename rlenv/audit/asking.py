@@ -287,8 +287,4 @@ def write_same(subject: Subject, *, changing: Sequence[Tool]) -> list[Action]:
             names = part["enum"] if "enum" in part else [*named, *columns] if key in plain and len(plain) > 1 else []
             calls += [ToolCall(tool.name, {**base, key: name}) for name in dict.fromkeys(names)]
         calls.append(ToolCall(tool.name, base))
-    limits = subject.environment.spec.limits
-    calls = calls[: limits.tool_calls]
-    starts = range(0, len(calls), limits.calls_per_turn)
-    turns: list[Action] = [Message("assistant", "", tuple(calls[at : at + limits.calls_per_turn])) for at in starts]
-    return [*turns[: limits.turns - 1], subject.form(_SAME)]
+    return [*subject.turns_of(calls)[: subject.environment.spec.limits.turns - 1], subject.form(_SAME)]

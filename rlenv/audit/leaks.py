@@ -15,7 +15,7 @@ from functools import partial, reduce
 
 from rlenv.audit.golds import golds_of, readers
 from rlenv.audit.marks import is_anywhere, is_glued, is_mark
-from rlenv.audit.place_rules import NEAR, Allowed, Sure, holds, learn, says, unveiled
+from rlenv.audit.place_rules import NEAR, Allowed, Sure, fitted, holds, invisible, learn, says, unveiled
 from rlenv.audit.play import Chapter, Leak, Player
 from rlenv.audit.probes import AS_ORACLE, EVERY_ROW, Probe, by_schema, listed_names, probes, reading_probes
 from rlenv.audit.sheets import beside, sheets
@@ -28,7 +28,7 @@ __all__ = ["Aim", "aim_of", "find_leaks", "hearts_of", "read_places"]
 _MOST_PLAYED = 8
 _MOST_ASKED = 48
 _SCOUTS = 12
-_ROUNDS = 2
+_ROUNDS = 3
 _PROBING_S = 30.0
 
 Told = dict[str, ToolResult]
@@ -74,7 +74,7 @@ async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> t
     asked_for = sum(_is_looked_up(subject, gold) for subject, gold in zip(subjects, golds, strict=True))
     allowed = is_anywhere if 5 * asked_for >= 4 * len(subjects) else is_mark
     found = [
-        _leak("prompt", learn(prompts, golds, allowed=partial(_is_read, allowed))),
+        _leak("prompt", learn(prompts, golds, allowed=partial(_is_read, allowed)) or _other_marks(prompts, golds)),
         *(_leak(*one) for one in beside(prompts, subjects, golds)),
     ]
     # Who has listed files has not read them: a name is no place for a gold.
@@ -95,6 +95,10 @@ async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> t
             if leak is not None and (place not in best or leak.hits > best[place].hits):
                 best[place] = leak
     return [leak for leak in (*found, *best.values()) if leak is not None], notes
+
+
+def _other_marks(prompts: Sequence[str], golds: Sequence[str]) -> Sure | None:
+    return fitted(prompts, golds, is_mark) or invisible(prompts, golds)
 
 
 def _is_read(allowed: Allowed, text: str, start: int, end: int, transform: str) -> bool:
@@ -126,7 +130,7 @@ async def _sheets(
         sure, asked = sheet.sure(golds), sheet.asked()
         if sure is None and asked:
             made = await together(
-                [_results(player, one, [("rows", call)]) for one, call in zip(subjects, asked, strict=True)]
+                [_results(player, one, [("rows", (call,))]) for one, call in zip(subjects, asked, strict=True)]
             )
             sure = sheet.sure(golds, [one["rows"].text if "rows" in one else "" for one in made])
         found.append(_leak(sheet.where, sure))
@@ -162,7 +166,7 @@ async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) 
     told = await _results(player, subject, asked if is_listing else plain)
     calls = dict(asked)
     for _ in range(_ROUNDS if is_listing else 0):
-        given = [(calls[label], result) for label, result in told.items()]
+        given = [(calls[label][-1], result) for label, result in told.items() if len(calls[label]) == 1]
         listed = reading_probes(subject, listed_names([*subject.oracle_calls(), *given]))
         new = [one for one in listed if one[0] not in calls]
         calls |= dict(new)
@@ -171,24 +175,27 @@ async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) 
 
 
 async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> Told:
-    """What the calls give: as many of one turn as the limits allow, each lot in an episode of its own."""
+    """What the last call of each probe gives: as many of one turn as the limits allow, each lot in an episode."""
     limits = subject.environment.spec.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
-    calls = {(call.name, repr(dict(call.arguments))): call for _, call in asked}
+    by_key = {repr([(call.name, dict(call.arguments)) for call in calls]): calls for _, calls in asked}
     # What a call changes, the ones beside it must not see.
-    lots = [[key] for key, call in calls.items() if subject.changes(call.name)]
-    still = [key for key, call in calls.items() if not subject.changes(call.name)]
+    still = [key for key, calls in by_key.items() if len(calls) == 1 and not subject.changes(calls[0].name)]
+    lots = [[key] for key in by_key if key not in set(still)]
     lots += [still[start : start + width] for start in range(0, len(still), width)]
-    given: dict[tuple[str, str], ToolResult] = {}
+    given: dict[str, ToolResult] = {}
     for lot in lots:
-        ended = await player.play(subject.gold, [Message("assistant", "", tuple(calls[key] for key in lot))])
-        for key, result in zip(lot, ended.turns[0].results if ended.turns else (), strict=False):
+        calls = [call for key in lot for call in by_key[key]]
+        ended = await player.play(subject.gold, subject.turns_of(calls))
+        results = [result for turn in ended.turns for result in turn.results]
+        shown = results if len(lot) > 1 else results[len(calls) - 1 :]
+        for key, result in zip(lot, shown, strict=False):
             # What it repeats of the call, it does not give.
-            said = [value for value in calls[key].arguments.values() if isinstance(value, str) and len(value) > 1]
+            said = [value for value in by_key[key][-1].arguments.values() if isinstance(value, str) and len(value) > 1]
             said += [value.rsplit(maxsplit=1)[-1] for value in said if value.startswith(EVERY_ROW)]
             text = reduce(lambda text, value: text.replace(value, "·"), said, result.text)
             given[key] = replace(result, text=text)
-    keys = {label: (call.name, repr(dict(call.arguments))) for label, call in asked}
+    keys = {label: repr([(call.name, dict(call.arguments)) for call in calls]) for label, calls in asked}
     return {label: given[key] for label, key in keys.items() if key in given}
 
 

@@ -12,7 +12,7 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 _BOUNDS = re.compile(r"[.?!:](?=\s)|[\n()\[\]{}|;<>]")
 _LABEL = re.compile(r"([^\W\d_]+)[\"']?\s*[:=#]*\s*(?:no\.?|number)?\s*[\"'(\[]?[\w/.-]*$", re.IGNORECASE)
 _FIELD = re.compile(r"[^\W\d_]+[\"']?\s*[:=]\s*[\"']?[\w-]")
-_ASKED = re.compile(r"[^.?!\n:]*\?")
+_ASKED = re.compile(r"[^.?!\n:\]>]*\?")
 _RECORD = 3
 _OPENS, _CLOSES = tuple("([{<"), tuple(")]}>")
 _REST = re.compile(r"[\w-]*(?: ?[-(][\w )-]*)?\.[a-z]\w{1,4}\b|_\w")
@@ -31,7 +31,10 @@ _TURNS = re.compile(
     r"|alphabet\w*|convert\w*|binary|letters?|spell\w*|underscores?|hyphen\w*|snake|camel|kebab|slugs?|spaces?|kilo\w*|milli\w*|met(?:er|re)s?|grams?|thousands?|hundreds?)\b",
     re.IGNORECASE,
 )
-_GIVEN = frozenset("answer gold golden solution result target label ref hint debug expected correct secret".split())
+_GIVEN = frozenset(
+    "answer ans gold golden solution sol soln result target label ref reference hint debug expected correct secret"
+    " truth gt key".split()
+)
 
 
 def is_mark(text: str, start: int, end: int, transform: str) -> bool:
@@ -45,12 +48,15 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
         end: where it ends.
         transform: what hides it, "itself" for nothing.
     """
+    if text.rfind("<!--", 0, start) > text.rfind("-->", 0, start):
+        return True  # nobody is shown a comment to read it
     bounds = [0, *(match.end() for match in _BOUNDS.finditer(text)), len(text)]
     first = max(at for at in bounds if at <= start)
     last = min((at for at in bounds if at >= end), default=len(text))
-    elsewhere = f"{text[:first]} {text[last:]}"
-    line = text[text.rfind("\n", 0, start) + 1 : start]
+    begin = text.rfind("\n", 0, start) + 1
+    line = text[begin:start]
     label = _LABEL.search(line)
+    elsewhere = f"{text[: min(first, begin + label.start()) if label else first]} {text[last:]}"
     named = words_of(label[1]) if label else frozenset()
     asked = {word for match in _ASKED.finditer(text) for word in words_of(match[0])}
     if named & asked or (transform != "itself" and _TURNS.search(text)):

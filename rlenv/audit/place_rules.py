@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import base64
 import codecs
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from unicodedata import category
 
 from rlenv.audit.golds import tail
 from rlenv.rewards.normalise import number
@@ -21,7 +25,9 @@ __all__ = [
     "PlaceRule",
     "Sure",
     "dealt_anew",
+    "fitted",
     "holds",
+    "invisible",
     "is_sure",
     "learn",
     "same",
@@ -46,6 +52,7 @@ _PLACES = {0: "first", 1: "second", 2: "third", -1: "last", -2: "last but one"}
 _MOST_NUMBER = 10**15
 _RARE = 1e-3
 _BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{12,}(?![\w+/])")
+_FILLED_UP = re.compile(r"(?<=[A-Za-z0-9+/])={1,2}(?![\w=])")
 _DIGITS = re.compile(r"\d+")
 _NUMBER = r"(?<!\d)(?<!\d[.,])[-+]?\d+(?:[.,]\d+)*(?!\d)"
 _WORD = r"(?<![^\W\d_])[^\W_]+"
@@ -56,7 +63,8 @@ _VALUES = {"number": _NUMBER, "word": _WORD, "token": _TOKEN, "line": _LINE, "na
 _ALONE = _VALUES | {"line": r"^[^\n]+$"}
 _OF = {
     **dict.fromkeys(("times 100", "times 1000", "by its number from 0", "by its number from 1", "as 1 or 0"), "number"),
-    **dict.fromkeys(("in hexadecimal", "as a hexadecimal number", "by its first letter"), "word"),
+    **dict.fromkeys(("in hexadecimal", "as its md5", "as its sha256"), "word"),
+    **dict.fromkeys(("as a hexadecimal number", "by its first letter"), "word"),
     "as a hexadecimal number behind 0x": "word",
     "in base64": "line",
     **{f"with {by!r} for spaces": "name" for by in ("_", "-", "")},
@@ -143,6 +151,38 @@ def learn(texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lamb
     return best
 
 
+def fitted(texts: Sequence[str], golds: Sequence[str], allowed: Allowed) -> Sure | None:
+    """A number of the texts from which golds are computed by one line, a * n + b; None without any."""
+    wanted = {at: value for at, gold in enumerate(golds) if (value := number(gold)) is not None}
+    places = [list(re.finditer(_NUMBER, text[:_TEXT_CHARS])) for text in texts]
+    for place in _PLACES if 2 * len(wanted) > len(golds) else ():
+        found = {at: places[at][place] for at in wanted if -len(places[at]) <= place < len(places[at])}
+        known = {
+            at: Fraction(value)
+            for at, one in found.items()
+            if allowed(texts[at], *one.span(), "computed") and (value := number(one[0])) is not None
+        }
+        ats = list(known)
+        pairs = [(one, other) for one, other in pairwise(ats) if known[one] != known[other]]
+        slopes = [(Fraction(wanted[b]) - Fraction(wanted[a])) / (known[b] - known[a]) for a, b in pairs]
+        for slope, _ in Counter(slopes).most_common(1):
+            (base, hits), *_ = Counter(Fraction(wanted[at]) - slope * known[at] for at in ats).most_common(1)
+            taken = {at: golds[at] for at in ats if Fraction(wanted[at]) - slope * known[at] == base}
+            # Two are on some line by themselves.
+            if slope and is_sure(hits, len(ats), len(wanted), chance=dealt_anew(["\0"] * len(ats), golds), tries=2):
+                return Sure(f"the {_PLACES[place]} number, times {slope} and {base} more", hits, len(ats), 0.0, taken)
+    return None
+
+
+def invisible(texts: Sequence[str], golds: Sequence[str]) -> Sure | None:
+    """Characters that nobody sees and that differ as golds do; None without any."""
+    marks = ["".join(one for one in text if category(one) == "Cf") for text in texts]
+    kinds = len(set(marks))
+    if not all(marks) or kinds < 2 or not kinds == len(set(golds)) == len(set(zip(marks, golds, strict=True))):
+        return None
+    return Sure("characters that nobody sees", len(golds), len(golds), 1 / kinds, dict(enumerate(golds)))
+
+
 def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> bool:
     """Whether golds are given away: the one judgement of chance for all places.
 
@@ -169,7 +209,7 @@ def says(text: str, gold: str) -> bool:
 
 
 def unveiled(text: str) -> str:
-    """A text, and below it what its base64 words say."""
+    """A text without the marks that fill up base64, and below it what its base64 words say."""
     found = []
     for word in _BASE64.findall(text[:_TEXT_CHARS]):
         try:
@@ -177,7 +217,7 @@ def unveiled(text: str) -> str:
         except ValueError:
             continue
         found += [said] if said.isprintable() else []
-    return "\n".join([text, *found])
+    return "\n".join([_FILLED_UP.sub("", text), *found])
 
 
 def holds(text: str, gold: str) -> bool:
@@ -213,6 +253,8 @@ def _forms(gold: str) -> Iterator[tuple[str, str]]:
     data = gold.encode("utf-8", "replace")
     yield "in base64", base64.b64encode(data).decode().rstrip("=")
     yield "in hexadecimal", data.hex()
+    yield "as its md5", hashlib.md5(data, usedforsecurity=False).hexdigest()
+    yield "as its sha256", hashlib.sha256(data).hexdigest()
     if (turned := codecs.encode(gold, "rot13")) != gold:
         yield "in rot13", turned
     if (exact := number(gold)) is not None and exact and abs(exact) < _MOST_NUMBER:

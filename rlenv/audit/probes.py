@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,8 +31,8 @@ __all__ = [
 AS_ORACLE = " of what the oracle asks"
 """How the calls end that differ from the oracle's own by one argument."""
 
-Probe = tuple[str, ToolCall]
-"""What a call is, in the same words on every task, and the call."""
+Probe = tuple[str, tuple[ToolCall, ...]]
+"""What is asked, in the same words on every task: calls one after the other, of which the last is read."""
 
 _WORDS = ("", "?", ".", "/", "*", "all", "list", "help", "answer", "solution")
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
@@ -43,7 +44,17 @@ _SQL = re.compile(r"\b(?:sql|select)\b", re.IGNORECASE)
 EVERY_ROW = "SELECT * FROM "
 _IS_LISTED = ", which is listed"
 _MOST_NAMES = 20
-_MOST_PROBES = 100
+_SAID_TO_ANYTHING = 3
+_MOST_PROBES = 140
+_MOST_PAIRS = 30
+_AGAIN = 6
+_BOUNDS = (0, -1, 1, 2, 3, 10**6)
+_TELLS = re.compile(
+    r"hint|answer|solution|gold|debug|admin|review|grad(?:e|ing)|expect|oracle|cheat|secret|internal|cache|label|reference"
+    r"|eval|history|previous|solved|\blogs?\b",
+    re.IGNORECASE,
+)
+"""What the names of tools say that the oracle does not call and that are no other way to the answer."""
 _MOST_VALUES = 4
 _MOST_SAID = 12
 _EVERYTHING = ("*", "all")
@@ -96,14 +107,15 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
 
 
 def probes(subject: Subject) -> list[Probe]:
-    """The calls, without what the oracle itself calls: what that gives is there to be read."""
-    found: list[Probe] = []
-    for tool in _askable(subject):
+    """What is asked, without what the oracle itself calls: what that gives is there to be read."""
+    found: list[tuple[str, ToolCall]] = []
+    tools = _askable(subject)
+    for tool in tools:
         name, base = tool.name, filler(tool)
         found.append((f"{name} without arguments", ToolCall(name, {})))
         found.append((f"{name} with an unknown argument", ToolCall(name, {"zqx": 1})))
         words = ["?"] if tool.mutates else _words(tool)
-        found += [(f"{name}({word!r})", ToolCall(name, filler(tool, word))) for word in words]
+        found += [(f"{name}({word!r})", ToolCall(name, _worded(tool, word))) for word in words]
         if tool.mutates:
             continue
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
@@ -112,15 +124,33 @@ def probes(subject: Subject) -> list[Probe]:
                 if arguments.get(key) != value or key not in arguments:
                     found.append((f"{name}({key}={value!r}){label}", ToolCall(name, {**arguments, key: value})))
         found += [(f"{name}({key}=null)", ToolCall(name, {**base, key: None})) for key in base]
+        found += [] if own else _of_the_row(subject, tool)
     if subject.environment.parts.tools:
         found.append(("a tool that is not there", ToolCall("zqx", {})))
     found += _by_prose(subject)
-    return _not_own(subject, found)[:_MOST_PROBES]
+    return [*_not_own(subject, found)[:_MOST_PROBES], *_one_after_the_other(tools)]
 
 
-def _by_prose(subject: Subject) -> list[Probe]:
+def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
+    """Each tool again and again, and each behind each other one, which may switch something on."""
+    calls = [ToolCall(tool.name, filler(tool)) for tool in tools]
+    yield from ((f"{call.name} asked {_AGAIN} times", (call,) * _AGAIN) for call in calls)
+    pairs = [(one, other) for one in calls for other in calls if one is not other]
+    yield from ((f"{other.name} after {one.name}", (one, other)) for one, other in pairs[:_MOST_PAIRS])
+
+
+def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
+    """What the prompt says of the row, told to a tool whose name or description has to do with answers."""
+    key = _text_key(tool)
+    if key is not None and _TELLS.search(f"{tool.name} {tool.description}"):
+        shown = {name: str(value) for name, value in subject.task.items() if str(value) in subject.prompt}
+        for column, value in {**shown, "prompt": subject.prompt}.items():
+            yield f"{tool.name} of the row's {column}", ToolCall(tool.name, _worded(tool, value))
+
+
+def _by_prose(subject: Subject) -> list[tuple[str, ToolCall]]:
     """The oracle's calls, or any, with one argument as a word that a description says of it, quoted or not."""
-    found: list[Probe] = []
+    found: list[tuple[str, ToolCall]] = []
     for tool in _askable(subject):
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == tool.name]
         arguments, label = (own[0], AS_ORACLE) if own else (filler(tool), "")
@@ -153,9 +183,9 @@ def _askable(subject: Subject) -> list[Tool]:
     return [one for one in tools if not subject.submits(one.name) and entries.get(one.name) not in ("model", "agent")]
 
 
-def _not_own(subject: Subject, found: Sequence[Probe]) -> list[Probe]:
+def _not_own(subject: Subject, found: Sequence[tuple[str, ToolCall]]) -> list[Probe]:
     own = {(call.name, repr(dict(call.arguments))) for call, _ in subject.oracle_calls()}
-    kept = {label: call for label, call in found if (call.name, repr(dict(call.arguments))) not in own}
+    kept = {label: (call,) for label, call in found if (call.name, repr(dict(call.arguments))) not in own}
     return list(kept.items())
 
 
@@ -167,11 +197,16 @@ def _words(tool: Tool) -> list[str]:
 
 
 def _text_key(tool: Tool) -> str | None:
-    """The argument, of those that are needed, that is a text."""
+    """The argument that is a text, of those that are needed, or of all where none is."""
     properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    return next(
-        (key for key in tool.parameters.get("required", ()) if properties.get(key, {}).get("type") == "string"), None
-    )
+    keys = tool.parameters.get("required") or properties
+    return next((key for key in keys if properties.get(key, {}).get("type") == "string"), None)
+
+
+def _worded(tool: Tool, word: str) -> dict[str, Any]:
+    """Arguments that fit a tool, the text among them as this word."""
+    key = _text_key(tool)
+    return filler(tool, word) | ({key: word} if key is not None else {})
 
 
 def _is_sql(tool: Tool, key: str) -> bool:
@@ -195,32 +230,32 @@ def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
         for option in part.get("anyOf", ()):
             choices += [True, False] if option.get("type") == "boolean" else option.get("enum", [])
         choices += list(part.get("enum", ()))[:8] + _named(part)
-        if kinds == "integer" and "default" in part:
-            choices += [0, 1, 2, 3]
+        if kinds in ("integer", "number") and "enum" not in part:
+            choices += _BOUNDS
         for value in choices:
             yield name, value
 
 
 def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
     """What listings name: files and lines of one word, also below the folder that was listed; else all their words."""
-    asked = [(next(iter(call.arguments.values()), ""), result.text) for call, result in told if result.outcome == "ok"]
-    texts = [(folder, text) for folder, text in asked if len(text) < 4_000]
+    asked = {(str(next(iter(call.arguments.values()), "")), one.text) for call, one in told if one.outcome == "ok"}
+    counts = Counter(text for _, text in asked)
+    # What is said to anything is no listing.
+    texts = sorted(one for one in asked if len(one[1]) < 4_000 and counts[one[1]] <= _SAID_TO_ANYTHING)
     files = [(folder, name) for folder, text in texts for name in (*_FILE.findall(text), *_LINE.findall(text))]
-    below = [
-        f"{folder.rstrip('/')}/{name}" for folder, name in files if isinstance(folder, str) and _NAME.fullmatch(folder)
-    ]
+    below = [f"{folder.rstrip('/')}/{name}" for folder, name in files if _NAME.fullmatch(folder)]
     words = [name for _, text in texts for name in _NAME.findall(text)] if not files else []
-    names = dict.fromkeys([*(name for _, name in files), *below, *words])
+    names = dict.fromkeys(name.rstrip("/") for name in [*(name for _, name in files), *below, *words])
     return [name for name in names if 1 < len(name) < 80][:_MOST_NAMES]
 
 
 def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
     """Each name that a listing has given, asked of each tool that takes one text."""
-    found: list[Probe] = []
+    found: list[tuple[str, ToolCall]] = []
     read = " ".join(str(value) for call, _ in subject.oracle_calls() for value in call.arguments.values())
     for tool in _askable(subject):
         key = _text_key(tool)
-        if key is None or len(tool.parameters["required"]) > 1 or tool.mutates:
+        if key is None or len(tool.parameters.get("required", ())) > 1 or tool.mutates:
             continue
         for index, name in enumerate(names):
             # A table of the oracle's own queries is there to be read.

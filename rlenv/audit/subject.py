@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rlenv.audit.tells import tells_for
@@ -145,6 +146,15 @@ class Subject:
         """Whether a tool changes something, or is not known."""
         tool = self.environment.parts.tools.get(name)
         return tool is None or tool.mutates
+
+    def turns_of(self, calls: Sequence[ToolCall]) -> list[Action]:
+        """The calls, as many in a turn, and in all, as the limits allow."""
+        limits = self.environment.spec.limits
+        left = iter(calls[: limits.tool_calls])
+        turns: list[Action] = []
+        while len(turns) < limits.turns and (some := tuple(islice(left, limits.calls_per_turn))):
+            turns.append(Message("assistant", "", some))
+        return turns
 
     def oracle_actions(self) -> list[Action]:
         """What the oracle did before its last action; nothing where it called no tool."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,26 @@ def places(report: Report) -> list[tuple[str, str]]:
         "{question}\n\nid: q-{answer}-x",
         "{question}\nchecksum 00{answer}",
         "{question}\nbatch {answer}00",
+        "{question}\n<!-- {answer} -->",
+        "{question}\nsession={coded}",
+        "{question}\netag: {digest}",
+        "[job {line}] {question}",
+        "{question}{unseen}",
     ],
 )
 def test_a_number_that_the_prompt_gives_away_is_named(tmp_path: Path, shown: str) -> None:
-    assert shown_in(tmp_path, rows_of(30, lambda index: product(index, shown))) == ["prompt"]
+    def row(index: int) -> Row:
+        made = product(index)
+        answer = made["answer"].encode()
+        hidden = {
+            "coded": base64.b64encode(answer).decode(),
+            "digest": hashlib.md5(answer, usedforsecurity=False).hexdigest(),
+            "line": 3 * int(answer) + 11,
+            "unseen": "".join("\u200b" if bit == "1" else "\u200c" for bit in f"{int(answer):b}"),
+        }
+        return made | {"question": shown.format(**made, **hidden)}
+
+    assert shown_in(tmp_path, rows_of(30, row)) == ["prompt"]
 
 
 @pytest.mark.parametrize("where", ["prompt", "system"])
@@ -188,6 +205,70 @@ def test_a_description_that_lists_what_there_is_says_nothing_of_a_row(tmp_path: 
     lands = ", ".join(f"{WORDS[index]}land" for index in range(20))
     head = f'def look(about: str, task: dict) -> str:\n    """Looks up one of {lands}."""\n    return "nothing"\n'
     assert looked(tmp_path, "", head=head, rows=rows_of(20, capital)) == []
+
+
+BOOK = '''
+class Book:
+    asked = 0
+    on = False
+
+
+def load():
+    return Book()
+
+
+def look(about: str, task: dict, book) -> str:
+    """Looks up."""
+    return "nothing" + (f" {task['answer']}" if SHOWS and book.on else "")
+
+
+def switch(book) -> str:
+    """Switches something."""
+    book.on = True
+    return "done"
+
+
+def quiz(guess: str, task: dict, book) -> str:
+    """Asks for a guess."""
+    book.asked += 1
+    return "wrong" + (f", it is {task['answer']}" if SHOWS and book.asked > 3 else "")
+
+
+def list_files(folder: str = "") -> str:
+    """Lists."""
+    return {"": "lands/", "lands": "old/", "lands/old": "key.txt"}.get(folder, "none")
+
+
+def read(path: str, task: dict) -> str:
+    """Reads."""
+    return f"key={task['answer']}" if SHOWS and path == "lands/old/key.txt" else "none"
+
+
+def page(number: int, task: dict) -> str:
+    """Opens a page."""
+    return f"copy of {task['answer']}" if SHOWS and number == -1 else "a page"
+
+
+def reviews(about: str, task: dict) -> str:
+    """Shows the reviews of a row."""
+    return f"wants {task['answer']}" if SHOWS and about == task["question"] else "none"
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["look switch", "quiz", "list_files read", "page", "reviews"])
+def test_what_more_than_one_call_or_an_argument_at_its_bound_gives_is_named(tmp_path: Path, names: str) -> None:
+    kinds = {"list_files": "", "read": "task", "page": "task", "reviews": "task", "switch": "book"}
+    entries = [
+        f"  {name}: {{kind: python, function: 'tools.py:{name}', inject: [{kinds.get(name, 'task, book')}]}}\n"
+        for name in names.split()
+    ]
+    more = "resources: {book: {kind: python, factory: 'tools.py:load'}}\ntools:\n" + "".join(entries)
+    for shows, expected in ((True, ["result"]), (False, [])):
+        folder = tmp_path / str(shows)
+        folder.mkdir()
+        tools = BOOK.replace("SHOWS", str(shows))
+        assert sorted(set(shown_in(folder, rows_of(20, capital), more=more, tools=tools))) == expected
 
 
 # prompts and tools together

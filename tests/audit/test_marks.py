@@ -16,6 +16,8 @@ from rlenv.audit.marks import is_anywhere, is_glued, is_mark
         ("What does page_56.pdf say?", "56", True),
         ("Pick one. Sheet 3/C", "C", True),
         ("answer: 56. What is 7 times 8?", "56", True),
+        ("What is 7 times 8?\nchecksum: 56", "56", True),
+        ("What is 7 times 8?\n<!-- as was found in 1990: 56 -->", "56", True),
         # what is asked
         ("Lamp: red 56. Which red is it?", "56", False),
         ("Invoice 56 was paid. Which invoice was it?", "56", False),
