@@ -11,7 +11,7 @@ from typing import Any, Final
 from rlenv._base.nearest import did_you_mean
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault
-from rlenv.language.spec import SamplingSpec, ToolSpec
+from rlenv.language.spec import ToolSpec
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
@@ -19,7 +19,6 @@ from rlenv.tools.base import Tool
 __all__ = ["check_parts", "never_fits"]
 
 _READS_ARGS: Final = ("http", "command", "model", "agent")
-_OWN_FIELDS: Final = frozenset(("messages", "model", "temperature", "top_p", "max_tokens", "stop", "seed", "stream"))
 
 
 _NEEDS: Final = (
@@ -33,7 +32,10 @@ _NEEDS: Final = (
     ("processes", "sandbox", ("bubblewrap",)),
 )
 """Keys that are looked at only where another key of the entry has one of some values (None: any but 0)."""
-_CHANGES: Final = re.compile(r"(?:send|delete|remove|refund|cancel|create|update|insert|transfer|pay|write)(?:_|$)")
+_CHANGES: Final = re.compile(
+    r"(?:add|append|book|buy|cancel|charge|create|delete|deposit|insert|move|order|pay|place|post|publish|refund|remove"
+    r"|reserve|schedule|sell|send|submit|transfer|update|withdraw|write)(?:_|$)"
+)
 
 
 def check_parts(subject: Subject) -> Iterator[Fault]:
@@ -52,7 +54,6 @@ def check_parts(subject: Subject) -> Iterator[Fault]:
     yield from _limits(subject)
     yield from _times(subject)
     yield from _answer(subject)
-    yield from _endpoints(subject)
     yield from _state(subject)
     observation = subject.loaded.spec.observation.template
     if observation is not None and "result" not in observation:
@@ -220,12 +221,10 @@ def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]
     is_repeated = spec.idempotent or bool(getattr(spec, "retries", None)) or spec.cache is not None
     name = path.rpartition(".")[2].lower()
     method = str(getattr(spec, "method", None) or "GET")
-    if (spec.idempotent and is_repeated and not spec.mutates
+    if (spec.idempotent and is_repeated
             and (_CHANGES.match(name) or method in ("PUT", "PATCH", "DELETE"))):  # fmt: skip
-        message = "it is repeated and cached as idempotent, and seems to change something"
-        yield document.warning(f"{path}.idempotent", message, "write mutates: true", "odd-policy")
-    if getattr(spec, "max_rows", 50) < 2:
-        yield document.warning(f"{path}.max_rows", "one row is shown of any table", "write 2 at least", "limits")
+        message = "it is repeated as idempotent, and seems to do something each time"
+        yield document.warning(f"{path}.idempotent", message, "take it out, and write mutates: true", "odd-policy")
     if spec.kind == "search":
         yield from _corpus(subject, path, spec)
 
@@ -266,12 +265,6 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
     if waits > timeout_s:
         message = f"{spec.retries} tries wait {waits:.3g} s at least, and the call is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.retries", message, "write 2 or 3", "idle-limit")
-    if spec.cache is not None and spec.cache.ttl_s is not None and spec.cache.ttl_s < 1:
-        message = f"what is kept is forgotten after {spec.cache.ttl_s:g} s"
-        yield document.warning(f"{path}.cache.ttl_s", message, "write 60 or more, or take 'cache' out", "idle-cache")
-    if spec.breaker is not None and spec.breaker.failures == 1:
-        message = "one failure takes the tool from every episode"
-        yield document.warning(f"{path}.breaker.failures", message, "write 5 or more", "odd-policy")
     if spec.faults is not None and max(spec.faults.error, spec.faults.hang) >= 0.9:
         yield document.warning(f"{path}.faults", "nearly every call fails", "write a share below 1", "never-runs")
     if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.uniform[0] >= timeout_s:
@@ -305,18 +298,6 @@ def _limits(subject: Subject) -> Iterator[Fault]:
         if document.has(f"limits.{low}") and least is not None and least > most:
             message = f"{low} is {least:g}, and {high} allows {most:g} {word} in all"
             yield document.warning(f"limits.{low}", message, f"make it at most {most:g}", "limits")
-    for path, least, what in (("calls.timeout_s", 0.05, "for a call"), ("limits.episode_s", 1, "for an episode"),
-                              ("limits.turn_s", 0.05, "for a turn"), ("limits.reward_s", 0.05, "to measure anything"),
-                              ("observation.max_chars", 64, "to show a result"),
-                              ("observation.max_tokens", 16, "to show a result"),
-                              *((f"endpoints.{name}.timeout_s", 0.5, "for a model") for name in spec.endpoints),
-                              *((f"tools.{name}.timeout_s", 0.02, "for a call") for name in spec.tools)):  # fmt: skip
-        given = document.get(path)
-        if isinstance(given, (int, float)) and given < least:
-            yield document.warning(path, f"{given:g} is too little {what}", f"write {least} at least", "limits")
-    if limits.response_tokens is not None and limits.response_tokens < 16:
-        message = f"{limits.response_tokens} tokens leave no room for an answer"
-        yield document.warning("limits.response_tokens", message, "raise it", "limits")
     most_tokens, chars = spec.observation.max_tokens, spec.observation.max_chars
     if most_tokens is not None and limits.response_tokens is not None and most_tokens > limits.response_tokens:
         message = f"one result may have {most_tokens} tokens, and the episode {limits.response_tokens}"
@@ -353,10 +334,6 @@ def _times(subject: Subject) -> Iterator[Fault]:
                     f"a request may take {given:g} s, and limits.reward_s ends '{name}' after {limits.reward_s:g} s"
                 )
                 yield document.warning(place, message, "raise limits.reward_s", "limits")
-        breaker = getattr(reward, "breaker", None)
-        if breaker is not None and breaker.failures == 1:
-            message = "one failure takes the judge from every episode"
-            yield document.warning(f"rewards.{name}.breaker.failures", message, "write 5 or more", "odd-policy")
         limit_s = getattr(reward, "limit_s", None)
         if isinstance(limit_s, (int, float)) and limit_s > limits.reward_s:
             message = f"a verdict may take {limit_s:g} s, and limits.reward_s ends it after {limits.reward_s:g} s"
@@ -377,44 +354,6 @@ def _answer(subject: Subject) -> Iterator[Fault]:
     if answer.from_ == "tool" and tool is not None and tool.mutates:
         message = f"a call of '{tool.name}' is the answer and is not run: what it would change stays as it is"
         yield document.warning("answer.tool", message, "name a tool that only takes the answer", "not-run")
-
-
-def _endpoints(subject: Subject) -> Iterator[Fault]:
-    spec, document = subject.loaded.spec, subject.document
-    for name, endpoint in spec.endpoints.items():
-        path = f"endpoints.{name}"
-        if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
-            message = "the address has no path, and '/chat/completions' is added to it"
-            yield document.warning(f"{path}.base_url", message, "most servers want …/v1", "address")
-        yield from _sampling(subject, f"{path}.sampling", endpoint.sampling)
-    for group in ("tools", "rewards"):
-        for name in getattr(spec, group):
-            sampling = getattr(getattr(spec, group)[name], "sampling", None)
-            if isinstance(sampling, SamplingSpec):
-                is_judge = group == "rewards"
-                yield from _sampling(subject, f"{group}.{name}.sampling", sampling, is_judge=is_judge)
-    sampling = getattr(spec.user, "sampling", None)
-    if isinstance(sampling, SamplingSpec):
-        yield from _sampling(subject, "user.sampling", sampling)
-
-
-def _sampling(subject: Subject, path: str, sampling: SamplingSpec, *, is_judge: bool = False) -> Iterator[Fault]:
-    document = subject.document
-    if not document.has(path):
-        return
-    if sampling.temperature == 0 and sampling.top_p not in (None, 1):
-        message = "top_p is not looked at where temperature is 0"
-        yield document.warning(f"{path}.top_p", message, "take one of them out", "idle-sampling")
-    if sampling.temperature is not None and sampling.temperature > 2:
-        message = f"a temperature of {sampling.temperature:g} gives noise; most servers refuse more than 2"
-        yield document.warning(f"{path}.temperature", message, "write 0 to 2", "odd-sampling")
-    if sampling.max_tokens is not None and sampling.max_tokens < (16 if is_judge else 2):
-        message = f"{sampling.max_tokens} tokens are too few for {'a verdict' if is_judge else 'an answer'}"
-        yield document.warning(f"{path}.max_tokens", message, "raise it", "odd-sampling")
-    for key in sorted(_OWN_FIELDS & set(sampling.extra)):
-        message = f"'{key}' has a key of its own, which decides"
-        hint = f"write sampling.{key}" if key in SamplingSpec.model_fields else "take it out"
-        yield document.warning(f"{path}.extra.{key}", message, hint, "idle-sampling", at="key")
 
 
 def _state(subject: Subject) -> Iterator[Fault]:

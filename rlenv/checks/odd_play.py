@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import random
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +47,8 @@ class _Played:
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
     ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
+    again: Trajectory | None = None
+    """The oracle on the first row, played once more with the seed of the first time."""
     unknown: frozenset[str] = frozenset()
 
 
@@ -60,6 +64,7 @@ def check_played(subject: Subject) -> Iterator[Fault]:
     if thread.is_alive():
         subject.not_checked.append("what an episode earns: playing it took too long")
         return
+    yield from _again(subject, played)
     found = list(_oracles(subject, played))
     yield from found
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
@@ -83,12 +88,16 @@ def _run(subject: Subject, played: _Played) -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
 
+    log = logging.getLogger("rlenv")
+    before, log.level = log.level, logging.CRITICAL + 1
     try:
         asyncio.run(bounded())
     except TimeoutError:
         subject.not_checked.append(f"what episodes earn, beyond what was played in {_WITHIN_S:g} s")
     except RlenvError as error:  # a world that does not open is no oddity of the spec's text
         subject.not_checked.append(f"what an episode earns: {error}")
+    finally:
+        log.level = before
 
 
 async def _play(subject: Subject, played: _Played) -> None:
@@ -107,18 +116,29 @@ async def _play(subject: Subject, played: _Played) -> None:
                 policy = OraclePolicy(spec, parts.dialect)
                 played.oracle[name, index] = await play(environment, policy, Job(name, index))
         name, split = next(iter(subject.splits.items()))
+        if (name, 0) in played.oracle:
+            played.again = await play(environment, OraclePolicy(spec, parts.dialect), Job(name, 0))
         rows = range(min(len(split.rows), _OTHERS))
         for way, actions in _ways(subject, parts.tools):
             got = played.ways.setdefault(way, {})
             for index in rows:
                 got[name, index] = await _once(environment, name, index, actions)
-        said = {index: _actions(played.oracle.get((name, index))) for index in rows}
-        for index in rows if any(said.values()) else ():
-            before = said[index][:-1]
-            noise = written(subject, NOISE, parts.tools)
-            if before and noise is not None:
-                wrong = played.ways.setdefault("the oracle's work with a wrong answer", {})
-                wrong[name, index] = await _once(environment, name, index, [*before, noise])
+        golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
+        answers = {index: one.answer for index, one in golds.items() if one.answer}
+        compares = any(hasattr(one, "expect") and one.weight > 0 for one in spec.rewards.values())
+        for index, gold in golds.items():
+            other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
+            everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
+            work = [turn.action for turn in gold.turns[:-1]]
+            for way, text, before in (
+                ("the oracle's work with a wrong answer", NOISE, work),
+                ("the answer of another row", other, work),
+                ("a list of several rows' answers", everything if other else None, work),
+            ):
+                action = None if text is None else written(subject, text, parts.tools)
+                if action is not None and (before or text != NOISE):
+                    kept = played.ways.setdefault(way, {})
+                    kept[name, index] = await _once(environment, name, index, [*before, action])
 
 
 def _silent(tool: Tool) -> Tool:
@@ -138,7 +158,7 @@ def _unmeasured(term: Term) -> Term:
 def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
     """True for a term that asks a model, runs a sandbox, or needs a tool that is not called."""
     return (
-        term.spec.kind not in ("rule", "verify")
+        term.spec.kind not in ("rule", "verify", "tests")
         or getattr(term.spec, "tool", None) in far
         or (term.spec.kind == "rule" and is_asked and hasattr(term.spec, "python"))
     )
@@ -146,8 +166,6 @@ def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
 
 def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
     """An action that gives `text` as its answer; None where no text surely does."""
-    import random
-
     spec = subject.loaded.spec.answer
     if spec.from_ == "tool":
         tool = tools.get(spec.tool or "")
@@ -182,10 +200,6 @@ async def _once(environment: Environment, split: str, index: int, actions: Seque
             return episode.fail(error.reason, str(error))
 
 
-def _actions(trajectory: Trajectory | None) -> list[str | Message]:
-    return [] if trajectory is None else [turn.action for turn in trajectory.turns]
-
-
 def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     steps = subject.loaded.spec.oracle or ()
     for index, step in enumerate(steps):
@@ -211,7 +225,7 @@ def _of_oracle(
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
     for result, _ in calls:
-        if result.is_error and result.whose != "infrastructure":
+        if result.is_error and result.whose != "infrastructure" and result.name != spec.answer.tool:
             message = f"the oracle's call of '{result.name}' fails for {where}: {result.text[:100]}"
             yield "call", _place(subject, result.name), message, "mend the call, or the row", "wrong-oracle"
             return
@@ -231,9 +245,14 @@ def _of_oracle(
         rule, value = getattr(reward, "rule", reward.kind), term.value
         is_full = rule in ("exact_match", "numeric_match", "contains", "math_equal", "json_match", "sql_match",
                            "verify", "regex", "json_schema", "valid_calls")  # fmt: skip
-        if value is None or reward.weight <= 0 or reward.gate is not None or value >= (1 if is_full else 1e-9):
+        if value is None or reward.weight <= 0:
             continue
-        if reward.range is not None or reward.clip is not None or (reward.when == "turn" and value > 0):
+        if hasattr(reward, "python") and reward.range is None and abs(value) > 5:
+            message = f"'{name}' is {value:g} for {where}, beside terms from 0 to 1"
+            yield "large", ("rewards", name), message, "write range: [0, 100], or divide in the function", "odd-range"
+        if value >= (1 if is_full else 1e-9) or reward.range is not None or reward.clip is not None:
+            continue
+        if reward.when == "turn" and value > 0:
             continue
         shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
         what = "plays" if rule in _FORM else f"gives {shown} to"
@@ -243,6 +262,7 @@ def _of_oracle(
         message = f"{where}, as the oracle plays it, is no success"
         yield "success", ("success" if spec.success else "rewards",), message, "mend the comparison", "wrong-success"
     yield from _shown(subject, got, where)
+    yield from _nothing(subject, got, where)
 
 
 def _is_known(subject: Subject, played: _Played) -> bool:
@@ -265,6 +285,42 @@ def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str,
     if any(answer in text for text in full) and not any(answer in text for text in told):
         message = f"the results that the model sees of {where} do not show {answer[:40]!r}, which they hold"
         yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
+
+
+def _nothing(
+    subject: Subject, got: Trajectory, where: str
+) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
+    """Gold calls of a table that give no row: whatever finds nothing is right."""
+    for name, term in got.reward.terms.items():
+        told = term.details.get("verified_results", {}).get("expected", ())
+        if term.details.get("gold_rows") == 0 or any(text.endswith("\n(no rows)") for text in told):
+            message = f"the gold query of {where} gives no row: whatever finds nothing earns '{name}'"
+            yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
+
+
+def _again(subject: Subject, played: _Played) -> Iterator[Fault]:
+    """An episode that was played twice with one seed, and came out otherwise."""
+    first = next(iter(played.oracle.values()), None)
+    if first is None or played.again is None:
+        return
+    for name, term in first.reward.terms.items():
+        other = played.again.reward.terms[name]
+        if (term.value, term.status) != (other.value, other.status):
+            message = (
+                f"the same episode, played twice, earns {_said(term.value)} and then {_said(other.value)} of '{name}'"
+            )
+            hint = "draw from the seed, and let the world begin anew with each episode"
+            yield subject.document.warning(f"rewards.{name}", message, hint, "unsteady", at="key")
+            return
+    told = [[result.text for turn in one.turns for result in turn.results] for one in (first, played.again)]
+    if told[0] != told[1]:
+        message = "the same calls, made in a second episode, give something else"
+        hint = "draw from the seed, and let the world begin anew with each episode"
+        yield subject.document.warning("tools", message, hint, "unsteady", at="key")
+
+
+def _said(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:g}"
 
 
 def _worth(subject: Subject, played: _Played) -> Iterator[Fault]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._base.nearest import nearest
-from rlenv.checks.sites import Stub
-from rlenv.checks.subject import Split, Subject, strings_in
+from rlenv._base.nearest import did_you_mean, nearest
+from rlenv.checks.odd_rows import Asked, asked_of, fixed_text
+from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault
-from rlenv.language.templates import Template, TemplateError, compile_template
+from rlenv.language.templates import Template, compile_template
 from rlenv.messages import Message, ToolCall
+from rlenv.policies.scripted import random_value
 
 __all__ = ["check_prompts", "reads_answer"]
 
@@ -38,17 +38,20 @@ _IMAGE: Final = re.compile(
     r"(?:image|picture|photo|photograph|screenshot)s?\b",
     re.IGNORECASE,
 )
+_UNITS: Final = (
+    (r"celsius|metric|°C", r"fahrenheit|imperial|°F"),
+    (r"kilomet(?:re|er)s?|km", r"miles?"),
+    (r"kilograms?|kg", r"pounds?|lbs?"),
+    (r"euros?|EUR", r"dollars?|USD"),
+    (r"met(?:re|er)s", r"feet|inches"),
+)
+"""Units of which a prompt names one, and an entry another."""
+_WORDS: Final = re.compile(
+    r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
+)
+_ACTS: Final = re.compile(r"\b(?:call|search|look|quer|tool|code|run|use)", re.IGNORECASE)
 _MOST_SHOWN: Final = 1_000
 _FEW: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The prompts of a split, rendered; those of a row that resources fill have a stand-in there."""
-
-    split: Split
-    texts: Sequence[str]
-    users: Sequence[str]
 
 
 def check_prompts(subject: Subject) -> Iterator[Fault]:
@@ -57,12 +60,9 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
     yield from _braces(subject, columns)
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
-    asked = [_rendered(subject, templates, split) for split in subject.splits.values()]
-    yield from _same(subject, templates, asked, columns)
-    yield from _rows(subject, asked)
+    asked = asked_of(subject)
     yield from _written_out(subject)
     yield from _images(subject)
-    yield from _columns(subject)
     yield from _user(subject)
     for one in asked:
         yield from _shown_badly(subject, templates, one)
@@ -71,23 +71,14 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
         yield from _forms(subject, text)
         yield from _tools(subject, text)
         yield from _limits(subject, subject.loaded.spec.prompt.system or "")
+        yield from _named(subject)
+        yield from _sizes(subject, text)
+        yield from _marks(subject)
+        yield from _units(subject)
         if (found := _UNFINISHED.search(text)) is not None:
             yield subject.document.warning(
                 "prompt", f"the prompt says '{found[0]}'", "finish it", "unfinished", at="key"
             )
-
-
-def _rendered(subject: Subject, templates: Sequence[Template], split: Split) -> _Asked:
-    texts, users = [], []
-    values: dict[str, Any] = {"vars": subject.loaded.spec.vars, "resources": Stub()}
-    for row in split.rows:
-        try:
-            parts = [template.text(task=row, **values) for template in templates]
-        except TemplateError:
-            return _Asked(split, (), ())  # reported with the templates
-        texts.append("\n".join(parts))
-        users.append(parts[-1])
-    return _Asked(split, texts, users)
 
 
 def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
@@ -108,22 +99,6 @@ def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
                 hint = f"write {{{{ {whole} }}}}"
                 yield subject.document.warning(path, message, hint, "single-braces", find=found[0])
                 break
-
-
-def _same(
-    subject: Subject, templates: Sequence[Template], asked: Sequence[_Asked], columns: set[str]
-) -> Iterator[Fault]:
-    """All tasks of a split ask the same, though nothing but the prompt could tell them apart."""
-    if any("resources" in template.names for template in templates) or _differs_elsewhere(subject):
-        return
-    for one in asked:
-        if len(one.texts) > 1 and len(set(one.texts)) == 1:
-            names = ", ".join(f"task.{column}" for column in sorted(columns)) or "none"
-            reads = any(path[0] == "task" for template in templates for path in template.paths)
-            what = "all rows have the same values in what it reads" if reads else "it names no column of the row"
-            message = f"all {len(one.texts)} tasks of split '{one.split.name}' ask the same: {what}"
-            yield subject.document.warning("prompt.user", message, f"the columns are: {names}", "same-prompt")
-            return
 
 
 def _written_out(subject: Subject) -> Iterator[Fault]:
@@ -158,73 +133,7 @@ def _images(subject: Subject) -> Iterator[Fault]:
             yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
 
 
-def _columns(subject: Subject) -> Iterator[Fault]:
-    """Columns of one split that another has under no name: its rows were made otherwise."""
-    splits = list(subject.splits.values())
-    for one in splits[1:]:
-        extra, lost = set(one.columns) - set(splits[0].columns), set(splits[0].columns) - set(one.columns)
-        shown = ", ".join(sorted(map(str, extra | lost)))
-        texts = [text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks"]
-        if (extra or lost) and not any(
-            re.search(rf"\b{re.escape(str(name))}\b", text) for name in extra | lost for text in texts
-        ):
-            message = f"its rows and those of '{splits[0].name}' have other columns: {shown}"
-            place = f"tasks.{one.name}"
-            yield subject.document.warning(place, message, "fill the same columns", "other-columns", at="key")
-    spec = subject.loaded.spec
-    if spec.roots and not any(
-        (path[-1] in ("path", "init", "copy_from", "factory", "spec") and "task" in text) or "images" in path
-        for path, text in strings_in(subject.document.data, ())
-        if path[0] != "tasks"
-    ):
-        message = "no path is filled in by a row, so that nothing looks below them"
-        yield subject.document.warning("roots", message, "take 'roots' out", "unused-roots", at="key")
-
-
-def _differs_elsewhere(subject: Subject) -> bool:
-    """True where a resource, a tool or the user may be another for each task."""
-    if subject.loaded.spec.user is not None or subject.loaded.spec.prompt.images:
-        return True
-    texts = [text for key in ("resources", "tools") for _, text in strings_in(subject.document.get(key), ())]
-    return (
-        any("task" in text for text in texts)
-        or any(spec.kind == "python" for spec in subject.loaded.spec.resources.values())
-        or any(tool.depends_on != "arguments" and tool.kind in ("python", "mcp") for tool in subject.tools.values())
-    )
-
-
-def _rows(subject: Subject, asked: Sequence[_Asked]) -> Iterator[Fault]:
-    """Rows that stand in a split twice, or in two splits."""
-    seen: dict[str, str] = {}
-    for one in asked:
-        rows = [repr(sorted(row.items(), key=lambda item: item[0])) for row in one.split.rows]
-        counts = Counter(rows)
-        twice = len(rows) - len(counts)
-        place = f"tasks.{one.split.name}"
-        if twice:
-            first = next(index for index, row in enumerate(rows) if counts[row] > 1)
-            message = f"{twice} of {len(rows)} rows stand there before (first: row {first + 1})"
-            yield subject.document.warning(place, message, "take them out", "duplicate-rows", at="key")
-        shared = [row for row in counts if row in seen]
-        if shared:
-            other = seen[shared[0]]
-            message = f"{len(shared)} of its {len(counts)} rows are rows of split '{other}' too"
-            hint = "keep what is measured apart from what is trained on"
-            yield subject.document.warning(place, message, hint, "shared-rows", at="key")
-        seen |= dict.fromkeys(counts, one.split.name)
-        limit = subject.loaded.spec.tasks[one.split.name].limit
-        if limit is not None and limit > len(rows) and len(rows) < 10_000:
-            message = f"the limit is {limit}, and there are {len(rows)} rows"
-            yield subject.document.warning(f"{place}.limit", message, "take it out", "idle-limit")
-        by = subject.loaded.spec.tasks[one.split.name].report_by
-        groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
-        if by is not None and len(rows) > 1 and len(groups) in (1, len(rows)):
-            what = "one value for all rows" if len(groups) == 1 else "another value for each row"
-            message = f"'{by}' has {what}, so that its groups say nothing"
-            yield subject.document.warning(f"{place}.report_by", message, "name another column", "idle-groups")
-
-
-def _shown_badly(subject: Subject, templates: Sequence[Template], asked: _Asked) -> Iterator[Fault]:
+def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Asked) -> Iterator[Fault]:
     """Columns that the prompt shows as nothing, or as Python writes a list."""
     spec = subject.loaded.spec.prompt
     keys = [key for key in ("system", "user") if getattr(spec, key) is not None]
@@ -354,6 +263,96 @@ def _tools(subject: Subject, text: str) -> Iterator[Fault]:
         hint = f"the tools are: {', '.join(subject.tools)}"
         yield subject.document.warning("prompt", message, hint, "unknown-tool", at="key")
         return
+
+
+def _named(subject: Subject) -> Iterator[Fault]:
+    """Names in the prompt that are nothing in the spec, its code or its rows, and columns that stand there twice."""
+    spec, said = subject.loaded.spec, fixed_text(subject)
+    rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
+    keys = {name for tool in subject.tools.values() for name in (tool.name, *tool.parameters.get("properties", {}))}
+    rows = [row for split in subject.splits.values() for row in split.rows[:50]]
+    known = f"{subject.code or ''} {' '.join(rest)} {keys} {rows} {list(spec.vars)} {list(spec.resources)}"
+    known += " ".join(f"{key}" for reward in spec.rewards.values() for key in (getattr(reward, "schema_", None) or {}))
+    for found in re.finditer(r"`(\w{3,})(?:\(.*?\))?`|\b([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b", said):
+        name = found[1] or found[2]
+        if subject.tools and not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE):
+            message = f"the prompt names '{name}', which is no tool, argument or column"
+            hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
+            yield subject.document.warning("prompt", message, hint, "unknown-tool", at="key")
+            return
+    table = re.search(r"\btables? `?(\w+)`?[ (,:]", said)
+    queries = " ".join(re.findall(r"(?i)\b(?:from|join|into|update)\s+[\"`]?\w+", f"{rows} {rest}"))
+    if table is not None and queries and not re.search(rf"(?i)\b{table[1]}\b", f"{known} {queries}"):
+        message = f"the prompt names the table '{table[1]}', which no query reads"
+        yield subject.document.warning("prompt", message, "name the table that is there", "unknown-table", at="key")
+    shown = re.findall(r"\{\{-?\s*task\.(\w+)\s*-?\}\}", spec.prompt.user)
+    twice = next((name for name in shown if shown.count(name) > 1), None)
+    texts = " ".join(text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks")
+    unread = [name for split in subject.splits.values() for name, count in split.columns.items()
+              if count and not re.search(rf"\b{re.escape(name)}\b", f"{texts} {subject.code or ''}")
+              and any(len(str(row.get(name, ""))) > 15 for row in split.rows[:20])]  # fmt: skip
+    if twice is not None and unread and "{%" not in spec.prompt.user:
+        message = f"it shows the column '{twice}' twice, and nothing reads '{unread[0]}'"
+        yield subject.document.warning("prompt.user", message, f"show task.{unread[0]}", "unread-column")
+
+
+def _sizes(subject: Subject, text: str) -> Iterator[Fault]:
+    """A length that the prompt allows and a term does not pay."""
+    for found in _WORDS.finditer(text):
+        size = int(found[2])
+        for name, reward in subject.loaded.spec.rewards.items():
+            if getattr(reward, "rule", "") != "length" or getattr(reward, "unit", "") != found[3].replace(
+                "aracter", "ar"
+            ):
+                continue
+            least, most = getattr(reward, "min", None), getattr(reward, "max", None)
+            is_most = found[1] in ("at most", "no more than", "up to", "under")
+            if (is_most and least and least > size) or (not is_most and most and most < size):
+                message = f"the prompt asks for {found[0]}, and '{name}' pays for {least or 0} to {most or 'any'}"
+                yield subject.document.warning("prompt", message, "ask for what is paid", "limits", at="key")
+                return
+
+
+def _marks(subject: Subject) -> Iterator[Fault]:
+    """Marks that the prompt tells to call with and nobody reads, and tools that the dialect cannot call."""
+    parts = subject.compiled.parts
+    if parts is None:
+        return
+    calls = {}
+    for name, tool in parts.tools.items():
+        given = random_value({"type": "object", **tool.parameters}, random.Random(0))
+        call = ToolCall(name, given if isinstance(given, dict) else {})
+        try:
+            calls[name] = parts.dialect.render_action(Message("assistant", "", (call,)))
+            read = [one.name for one in parts.dialect.parse(calls[name], parts.tools).calls]
+        except Exception as error:  # a dialect that cannot write the call
+            calls[name], read = str(error), []
+        if name not in read:
+            message = f"the dialect cannot write a call of '{name}'"
+            yield subject.document.warning(("tools", name), message, "add a form for it", "unreachable-tool", at="key")
+    said = fixed_text(subject)
+    rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
+    known = " ".join((*calls.values(), *rest, subject.loaded.spec.answer.tag, subject.code or ""))
+    for tag in dict.fromkeys(_TAG.findall(said)):
+        around = next((part for part in re.split(r"[.;]\s", said) if f"</{tag}>" in part), "")
+        if parts.tools and around and _ACTS.search(around) and tag not in known and "think" not in tag:
+            message = f"the prompt tells to write <{tag}>, which nothing reads"
+            yield subject.document.warning("prompt", message, "write the marks of the dialect", "call-marks", at="key")
+            return
+
+
+def _units(subject: Subject) -> Iterator[Fault]:
+    said = fixed_text(subject)
+    for name in subject.loaded.spec.tools:
+        entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))
+        for pair in _UNITS:
+            for mine, other in (pair, pair[::-1]):
+                here, there = (re.search(rf"(?i)\b(?:{mine})\b", text) for text in (said, entry))
+                strange = re.search(rf"(?i)\b(?:{other})\b", entry)
+                if here and strange and not there and not re.search(rf"(?i)\b(?:{other})\b", said):
+                    message = f"the prompt speaks of {here[0]}, and the tool of {strange[0]}"
+                    yield subject.document.warning(("tools", name), message, "take one unit", "other-unit", at="key")
+                    return
 
 
 def _user(subject: Subject) -> Iterator[Fault]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import never_fits
+from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.scores import no_call
 from rlenv.checks.subject import Split, Subject
-from rlenv.errors import Fault, RlenvError
+from rlenv.errors import Fault
 from rlenv.language.expressions import compile_expression
 from rlenv.language.spec import RewardSpec
-from rlenv.language.templates import TemplateError, compile_template, compile_value
+from rlenv.language.templates import compile_template
 from rlenv.messages import ParsedAction
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import Measured, RewardContext, Term
@@ -99,7 +100,7 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fa
     """Gold values that their own rule does not pay, that are empty or short, and rules that pay for anything."""
     if term.spec.weight < 0 or term.spec.when != "episode":
         return
-    values = [_gold(subject, term, row) for row in split.rows]
+    values = [gold_of(subject, term, row) for row in split.rows]
     at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
     key = "value" if at != path else "key"
     rows = _rows(term, split)
@@ -163,18 +164,6 @@ def _tolerance(
         key = "tolerance" if getattr(term.spec, "tolerance", 0) else "relative_tolerance"
         message = "0, or twice the gold value, is right within it in half of the rows"
         yield subject.document.warning(f"{path}.{key}", message, "make it smaller", "any-answer")
-
-
-def _gold(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
-    """The gold value as text; None where there is none, or several."""
-    expect = getattr(term.spec, "expect", None)
-    try:
-        value = compile_value(expect)(task=row, vars=subject.loaded.spec.vars)
-    except (TemplateError, TypeError, RlenvError):
-        return None
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    return str(value)
 
 
 def _answered(subject: Subject, gold: str) -> tuple[str, str | None] | None:
@@ -245,9 +234,33 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     if spec.on_invalid == "retry" and spec.kind == "rule" and not hasattr(spec, "python"):
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
+    if spec.gate is not None and (why := _turned(subject, spec.gate)):
+        what = "paid for" if spec.weight > 0 else "taken away from"
+        if (why == "wrong") == (spec.weight > 0):
+            message = f"'{spec.gate}' holds for what is {why}: it is {what} that alone"
+            yield document.warning(f"{path}.gate", message, "turn the comparison around", "wrong-gate")
+    if (
+        spec.when == "turn"
+        and spec.over_turns == "sum"
+        and spec.weight > 0
+        and rule in (*_GOOD, "tool_called", "regex")
+    ):
+        message = "the sum over all turns is paid: the longer an episode, the more it earns"
+        yield document.warning(f"{path}.over_turns", message, "write mean", "paid-for-length")
     if spec.gate is not None and _holds_always(spec.gate):
         message = f"'{spec.gate}' holds for every value of a share"
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
+
+
+def _turned(subject: Subject, gate: str) -> str:
+    """Which episodes a gate over terms that tell right from wrong lets through: "wrong", "right", or "" for others."""
+    terms = subject.loaded.spec.rewards
+    expression = compile_expression(gate, names=terms)
+    rules = [getattr(terms[name], "rule", terms[name].kind) for name in expression.names]
+    if not rules or any(rule not in (*_GOOD, *_ENDS, "judge", "verify", "tests") for rule in rules):
+        return ""
+    low, high = (bool(expression(dict.fromkeys(expression.names, value))) for value in (0.0, 1.0))
+    return "" if low == high else "wrong" if low else "right"
 
 
 def _holds_always(source: str) -> bool:

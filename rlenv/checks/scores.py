@@ -182,6 +182,18 @@ def check_measures(subject: Subject) -> Iterator[Fault]:
     yield from _judges(subject)
 
 
+_NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
+_BAD = re.compile(
+    rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic)\b"
+)
+_GOOD = re.compile(rf"{_NOT}(?:good|excellent|perfect|great|best|flawless|outstanding|fully correct)\b")
+_LOWER = re.compile(
+    r"(?i)\b(?:lower(?: scores?)? (?:is|are|means?) better|(?:0|1|one|zero) (?:is|being|=|means) (?:the )?best)\b"
+)
+_REFERENCE = re.compile(
+    r"(?i)(?:right|correct|gold|reference|expected|true)(?: one| answer| solution| reply)?(?: is| was|:| =)\s*[\"']?"
+    r"\{\{-?\s*task\.(\w+)"
+)
 _WRITTEN = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
 
 
@@ -219,13 +231,33 @@ def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
     if len(told) > 1 and (max(told) != high or min(told) != low):
         message = f"the rubric goes from {min(told):g} to {max(told):g}, and the scale from {low:g} to {high:g}"
         yield document.warning(f"{path}.rubric", message, "describe both ends of the scale", "other-scale")
+    steps = [re.match(r"\W*(-?\d+(?:\.\d+)?)\s*[:=)–-]+(.*)", line) for text in lines for line in text.splitlines()]
+    ends = sorted((float(one[1]), one[2].strip()) for one in steps if one is not None)
+    worst, best = (ends[0][1], ends[-1][1]) if len(ends) > 1 else ("", "")
+    if (_BAD.search(best) and not _GOOD.search(best)) or (_GOOD.search(worst) and not _BAD.search(worst)):
+        message = f"the rubric calls {ends[-1][0]:g} '{best[:40]}', and the highest score earns most"
+        yield document.warning(f"{path}.rubric", message, "turn the rubric around", "other-scale")
+    said = f"{getattr(spec, 'prompt', '')} {' '.join(lines)}"
+    if (lower := _LOWER.search(said)) is not None:
+        message = f"the judge is told '{lower[0]}', and the highest score earns most"
+        yield document.warning(f"{path}.prompt", message, "let the highest score be the best", "other-scale")
+    shown = {one[1] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task" and one[1:]}
+    for column in _REFERENCE.findall(said):
+        if column in shown:
+            message = f"the judge is told that task.{column} is right, which is what the prompt asks"
+            yield document.warning(f"{path}.prompt", message, "name the column of the right answer", "odd-pair")
+    key = getattr(spec, "value_key", "score")
+    keys = re.findall(r"[\"'](\w+)[\"']\s*:", str(getattr(spec, "prompt", "")))
+    if keys and key not in keys:
+        message = f"the judge is told to write '{keys[-1]}', and the score is read from '{key}'"
+        yield document.warning(f"{path}.prompt", message, f"write {key}, or value_key: {keys[-1]}", "other-scale")
     schema = getattr(spec, "schema_", None) or {}
     of_value = schema.get("properties", {}).get(getattr(spec, "value_key", "score"), {})
-    ends = (
+    limits = (
         (of_value.get("minimum", low), of_value.get("maximum", high)) if isinstance(of_value, Mapping) else (low, high)
     )
-    if ends != (low, high):
-        message = f"the schema asks for {ends[0]:g} to {ends[1]:g}, and the scale is {low:g} to {high:g}"
+    if limits != (low, high):
+        message = f"the schema asks for {limits[0]:g} to {limits[1]:g}, and the scale is {low:g} to {high:g}"
         yield document.warning(f"{path}.schema", message, "write the same ends in both", "other-scale")
     temperature = spec.sampling.temperature if hasattr(spec, "sampling") else None
     if temperature is not None and temperature > 1:
@@ -395,7 +427,8 @@ def _judges(subject: Subject) -> Iterator[Fault]:
             yield document.warning(f"{path}.judges", message, "name each once, with a weight", "same-judge")
         low, high = getattr(spec, "scale", (1.0, 5.0))
         told = re.findall(
-            r"(?:from|between|[Ss]core|[Rr]ate)\s+(\d+)\s*(?:to|and|-|–)\s*(\d+)", f"{prompt} {rubric or ''}"
+            r"(?:from|between|[Ss]cores?|[Rr]ate|[Gg]rade|scale of|\()\s*(\d+)\s*(?:to|and|-|–|\.\.\.?|…)\s*(\d+)",
+            f"{prompt} {rubric or ''}",
         )
         if told and (float(told[-1][0]), float(told[-1][1])) != (low, high):
             message = (

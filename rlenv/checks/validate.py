@@ -11,7 +11,9 @@ from rlenv.checks.files import check_files, check_servers
 from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
+from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
+from rlenv.checks.odd_values import check_values
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.salvage import salvage
 from rlenv.checks.scores import check_gold, check_measures, check_rewards
@@ -40,8 +42,10 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_servers,
 )
 _ODDITIES: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
+    check_rows,
     check_prompts,
     check_parts,
+    check_values,
     check_terms,
     check_measures,
 )

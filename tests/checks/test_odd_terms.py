@@ -43,6 +43,9 @@ oracle:
   - {say: "<answer>{{ task.answer }}</answer>"}
 """
 OWN = """\
+import random
+
+
 def calculate(expression: str) -> str:
     "Calculates."
     return "0" * 60 + str(eval(expression)).rstrip("0") + "0" * 60
@@ -50,6 +53,18 @@ def calculate(expression: str) -> str:
 
 def one(context):
     return 1.0
+
+
+def percent(context):
+    return 100.0 * (context.answer == str(context.task["answer"]))
+
+
+def noise(context):
+    return random.random()
+
+
+def draw():
+    return [{"question": f"q{random.random()}", "answer": number} for number in range(3)]
 
 
 def wrong(context):
@@ -299,6 +314,153 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a success of anything": (
         "free-success",
         {"rewards.f": {"kind": "rule", "python": "own.py:one"}, "success": "f > 0"},
+    ),
+    # rows beside prompts
+    "a task with two golds": (
+        "conflicting-rows",
+        rows(
+            {"id": 1, "question": "What?", "answer": 5},
+            {"id": 2, "question": "what", "answer": 6},
+            {"id": 3, "question": "b", "answer": 6},
+        ),
+    ),
+    "a task of train in test": (
+        "shared-rows",
+        rows({"id": 1, "question": "What is 7 + 6", "answer": 13}, {"id": 2, "question": "b", "answer": 6}),
+    ),
+    "a whole number and a fraction": (
+        "gold-form",
+        {
+            **rows({"question": "a", "answer": 1.5}, {"question": "b", "answer": 2}),
+            "prompt.system": "Give it in cents, in <answer> and </answer>.",
+        },
+    ),
+    "decimals that the gold has not": (
+        "gold-form",
+        {
+            **rows({"question": "a", "answer": 1.2345}, {"question": "b", "answer": 2}),
+            "prompt.system": "Round to two decimals, in <answer> and </answer>.",
+        },
+    ),
+    "a label that the prompt lacks": (
+        "odd-gold",
+        {
+            **rows(
+                *({"question": f"q{n}", "answer": label} for n, label in enumerate(["red", "green", "blue", "red"]))
+            ),
+            "rewards.correct": EXACT,
+            "tasks.test": {"rows": [{"question": "x", "answer": "green"}]},
+            "prompt.system": "Say red, green or black in <answer> and </answer>.",
+        },
+    ),
+    "an option that is not there": (
+        "odd-gold",
+        {
+            **rows(
+                {"question": "a", "options": ["x1", "y1"], "answer": "z1"},
+                {"question": "b", "options": ["x2", "y2"], "answer": "y2"},
+            ),
+            "tasks.test.rows": [{"question": "c", "options": ["x3", "y3"], "answer": "y3"}],
+            "rewards.correct": EXACT,
+            "prompt.user": "{{ task.question }} {{ task.options | join(', ') }}",
+        },
+    ),
+    "golds that are questions": (
+        "odd-gold",
+        {
+            **rows({"question": "clock", "answer": "What ticks?"}, {"question": "b", "answer": "Who?"}),
+            "rewards.correct": EXACT,
+        },
+    ),
+    "tasks that are drawn anew": ("unsteady", {"tasks.train": {"python": "own.py:draw"}}),
+    "a key that the prompt lacks": (
+        "answer-form",
+        {
+            "rewards.f": {
+                "kind": "rule",
+                "rule": "json_schema",
+                "schema": {"type": "object", "required": ["tools", "sum"]},
+            }
+        },
+    ),
+    # what the prompt tells
+    "a name that is nothing": ("unknown-tool", {"prompt.system": "Look with find_place. Put it in <answer>."}),
+    "a column twice and another never": (
+        "unread-column",
+        {
+            **rows(
+                {"question": "a", "answer": 1, "body": "It is a long text."},
+                {"question": "b", "answer": 2, "body": "c"},
+            ),
+            "tasks.test.rows": [{"question": "c", "answer": 3, "body": "Yet another text."}],
+            "prompt.user": "{{ task.question }} {{ task.question }}",
+        },
+    ),
+    "other units": ("other-unit", {"prompt.system": "Put the miles in <answer>.", "tools.look.query": {"unit": "km"}}),
+    "marks that nobody reads": ("call-marks", {"prompt.system": "Search in <query> and </query>. Then <answer>."}),
+    "a tool that no form calls": (
+        "unreachable-tool",
+        {
+            "dialect": {
+                "base": "search_r1",
+                "calls": {"open": "<sum>", "close": "</sum>", "body": "text", "tool": "calculate"},
+            }
+        },
+    ),
+    "fewer words than are paid": (
+        "limits",
+        {
+            "prompt.system": "At most 50 words in <answer>.".lower(),
+            "rewards.f": {"kind": "rule", "rule": "length", "unit": "words", "min": 90, "weight": 0.1},
+        },
+    ),
+    # values
+    "milliseconds": ("limits", {"tools.look.timeout_s": 30_000}),
+    "no port": ("address", {"tools.look.url": "https://example.com:99999/{{ args.place }}"}),
+    "a path twice": ("address", asks(endpoint={"base_url": "https://example.com/v1/v1"})),
+    "a place that nobody filled in": ("unfinished", asks(endpoint={"model": "your-model"})),
+    "a shell's sign": ("no-shell", {"tools.say": COMMAND | {"argv": ["/bin/echo", "{{ args.word }}", "|", "wc"]}}),
+    "a constant response": ("constant-term", {"tools.look.response": "`1`"}),
+    "a stop that cuts a verdict": ("stop-text", judged(sampling={"stop": ["}"]})),
+    "a stop that is eaten": ("stop-text", talks(sampling={"stop": ["###STOP###"]})),
+    "a stop at a line's end": ("stop-text", asks(sampling={"stop": ["\n"]})),
+    "a stop of any reply": ("stop-text", scripted(stop="ok")),
+    "results kept over tasks": (
+        "shared-state",
+        {"tools.look.cache": {"key": "arguments"}, "tools.look.query": {"q": "{{ task.question }}"}},
+    ),
+    "an example of another form": (
+        "odd-example",
+        {
+            "tools.look.parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string", "description": "A number such as 17."}},
+            },
+            "oracle": [{"call": {"look": {"place": "bern"}}}, {"say": "<answer>{{ task.answer }}</answer>"}],
+        },
+    ),
+    "a booking that is repeated": (
+        "odd-policy",
+        {"tools.book_it": COMMAND | {"mutates": True, "idempotent": True, "retries": 2}},
+    ),
+    # terms
+    "a gate for what is wrong": ("wrong-gate", {"rewards.form.gate": "correct < 1"}),
+    "a sum over turns": ("paid-for-length", {"rewards.form.when": "turn", "rewards.form.over_turns": "sum"}),
+    "a rubric upside down": ("other-scale", judged(rubric=["1: perfect", "5: useless"])),
+    "lower is better": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Lower is better.")),
+    "another key": ("other-scale", judged(prompt='{{ task.question }} {{ answer }} Write {"rating": 3}.')),
+    "the question as the gold": (
+        "odd-pair",
+        judged(prompt="Is {{ answer }} right? The right one is {{ task.question }}."),
+    ),
+    "a share in percent": ("odd-range", {"rewards.f": {"kind": "rule", "python": "own.py:percent"}}),
+    "a reward that draws": ("unsteady", {"rewards.f": {"kind": "rule", "python": "own.py:noise"}}),
+    "a list of all that is right": (
+        "paid-for-nothing",
+        {
+            **rows({"question": "a", "answer": "Rome"}, {"question": "b", "answer": "Oslo"}),
+            "rewards.correct": {"kind": "rule", "rule": "contains"},
+        },
     ),
     "an oracle that is too short": (
         "wrong-oracle",

@@ -1,0 +1,378 @@
+"""Warnings of rows: what stands there twice or against itself, golds in another form than is asked for, and leaks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlenv.checks.sites import Stub
+from rlenv.checks.subject import Split, Subject, strings_in
+from rlenv.errors import Fault, RlenvError
+from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
+from rlenv.rewards.base import Term
+from rlenv.tasks.rows import load_tasks
+
+__all__ = ["Asked", "asked_of", "check_rows", "fixed_text", "gold_of"]
+
+_NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
+_DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
+_NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
+_COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The prompts of a split, rendered; those of a row that resources fill have a stand-in there."""
+
+    split: Split
+    texts: Sequence[str]
+    users: Sequence[str]
+
+
+def _is_between(gold: str) -> bool:
+    return bool(_NUMBER.fullmatch(gold)) and 0 < float(re.sub(r"[^\d.]", "", gold)) < 1 and "%" not in gold
+
+
+_FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
+    ("yes or no", r"\b(?:yes or no|yes/no)\b|\"yes\" or \"no\"", lambda gold: gold.lower() in ("yes", "no")),
+    ("true or false", r"\btrue or false\b|\btrue/false\b", lambda gold: gold.lower() in ("true", "false")),
+    ("one letter", r"\b(?:single|one|the) letter (?:of|alone|between|only)|\bA, B, C,? (?:or|and) D\b",
+     lambda gold: len(gold.strip("(). ")) == 1),
+    ("one word", r"\b(?:one|a single|in one) word\b", lambda gold: len(gold.split()) == 1),
+    ("a whole number", r"\b(?:whole number|an? integer)\b|\bin (?:cents|pence|whole \w+)\b",
+     lambda gold: re.fullmatch(r"[-+]?[\d,]+(?:\.0*)?", gold)),
+    ("a number", r"\bwrite (?:only |just )?(?:the|a) (?:final )?number\b|\b(?:the|a) number (?:alone|only|between)\b",
+     lambda gold: re.search(r"\d", gold)),
+    ("YYYY-MM-DD", r"\bYYYY-MM-DD\b", re.compile(r"\d{4}-\d\d-\d\d").search),
+    ("HH:MM", r"\bHH:MM\b", re.compile(r"\d\d?:\d\d").search),
+    ("DD.MM.YYYY", r"\bDD\.MM\.YYYY\b", re.compile(r"\d\d?\.\d\d?\.\d{4}").search),
+    ("a percentage", r"\b(?:what|which|as a|give the|in) (?:percent|percentage)\b", lambda gold: not _is_between(gold)),
+)  # fmt: skip
+"""What a prompt may ask for, how that is said, and which golds are of that form."""
+
+
+def check_rows(subject: Subject) -> Iterator[Fault]:
+    """Warnings of `tasks`, and of golds beside prompts."""
+    prompt = subject.loaded.spec.prompt
+    templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
+    asked = asked_of(subject)
+    yield from _same(subject, templates, asked)
+    yield from _rows(subject, asked)
+    yield from _splits(subject)
+    term = next((one for one in subject.terms if _has_gold(subject, one)), None)
+    prompts = _prompts(subject, asked)
+    golds = [[None if term is None else gold_of(subject, term, row) for row in one.split.rows] for one in asked]
+    yield from _twice(subject, asked, prompts, golds)
+    if term is None or term.spec.weight < 0:
+        return
+    path = f"rewards.{term.name}.expect" if subject.document.has(f"rewards.{term.name}.expect") else "tasks"
+    for one, told in zip(asked, golds, strict=True):
+        given = [gold.strip() for gold in told if gold is not None and gold.strip()]
+        if given and len(given) == len(told):
+            yield from _forms(subject, path, one, given, term)
+            yield from _outliers(subject, path, one, given)
+    yield from _labels(subject, path, [gold for told in golds for gold in told if gold is not None])
+    yield from _keys(subject)
+
+
+def _has_gold(subject: Subject, term: Term) -> bool:
+    spec = term.spec
+    reads = str(subject.document.get(f"rewards.{term.name}"))
+    return spec.kind in ("rule", "verify") and bool(getattr(spec, "expect", None)) and "resources" not in reads
+
+
+def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
+    """The gold value as text; None where there is none, or several."""
+    expect = getattr(term.spec, "expect", None)
+    expect = getattr(expect, "value", expect)
+    try:
+        value = compile_value(expect)(task=row, vars=subject.loaded.spec.vars)
+    except (TemplateError, TypeError, RlenvError):
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    return str(value)
+
+
+def asked_of(subject: Subject) -> list[Asked]:
+    """What each split asks."""
+    prompt = subject.loaded.spec.prompt
+    templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
+    return [_rendered(subject, templates, split) for split in subject.splits.values()]
+
+
+def fixed_text(subject: Subject) -> str:
+    """What the prompt says to every task, with constants filled in."""
+    prompt, parts = subject.loaded.spec.prompt, []
+    for source in (prompt.system, prompt.user):
+        try:
+            parts.append(compile_template(source or "").text(vars=subject.loaded.spec.vars))
+        except (TemplateError, RlenvError):
+            parts.append(re.sub(r"\{[{%#].*?[}%#]\}", " ", source or "", flags=re.DOTALL))
+    return "\n".join(parts)
+
+
+def _rendered(subject: Subject, templates: Sequence[Template], split: Split) -> Asked:
+    texts, users = [], []
+    values: dict[str, Any] = {"vars": subject.loaded.spec.vars, "resources": Stub()}
+    for row in split.rows:
+        try:
+            parts = [template.text(task=row, **values) for template in templates]
+        except TemplateError:
+            return Asked(split, (), ())  # reported with the templates
+        texts.append("\n".join(parts))
+        users.append(parts[-1])
+    return Asked(split, texts, users)
+
+
+def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Asked]) -> Iterator[Fault]:
+    """All tasks of a split ask the same, though nothing but the prompt could tell them apart."""
+    if any("resources" in template.names for template in templates) or _differs_elsewhere(subject):
+        return
+    for one in asked:
+        if len(one.texts) > 1 and len(set(one.texts)) == 1:
+            names = ", ".join(f"task.{column}" for column in sorted(one.split.columns)) or "none"
+            reads = any(path[0] == "task" for template in templates for path in template.paths)
+            what = "all rows have the same values in what it reads" if reads else "it names no column of the row"
+            message = f"all {len(one.texts)} tasks of split '{one.split.name}' ask the same: {what}"
+            yield subject.document.warning("prompt.user", message, f"the columns are: {names}", "same-prompt")
+            return
+
+
+def _splits(subject: Subject) -> Iterator[Fault]:
+    """Columns of one split that another has under no name: its rows were made otherwise."""
+    splits = list(subject.splits.values())
+    for one in splits[1:]:
+        extra, lost = set(one.columns) - set(splits[0].columns), set(splits[0].columns) - set(one.columns)
+        shown = ", ".join(sorted(map(str, extra | lost)))
+        texts = [text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks"]
+        if (extra or lost) and not any(
+            re.search(rf"\b{re.escape(str(name))}\b", text) for name in extra | lost for text in texts
+        ):
+            message = f"its rows and those of '{splits[0].name}' have other columns: {shown}"
+            place = f"tasks.{one.name}"
+            yield subject.document.warning(place, message, "fill the same columns", "other-columns", at="key")
+    spec = subject.loaded.spec
+    for name, source in spec.tasks.items():
+        if source.python is not None and name in subject.splits:
+            again = load_tasks(subject.loaded, name)
+            first = subject.splits[name].rows[:20]
+            if [again[index] for index in range(min(len(again), len(first)))] != list(first):
+                message = "its rows are others each time that they are made"
+                hint = "draw from a seed: random.Random(1)"
+                yield subject.document.warning(f"tasks.{name}.python", message, hint, "unsteady")
+    if spec.roots and not any(
+        (path[-1] in ("path", "init", "copy_from", "factory", "spec") and "task" in text) or "images" in path
+        for path, text in strings_in(subject.document.data, ())
+        if path[0] != "tasks"
+    ):
+        message = "no path is filled in by a row, so that nothing looks below them"
+        yield subject.document.warning("roots", message, "take 'roots' out", "unused-roots", at="key")
+
+
+def _differs_elsewhere(subject: Subject) -> bool:
+    """True where a resource, a tool or the user may be another for each task."""
+    if subject.loaded.spec.user is not None or subject.loaded.spec.prompt.images:
+        return True
+    texts = [text for key in ("resources", "tools") for _, text in strings_in(subject.document.get(key), ())]
+    return (
+        any("task" in text for text in texts)
+        or any(spec.kind == "python" for spec in subject.loaded.spec.resources.values())
+        or any(tool.depends_on != "arguments" and tool.kind in ("python", "mcp") for tool in subject.tools.values())
+    )
+
+
+def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Fault]:
+    """Rows that stand in a split twice, or in two splits."""
+    seen: dict[str, str] = {}
+    for one in asked:
+        rows = [repr(sorted(row.items(), key=lambda item: item[0])) for row in one.split.rows]
+        counts = Counter(rows)
+        twice = len(rows) - len(counts)
+        place = f"tasks.{one.split.name}"
+        if twice:
+            first = next(index for index, row in enumerate(rows) if counts[row] > 1)
+            message = f"{twice} of {len(rows)} rows stand there before (first: row {first + 1})"
+            yield subject.document.warning(place, message, "take them out", "duplicate-rows", at="key")
+        shared = [row for row in counts if row in seen]
+        if shared:
+            other = seen[shared[0]]
+            message = f"{len(shared)} of its {len(counts)} rows are rows of split '{other}' too"
+            hint = "keep what is measured apart from what is trained on"
+            yield subject.document.warning(place, message, hint, "shared-rows", at="key")
+        seen |= dict.fromkeys(counts, one.split.name)
+        limit = subject.loaded.spec.tasks[one.split.name].limit
+        if limit is not None and limit > len(rows) and len(rows) < 10_000:
+            message = f"the limit is {limit}, and there are {len(rows)} rows"
+            yield subject.document.warning(f"{place}.limit", message, "take it out", "idle-limit")
+        by = subject.loaded.spec.tasks[one.split.name].report_by
+        groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
+        if by is not None and len(rows) > 1 and len(groups) in (1, len(rows)):
+            what = "one value for all rows" if len(groups) == 1 else "another value for each row"
+            message = f"'{by}' has {what}, so that its groups say nothing"
+            yield subject.document.warning(f"{place}.report_by", message, "name another column", "idle-groups")
+
+
+def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
+    """What tells the tasks of each split apart, without case and punctuation; [] where that is not the prompt alone."""
+    sources = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}"
+    if _differs_elsewhere(subject) or "resources" in sources:
+        return [[] for _ in asked]
+    told = [[re.sub(r"[\W_]+", " ", text.lower()).strip() for text in one.texts] for one in asked]
+    return [texts if len(set(texts)) > 1 or len(texts) == 1 else [] for texts in told]
+
+
+def _twice(
+    subject: Subject, asked: Sequence[Asked], prompts: Sequence[Sequence[str]], golds: Sequence[Sequence[str | None]]
+) -> Iterator[Fault]:
+    """Tasks that ask what another one asks: with another gold, or in another split."""
+    seen: dict[str, tuple[str, int, str | None]] = {}
+    for one, texts, told in zip(asked, prompts, golds, strict=True):
+        shared, place = [], f"tasks.{one.split.name}"
+        for index, (text, gold) in enumerate(zip(texts, told, strict=False)):
+            split, first, other = seen.setdefault(text, (one.split.name, index, gold))
+            if (split, first) == (one.split.name, index):
+                continue
+            if gold != other:
+                message = f"row {index + 1} asks what row {first + 1} of '{split}' asks, and its gold value is another"
+                yield subject.document.warning(place, message, "keep the right one", "conflicting-rows", at="key")
+                break
+            shared.append((index, split, first))
+        rows = [repr(sorted(row.items(), key=str)) for row in one.split.rows]
+        if shared and len(set(rows)) == len(rows):
+            index, split, first = shared[0]
+            which = f"row {index + 1}: row {first + 1} of '{split}'"
+            message = f"{len(shared)} of its {len(texts)} rows ask what others ask ({which})"
+            code = "duplicate-rows" if split == one.split.name else "shared-rows"
+            yield subject.document.warning(place, message, "take them out", code, at="key")
+
+
+def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Fault]:
+    """Golds that are not of the form that their own prompt asks for."""
+    warn, where = subject.document.warning, f"of split '{one.split.name}'"
+    rule, name = getattr(term.spec, "rule", ""), one.split.name
+    if rule in ("json_match", "json_schema", "sql_match") or term.spec.kind != "rule":
+        return
+    for index, (text, gold) in enumerate(zip(one.texts, golds, strict=False)):
+        asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
+        if word := next((word for word, fits in asked if not fits(gold)), ""):
+            message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
+            yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
+            return
+        found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
+        if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
+            places = _COUNTS.get(found[1].lower()) or int(found[1])
+            most = max(
+                getattr(term.spec, "tolerance", 0), abs(float(gold)) * getattr(term.spec, "relative_tolerance", 0)
+            )
+            if abs(float(gold) - round(float(gold), places)) > most + 1e-12:
+                message = f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value is {gold}"
+                yield warn(path, message, "round the gold value, or allow a tolerance", "gold-form")
+                return
+        found = re.search(r"(?:at most|no more than|up to|fewer than|under) (\d+|\w+) words\b", text, re.IGNORECASE)
+        most_words = None if found is None else _COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
+        if found is not None and most_words and len(gold.split()) > most_words:
+            message = (
+                f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value has {len(gold.split())}"
+            )
+            yield warn(path, message, "shorten the gold value", "gold-form")
+            return
+
+
+def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Fault]:
+    """Golds that are broken, that are questions, or that their prompt says."""
+    name = one.split.name
+    for what, odd, least in (
+        ("is no gold value", [bool(_NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
+        ("is a question", [gold.endswith("?") for gold in golds], 0.5),
+        ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds], 0.0),
+        ("stands behind a word such as 'answer' in its own prompt", [_is_told(text, gold) for text, gold
+         in zip(one.users, golds, strict=False)], 0.5),
+    ):  # fmt: skip
+        count = sum(odd)
+        if count > least * len(golds) and (least or count * 2 <= len(golds)):
+            index = odd.index(True)
+            message = f"the gold value of row {index + 1} of split '{name}' {what}: {golds[index][:40]!r}"
+            yield subject.document.warning(path, message, "mend the row", "odd-gold")
+            return
+    broken = [(index, found[0]) for index, text in enumerate(one.users) if (found := _DAMAGED.search(text))]
+    if broken and "&" not in subject.loaded.spec.prompt.user:
+        message = f"row {broken[0][0] + 1} of split '{name}' holds damaged characters, such as {broken[0][1]!r}"
+        hint = "read the file as what it is"
+        yield subject.document.warning(f"tasks.{name}", message, hint, "damaged-text", at="key")
+    yield from _options(subject, path, one, golds)
+
+
+def _is_told(text: str, gold: str) -> bool:
+    found = re.search(rf"(?i)\b(?:answer|solution|label|gold|result)\W{{1,4}}{re.escape(gold)}(?!\w)", text)
+    return found is not None
+
+
+def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Fault]:
+    """A gold value that is not among the options of its row, or always the same one of them."""
+    read = {part[1] for text in (subject.loaded.spec.prompt.user, subject.loaded.spec.prompt.system or "")
+            for part in compile_template(text).paths if part[0] == "task" and len(part) > 1}  # fmt: skip
+    for column in sorted(read):
+        lists = [row.get(column) for row in one.split.rows]
+        if not re.search(r"choice|option|candidate|label|alternative", column) or not all(
+            isinstance(options, (list, tuple)) and len(options) > 1 for options in lists
+        ):
+            continue
+        found = [[str(option).strip().lower() for option in options or ()] for options in lists]
+        letters = [len(gold) == 1 and gold.upper() in "ABCDEFGHIJ" for gold in golds]
+        at = [
+            "ABCDEFGHIJ".index(gold.upper())
+            if is_letter
+            else options.index(gold.lower())
+            if gold.lower() in options
+            else -1
+            for gold, is_letter, options in zip(golds, letters, found, strict=False)
+        ]
+        lost = [index for index, place in enumerate(at) if not 0 <= place < len(found[index])]
+        where = f"of split '{one.split.name}'"
+        if lost and not golds[lost[0]].isdigit():
+            message = f"the gold value of row {lost[0] + 1} {where} is none of its '{column}': {golds[lost[0]][:40]!r}"
+            yield subject.document.warning(path, message, "mend the row", "odd-gold")
+        elif len(at) >= 4 and len(set(at)) == 1 and not lost:
+            message = f"the right one of '{column}' is number {at[0] + 1} in all {len(at)} rows {where}"
+            yield subject.document.warning(path, message, "shuffle them", "constant-gold")
+
+
+def _labels(subject: Subject, path: str, golds: Sequence[str]) -> Iterator[Fault]:
+    """Labels of which the prompt names some and not others."""
+    said, labels = fixed_text(subject).lower(), sorted({gold.strip() for gold in golds})
+    if (
+        not 3 <= len(labels) <= 12
+        or len(golds) < 4
+        or any(_NUMBER.fullmatch(label) or len(label) < 2 for label in labels)
+    ):
+        return
+    named = [label for label in labels if re.search(rf"(?<!\w){re.escape(label.lower())}(?!\w)", said)]
+    if 2 <= len(named) < len(labels) and 2 * len(named) >= len(labels):
+        lost = next(label for label in labels if label not in named)
+        message = f"the prompt names {', '.join(named[:4])}, and not '{lost[:40]}', which is a gold value too"
+        yield subject.document.warning("prompt", message, "name all of them, or mend the rows", "odd-gold", at="key")
+
+
+def _keys(subject: Subject) -> Iterator[Fault]:
+    """Keys of the JSON that is compared, of which the prompt names some and not others."""
+    said = fixed_text(subject)
+    row = next((row for split in subject.splits.values() for row in split.rows), {})
+    for name, reward in subject.loaded.spec.rewards.items():
+        schema = getattr(reward, "schema_", None) or {}
+        keys = list(schema.get("required", ())) if reward.kind == "rule" else []
+        if getattr(reward, "rule", "") == "json_match":
+            try:
+                value = compile_value(getattr(reward, "expect", None))(task=row, vars=subject.loaded.spec.vars)
+            except (TemplateError, TypeError, RlenvError):
+                continue
+            keys = list(value) if isinstance(value, Mapping) else []
+        named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
+        if named and len(named) < len(keys):
+            lost = next(key for key in keys if key not in named)
+            message = f"the prompt names the keys {', '.join(named)}, and not '{lost}', which '{name}' asks for"
+            yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
+            return

@@ -1,0 +1,277 @@
+"""Warnings of values: numbers out of proportion, addresses, texts at which an answer ends, entries that others read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlenv._base.nearest import nearest
+from rlenv.checks.subject import Subject, strings_in
+from rlenv.errors import Fault, RlenvError
+from rlenv.language.loader import load_spec
+from rlenv.language.spec import SamplingSpec
+from rlenv.language.templates import TemplateError, compile_template
+
+__all__ = ["check_values"]
+
+_RANGES: Final = (
+    (r"(?:calls|limits|tools\.[^.]+|endpoints\.[^.]+)\.(?:timeout_s|turn_s|reward_s|attempt_s)", 0.05, 3_600, "limits"),
+    (r"endpoints\.[^.]+\.timeout_s", 0.5, 3_600, "limits"),
+    (r"limits\.episode_s", 5, 21_600, "limits"),
+    (r"rewards\.[^.]+(?:\.judges\.\d+)?\.limit_s", 0.5, 3_600, "limits"),
+    (r".*\.start_timeout_s", 0.2, 600, "limits"),
+    (r".*\.(?:time_s|cpu_s|total_s)", 0.05, 1_800, "limits"),
+    (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
+    (r".*\.breaker\.failures", 2, 1_000, "odd-policy"),
+    (r".*\.cache\.ttl_s", 1, 316_000_000, "idle-cache"),
+    (r".*\.faults\.(?:garble|oversize)", 0, 0.5, "never-runs"),
+    (r".*\.retries", 0, 15, "odd-policy"),
+    (r".*\.(?:shared_)?concurrency", 1, 10_000, "odd-policy"),
+    (r".*\.workers", 1, 256, "odd-policy"),
+    (r".*\.rate_per_s", 0.001, 100_000, "odd-policy"),
+    (r".*\.temperature", 0, 2, "odd-sampling"),
+    (r".*\.top_p", 0.05, 1, "odd-sampling"),
+    (r"rewards\..*\.max_tokens", 16, 200_000, "odd-sampling"),
+    (r"(?:endpoints|tools|user)\..*\.max_tokens", 2, 200_000, "odd-sampling"),
+    (r"observation\.max_tokens", 16, 1_000_000, "limits"),
+    (r"observation\.max_chars", 64, 10_000_000, "limits"),
+    (r"tools\.[^.]+\.max_chars", 40, 10_000_000, "limits"),
+    (r"tools\.[^.]+\.max_rows", 2, 10_000, "limits"),
+    (r"tools\.[^.]+\.top_k", 1, 100, "limits"),
+    (r".*\.max_bytes", 200, 1_000_000_000, "limits"),
+    (r".*\.(?:memory_mb|file_mb)", 24, 262_144, "limits"),
+    (r"limits\.turns", 1, 1_000, "limits"),
+    (r"limits\.(?:tool_calls|calls_per_turn)", 1, 100_000, "limits"),
+    (r"limits\.invalid_actions", 1, 1_000, "limits"),
+    (r"limits\.response_tokens", 16, 10_000_000, "limits"),
+    (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
+    (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
+    (r"rewards\.[^.]+\.opponents", 1, 64, "odd-policy"),
+    (r"tools\.[^.]+\.max_turns", 2, 1_000, "limits"),
+    (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
+)  # fmt: skip
+"""Keys with numbers, the least and the most that anybody means, and the code of what is outside."""
+_OWN_FIELDS: Final = frozenset(("messages", "model", "temperature", "top_p", "max_tokens", "stop", "seed", "stream"))
+_HERE: Final = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[::1\])$")
+_ADDRESS: Final = re.compile(r"(https?)://([^/\s:?#]+|\[[^]]*\])(?::(\d*))?(/[^\s?#]*)?")
+_UNFILLED: Final = re.compile(
+    r"(?i)<[a-z][a-z _-]*>|\b(?:change[-_ ]?me|placeholder|todo|fixme|xxx)\b"
+    r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
+)
+_SAID: Final = ("description", "prompt", "rubric", "system")
+_SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
+_SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
+
+
+def check_values(subject: Subject) -> Iterator[Fault]:
+    """Warnings of values that are odd whatever stands beside them, and of texts that cut what others need."""
+    yield from _numbers(subject)
+    yield from _texts(subject)
+    yield from _stops(subject)
+    for name, endpoint in subject.loaded.spec.endpoints.items():
+        path = f"endpoints.{name}"
+        if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
+            message = "the address has no path, and '/chat/completions' is added to it"
+            yield subject.document.warning(f"{path}.base_url", message, "most servers want …/v1", "address")
+    for path, given in _samplings(subject):
+        yield from _sampling(subject, path, given)
+    yield from _entries(subject)
+    yield from _extends(subject)
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in ("rows", "parameters", "schema", "vars", "oracle", "extra", "example", "dialect"):
+                yield from _leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+
+
+def _numbers(subject: Subject) -> Iterator[Fault]:
+    for path, value in _leaves(subject.document.data):
+        dotted = ".".join(map(str, path))
+        for pattern, least, most, code in _RANGES:
+            if not re.fullmatch(pattern, dotted) or least <= value <= most:
+                continue
+            if value < least:
+                message, hint = f"{value:g} is too little to mean", f"write {least:g} at least"
+            else:
+                message, hint = f"{value:g} is more than anybody means", f"write {most:g} at most"
+                if dotted.endswith("_s") and value >= 1_000:
+                    hint = f"it is in seconds: {value:g} milliseconds are {value / 1_000:g}"
+            yield subject.document.warning(path, message, hint, code)
+            break
+
+
+def _texts(subject: Subject) -> Iterator[Fault]:
+    """Addresses that lead nowhere, places that nobody has filled in, and a shell's signs where there is no shell."""
+    warn = subject.document.warning
+    for path, text in strings_in(subject.document.data, ()):
+        if path[0] in ("tasks", "prompt", "oracle", "user", "dialect") or path[-1] in (
+            "description",
+            "prompt",
+            "rubric",
+        ):
+            continue
+        if path[0] in ("endpoints", "tools", "vars") and (found := _UNFILLED.search(text)) and path[-1] != "example":
+            yield warn(path, f"'{found[0]}' stands for something that nobody has filled in", "fill it in", "unfinished")
+        if (found := _ADDRESS.match(text)) is not None and (why := _nowhere(found)):
+            yield warn(path, why, "mend the address", "address")
+        argv = subject.document.get(path[:2]) or {}
+        is_shell = len(path) == 4 and path[2] == "argv" and path[3] and _SHELL.fullmatch(text)
+        if is_shell and str(argv["argv"][0]).rpartition("/")[2] not in _SHELLS:
+            message = f"'{text}' is a shell's sign, and there is no shell: the program gets it as an argument"
+            yield warn(path, message, "write argv: [sh, -c, …], or do it in the program", "no-shell")
+        if path[-1] == "response" and re.match(r"\s*['`]", text):
+            message = "it is a constant, and selects nothing of the answer"
+            yield warn(path, message, "take the quotes away", "constant-term")
+
+
+def _nowhere(found: re.Match[str]) -> str:
+    scheme, host, port, path = found[1], found[2], found[3], found[4] or ""
+    if port is not None and not 0 < int(port or 0) < 65_536:
+        return f"there is no port {port or '(empty)'}"
+    if scheme == "https" and _HERE.fullmatch(host):
+        return "servers on this machine seldom speak https"
+    if host == "0.0.0.0":
+        return "0.0.0.0 is where a server listens, and no address to ask"
+    if nearest(host, ["localhost"]) and host != "localhost":
+        return f"'{host}' is nearly localhost"
+    if scheme == "http" and port == "443":
+        return "port 443 speaks https"
+    parts = [part for part in path.split("/") if part]
+    twice = next((one for one, other in itertools.pairwise(parts) if one == other and "{" not in one), "")
+    return f"'/{twice}' stands twice in it" if twice else ""
+
+
+def _samplings(subject: Subject) -> Iterator[tuple[str, SamplingSpec]]:
+    spec = subject.loaded.spec
+    for group in ("endpoints", "tools", "rewards"):
+        for name, entry in getattr(spec, group).items():
+            if isinstance(given := getattr(entry, "sampling", None), SamplingSpec):
+                yield f"{group}.{name}.sampling", given
+    if isinstance(given := getattr(spec.user, "sampling", None), SamplingSpec):
+        yield "user.sampling", given
+
+
+def _sampling(subject: Subject, path: str, sampling: SamplingSpec) -> Iterator[Fault]:
+    document = subject.document
+    if not document.has(path):
+        return
+    if sampling.temperature == 0 and sampling.top_p not in (None, 1):
+        message = "top_p is not looked at where temperature is 0"
+        yield document.warning(f"{path}.top_p", message, "take one of them out", "idle-sampling")
+    for key in sorted(_OWN_FIELDS & set(sampling.extra)):
+        message = f"'{key}' has a key of its own, which decides"
+        hint = f"write sampling.{key}" if key in SamplingSpec.model_fields else "take it out"
+        yield document.warning(f"{path}.extra.{key}", message, hint, "idle-sampling", at="key")
+
+
+def _stops(subject: Subject) -> Iterator[Fault]:
+    """Texts at which a model's answer ends before what is read of it."""
+    spec = subject.loaded.spec
+    judges = {getattr(one, "endpoint", None) for reward in spec.rewards.values() if reward.kind == "judge"
+              for one in (reward, *getattr(reward, "judges", ()))}  # fmt: skip
+    talks = getattr(spec.user, "endpoint", None)
+    for path, sampling in _samplings(subject):
+        name: str | None = path.split(".")[1]
+        is_judge = (path.startswith("endpoints") and name in judges) or path.startswith("rewards")
+        is_user = (path.startswith("endpoints") and name == talks) or path.startswith("user")
+        for index, stop in enumerate(sampling.stop or ()):
+            why = ""
+            if is_judge and (set(stop) & set('{}":,') or stop.strip() in ("", "score", "reasoning", "nonce", "```")):
+                why = "the judge's JSON has it, and is cut there"
+            elif is_user and spec.user is not None and stop in (spec.user.stop or ""):
+                why = "servers leave it out, so that the user's own stop text never comes"
+            elif not stop.strip():
+                why = "the answer ends with its first line" if "\n" in stop else "the answer ends with its first word"
+            if why:
+                yield subject.document.warning(f"{path}.stop.{index}", why, "take it out", "stop-text")
+    end = spec.user.stop if spec.user is not None else None
+    if end is not None and re.fullmatch(r"\s*[a-z]+\s*|\W", end):
+        message = f"'{end}' may stand in any reply, which would end the dialogue"
+        yield subject.document.warning("user.stop", message, "write ###STOP###", "stop-text")
+
+
+def _entries(subject: Subject) -> Iterator[Fault]:
+    """What a tool's keys say of each other."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    for name, entry in spec.tools.items():
+        path = f"tools.{name}"
+        reads_task = "task" in str({k: v for k, v in (subject.document.get(path) or {}).items() if k != "description"})
+        cache = entry.cache or spec.calls.cache
+        if cache is not None and cache.key == "arguments" and reads_task:
+            message = "it reads the task, and its results are kept by the arguments alone"
+            place = f"{path}.cache.key" if entry.cache is not None else "calls.cache.key"
+            yield warn(place, message, "write key: task", "shared-state")
+        fields = getattr(entry, "fields", None)
+        shown = [getattr(fields, key) for key in ("id", "title", "text")] if fields is not None else []
+        if len(set(shown)) < len(shown):
+            yield warn(f"{path}.fields", "two of its keys name one column", "name each column once", "odd-column")
+        if entry.kind == "agent":
+            yield from _nested(subject, path, entry)
+        yield from _told(subject, name)
+
+
+def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Fault]:
+    """The columns that an agent's spec reads of the row that the call makes."""
+    given = subject.document.get(f"{path}.task") or getattr(entry, "parameters", None) or {}
+    names = set(given.get("properties", given))
+    try:
+        nested = load_spec(subject.loaded.base_of(f"{path}.spec") / entry.spec)
+        texts = [text for text in (nested.spec.prompt.system, nested.spec.prompt.user) if text is not None]
+        read = {part[1] for text in texts for part in compile_template(text).paths if part[0] == "task" and part[1:]}
+    except (RlenvError, TemplateError):
+        return  # reported where it is compiled
+    if lost := sorted(read - names):
+        message = f"its prompt reads task.{lost[0]}, and its row has {', '.join(sorted(names)) or 'nothing'}"
+        yield subject.document.warning(path, message, f"call it {lost[0]}, or add 'task:'", "odd-column", at="key")
+
+
+def _told(subject: Subject, entry: str) -> Iterator[Fault]:
+    """Parameters whose description shows another form of value than the oracle gives."""
+    given: dict[str, list[str]] = {}
+    rows = [row for split in subject.splits.values() for row in split.rows[:20]]
+    for step in subject.loaded.spec.oracle or ():
+        calls = getattr(step, "call", ())
+        for group in calls if isinstance(calls, tuple) else (calls,):
+            for name, value in (group.get(entry, {}) if isinstance(group, Mapping) else {}).items():
+                for row in rows:
+                    try:
+                        given.setdefault(name, []).append(compile_template(str(value)).text(task=row))
+                    except (TemplateError, RlenvError):
+                        given.setdefault(name, []).append("")
+    tool = subject.tools.get(entry)
+    for name, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
+        said = str(schema.get("description", "")) if isinstance(schema, Mapping) else ""
+        shown = re.search(r"(?:such as|for example|e\.g\.,?|like) [\"'`]?([^\s,;\"'`]+?)[\"'`.]*(?:[\s,;]|$)", said)
+        values = given.get(name, [])
+        if tool is None or tool.kind == "calculator" or shown is None or len(values) < 2 or not all(values):
+            continue
+        numbers = {bool(re.search(r"\d", value)) for value in values}
+        is_number, is_name = bool(re.search(r"\d", shown[1])), shown[1].isalpha() and shown[1][0].isupper()
+        if (is_number and numbers == {False}) or (is_name and not any(re.search("[A-Za-z]", one) for one in values)):
+            message = f"its description shows '{shown[1]}', and the oracle gives {values[0][:40]!r}"
+            place = f"tools.{entry}.parameters.{name}"
+            place = place if subject.document.has(place) else f"tools.{entry}"
+            yield subject.document.warning(place, message, "describe what it takes", "odd-example", at="key")
+
+
+def _extends(subject: Subject) -> Iterator[Fault]:
+    """A spec under the name of the one that it changes."""
+    document, spec = subject.document, subject.loaded.spec
+    if len(document.files) < 2 or document.value_span("name").file != document.key_span("extends").file:
+        return
+    try:
+        other = load_spec(document.files[1]).spec
+    except (RlenvError, OSError):
+        return
+    if (other.name, other.version) == (spec.name, spec.version) and other != spec:
+        message = f"'{spec.name}' version {spec.version} is what it extends too: their results are mixed up"
+        yield document.warning("name", message, "give it another name", "same-name")
