@@ -46,6 +46,8 @@ _S: Final = "\ue000"  # private use: stands in no template
 SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
 ANY_MARK: Final = re.compile(f"qz[tx]\\d+zq|qza\\d+v\\d+zq|{_S}[cni]\\d+{_S}")
+_TORN_MARK: Final = re.compile(r"[<\[][^>\]]*$")
+_TORN_WORD: Final = re.compile(r"[a-zA-Z0-9_=]+$")
 KEYS: Final = ("reasoning_content", "reasoning", "thinking", "thought")
 """The names under which templates look for an assistant's thinking, the common one first."""
 THINKING: Final = ("none", "empty", "some", "cut", "left", "closed", "stray")
@@ -265,6 +267,7 @@ def shared_marks(one: str, other: str) -> str:
     at = len(shared_text(one, other))
     if at == len(one) or at == len(other):
         return one[:at]
-    torn = max(one.rfind(sign, max(at - 40, 0), at) for sign in "<[")
-    whole = max(one.rfind(sign, max(at - 40, 0), at) for sign in ">]")
-    return one[:torn] if torn > whole else one[:at]
+    torn = _TORN_MARK.search(one, max(at - 40, 0), at)
+    if torn is None and (one[at].isalnum() or other[at].isalnum()):
+        torn = _TORN_WORD.search(one, max(at - 40, 0), at)
+    return one[: torn.start()] if torn else one[:at]

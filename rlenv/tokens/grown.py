@@ -39,6 +39,7 @@ class Finding:
         layout: what it writes behind the turn.
         opens: whether the next prompt ends inside a block of thinking.
         is_refused: whether the template takes no such conversation at all; `fault` says why.
+        needs_ids: whether there is no fault where the turn writes the ids of its calls itself.
     """
 
     fault: str
@@ -46,6 +47,7 @@ class Finding:
     layout_roles: tuple[str, ...]
     opens: bool = False
     is_refused: bool = False
+    needs_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,11 @@ class Grown:
         limit = grown.find(self._marks[0], end)
         if at < 0 or 0 <= limit < at:
             return replace(found, fault=f"it ends such a turn without {layout.stop}")
+        found = replace(found, layout=self._own_layout(grown[at + len(layout.stop) :]))
         ids = after.count(_ID, 0, len(before) + at)
         if ids > before.count(_ID) and self._alone().count(_ID) < ids:
-            return replace(found, fault="it writes the ids of calls once results follow, not before")
-        return replace(found, layout=self._own_layout(grown[at + len(layout.stop) :]))
+            return replace(found, fault="it writes the ids of calls once results follow, not before", needs_ids=True)
+        return found
 
     def _alone(self) -> str:
         """The conversation that ends with the turn."""

@@ -38,9 +38,11 @@ from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter, words_of
 from rlenv.tokens.thoughts import thinking_of
 
-__all__ = ["Finding", "Growth"]
+__all__ = ["LONG", "Finding", "Growth"]
 
 _KEPT: Final = 4096
+LONG: Final = 10
+"""The turns of one shape that a template is tried with, for what it writes otherwise in longer conversations."""
 _First = Sequence[Mapping[str, Any]]
 Derive = Callable[[tuple[str, ...], tuple[int, ...], _First | None, _First], Layout]
 
@@ -299,6 +301,16 @@ class Growth:
                 inside |= {mark for _, mark in found}
         return frozenset(begins), frozenset(inside)
 
+    def untold_end(self) -> list[str]:
+        """The text that the template writes behind a last answer, where it has any and no token stands in it."""
+        story = Story([USER], (), datetime(2000, 1, 1))
+        answer = {"role": "assistant", "content": said_mark(0)}
+        with suppress(UnsupportedTemplate):
+            text = self._voice.render(story, [USER, answer], add_generation_prompt=False)
+            behind = text.rpartition(said_mark(0))[2].strip()
+            return [behind[:60]] if behind and said_mark(0) in text and not self._marks.find(behind) else []
+        return []
+
     def _grown(self, turn: Turn) -> str:
         """What a template writes of a first turn behind its prompt; "" where it takes no such turn."""
         story = Story([USER], (), datetime(2000, 1, 1))
@@ -316,12 +328,13 @@ class Growth:
 
     # -- one shape -----------------------------------------------------------------------------------------------
 
-    def _look(self, story: Story, turn: Turn) -> Finding:
+    def _look(self, story: Story, turn: Turn, *, behind: int = 0) -> Finding:
+        """The finding; `behind` further turns of this shape stand before it."""
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
             turn = _short(turn)
         layout = self._layout(story, turn)
-        told = story.turns if is_whole else story.told()
+        told = [*(story.turns if is_whole else story.told()), *[turn] * behind]
         forms = [layout.form]
         if not layout.form.is_plain:
             forms.append(replace(layout.form, arguments_as_text=not layout.form.arguments_as_text))
@@ -336,16 +349,18 @@ class Growth:
         return Finding(str(refused), layout, turn.roles, is_refused=True)
 
     def _tells_apart(self, story: Story, turn: Turn, found: Finding) -> bool:
-        """Whether a template was just seen to write answers otherwise than in a short conversation.
+        """Whether a template was just seen to write answers, or turns, otherwise in a longer conversation.
 
-        It may count calls or turns, so that shapes alone do not tell its conversations apart: from now on each
-        conversation of this prompt is looked at by itself.
+        It may count calls or turns, or keep the last of them alone, so that shapes alone do not tell its conversations
+        apart: from now on each conversation of this prompt is looked at by itself.
         """
         prompt = story.of_prompt()
-        if prompt in self._told_apart or found.fault:
+        if prompt in self._told_apart or (found.fault and not found.needs_ids):
             return False
         if found.layout.parts == self._layout(story, _short(turn)).parts:
-            return False
+            later = self._look(story, turn, behind=LONG)
+            if not later.fault and later.layout.parts == found.layout.parts:
+                return False
         self._told_apart[prompt] = None
         drop_oldest(self._told_apart, most=_KEPT)
         return True

@@ -207,7 +207,10 @@ class _Derivation:
             return known, at
         behind = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) > len(shared)]
         if inside and (ends_turns or not behind):
-            return inside[-1][1], inside[-1][0]
+            at, mark = inside[-1]
+            if more := shared[at + len(mark) :].strip():  # its own end mark is no token
+                raise NoStopMark(self.template.name, more[:60])
+            return mark, at
         if not behind:
             raise NoStopMark(self.template.name, tail[:60])
         return behind[0][1], behind[0][0]

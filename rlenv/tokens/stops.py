@@ -25,7 +25,7 @@ def end_marks(
     if same_turn is not None:
         return given | frozenset(written), (), frozenset()
     begins, inside = growth.marks_of_turns()
-    remarks = []
+    remarks = [f"the template writes {text!r} behind a turn, and no token is in it" for text in growth.untold_end()]
     for mark in sorted(given):
         if mark in growth.reader.header or mark in begins:
             remarks.append(

@@ -33,7 +33,8 @@ def thinking_of(
     template: ChatTemplate, marks: Marks, given: Sequence[tuple[str, str]]
 ) -> tuple[Way, tuple[tuple[str, str], ...], str]:
     """How the template is given thinking, the marks around it, and what stands before an assistant's turn."""
-    user = {"role": "user", "content": "u"}
+    asked = "qzuzq"
+    user = {"role": "user", "content": asked}
     now = datetime(2000, 1, 1)
 
     def render(*messages: Mapping[str, Any], generate: bool) -> str:
@@ -43,7 +44,9 @@ def thinking_of(
             return ""
 
     opening = render(generate=True)
-    header = opening[len(shared_marks(opening, render(generate=False))) :]
+    # Behind the user's words: what stands before them may be another with a prompt than without.
+    tail, ended = (text.rpartition(asked)[2] for text in (opening, render(generate=False)))
+    header = tail[len(shared_marks(tail, ended)) :]
     pairs = tuple((open, close) for open, close in given)
     form = Form()
     for key in KEYS:

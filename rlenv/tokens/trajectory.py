@@ -258,7 +258,7 @@ class TokenTrajectory:
         finding = self._encoder.look(self._story, turn)
         if finding.is_refused:
             raise UnsupportedTemplate(finding.fault)
-        return finding.fault or self._other_end(finding)
+        return self._fault(finding, observation.messages)
 
     def knows(self, observation: Observation, *, said: Message | None = None) -> bool:
         """Whether a conversation of this shape was looked at before, so that nothing has to be rendered."""
@@ -315,6 +315,12 @@ class TokenTrajectory:
             self._story, self._last, roles, images, said, is_open=self._opens, ids=lambda: set(self._ids[start:])
         )
 
+    def _fault(self, finding: Finding, messages: Sequence[Message]) -> str:
+        """How the template writes the history otherwise; "" where it does not."""
+        ids = [message.tool_call_id for message in messages if message.role == "tool"] if finding.needs_ids else []
+        has_ids = bool(ids) and all(one and one in self._last for one in ids)
+        return ("" if has_ids else finding.fault) or self._other_end(finding)
+
     def _other_end(self, finding: Finding) -> str:
         """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""
         last = self._last_id()
@@ -335,7 +341,7 @@ class TokenTrajectory:
         messages, images, places = shown.messages, shown.images, shown.places
         turn = self._turn(messages, said)
         finding = self._encoder.look(self._story, turn)
-        fault = finding.fault or self._other_end(finding)
+        fault = self._fault(finding, messages)
         if fault and self._encoder.history != "keep":
             raise UnsupportedTemplate(fault if finding.is_refused else self._encoder.refusal(turn.roles, fault))
         layout = finding.layout

@@ -10,6 +10,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.dummies import Turn
 from rlenv.tokens.encoder import History, TokenEncoder
+from rlenv.tokens.growth import LONG
 from rlenv.tokens.shapes import Story
 
 __all__ = ["Played", "Situation", "Verdict", "judge"]
@@ -209,6 +210,11 @@ def _later(
         found = _situation(encoder, story, turn, name, is_rare=is_rare or rare)
         if found.status == "grows":
             found = _situation(encoder, story.after(turn), turn, f"{name}, twice", is_rare=is_rare or rare)
+        if found.status == "grows" and turn == before:
+            long = story
+            for _ in range(LONG):
+                long = long.after(turn)
+            found = _situation(encoder, long, turn, f"{_named(turn)}, behind {LONG + 1} like it", is_rare=rare)
         if found.status != first[turn].status and found.status != "grows":
             yield found
 
@@ -247,18 +253,26 @@ def _kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[st
         return [("some", False), ("empty", True)]
     if not played.thinks or encoder.growth.closes(story):
         return [("none", False)]
-    return [*_without_thinking(encoder, story, played), ("some", False), ("empty", True)]
+    kinds = [*_without_thinking(encoder, story, played), ("some", False)]
+    return kinds if ("empty", False) in kinds else [*kinds, ("empty", True)]
 
 
 def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:
-    """How a turn without thinking looks: bare, or behind a closing mark alone where the template writes it so."""
+    """How a turn without thinking looks: bare, or as the template writes it where it rewrites a bare one.
+
+    That is behind a closing mark alone, or behind an empty block (GLM-4.6).
+    """
     for roles in dict.fromkeys(map(tuple, played.answers)):
-        bare, closed = (
-            _situation(encoder, story, Turn(kind, "" if "tool" in roles else "before", roles), "", is_rare=False).status
-            for kind in ("none", "closed")
-        )
-        if bare != "grows" and closed == "grows":
-            return [("closed", False), ("none", True)]
+        grows = [
+            kind
+            for kind in ("none", "closed", "empty")
+            if _situation(
+                encoder, story, Turn(kind, "" if "tool" in roles else "before", roles), "", is_rare=False
+            ).status
+            == "grows"
+        ]
+        if grows and grows[0] != "none":
+            return [(grows[0], False), ("none", True)]
     return [("none", False)]
 
 

@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -160,6 +161,8 @@ class Oracle:
         self._shown = {**self._show, **escaped}
         self._private = {mark: f"{_OPEN}{number}{_CLOSE}" for number, mark in enumerate(control)}
         self._clone = self._cloned()
+        self.now = datetime.now()
+        """The time that templates are told: that of the trajectory that is compared."""
 
     def _cloned(self) -> Tokenizer:
         """The tokenizer with each control token under its private name, and under the same id."""
@@ -214,6 +217,7 @@ class Oracle:
             tools=tools or None,
             documents=None,
             add_generation_prompt=generate,
+            strftime_now=self.now.strftime,
             **{**self.family.special, **self.family.kwargs},
         )
         return out
@@ -237,6 +241,9 @@ class Oracle:
             if found.start() < place < found.end():
                 return found.start()
         return place
+
+    def without_marks(self, protected: str) -> str:
+        return self._marks.sub("", protected)
 
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self.family.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -16,6 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 from rlenv.errors import EpisodeError, UnsupportedTemplate
@@ -192,6 +193,8 @@ class Player:
                 meant = [{**message, "content": kept}, {**message, "content": turn.text}]
             else:
                 meant = [{**bare, str(key): ""}, bare]
+        elif key == "inline":  # or it is read as thinking, which a template may write nowhere
+            meant.append({**message, "content": turn.text})
         after, taken = [], []
         for one in meant:
             try:
@@ -245,8 +248,9 @@ class Player:
         if alone.startswith(context):
             return len(context)
         same = next((i for i, (a, b) in enumerate(zip(alone, context, strict=False)) if a != b), len(alone))
-        if same >= len(bare):  # only the generation prompt is another; a mark is never cut in two
-            return self.oracle.mark_at(alone, same)
+        # Only the generation prompt is another, or its last block, which some write without being asked to.
+        if same >= len(bare) or (bare == context and not self.oracle.without_marks(context[same:]).strip()):
+            return self.oracle.mark_at(alone, same)  # a mark is never cut in two
         first = min((place for sign in signs if (place := alone.find(sign)) >= 0), default=len(alone))
         for length in range(30, 5, -1):
             place = alone.rfind(context[-length:], 0, first)
@@ -287,6 +291,7 @@ class Player:
 
     def _play(self, dialogue: Dialogue, number: int, *, first: bool) -> bool:
         """Whether there is another way of writing the turns."""
+        self.oracle.now = datetime.now()
         opening = self._first(dialogue)
         mode, world = self.history, dialogue.world
         if opening is None:
@@ -305,6 +310,8 @@ class Player:
         if self.encoder is not None:
             try:
                 trajectory = self.encoder.start(given, tools=list(dialogue.tools))
+                self.oracle.now = trajectory.story.now
+                said, context = self._first(dialogue) or opening
                 if trajectory.prompt_ids == self.oracle.ids(context):
                     self.counts[mode, world, "prompt equal"] += 1
                 elif not self.oracle.is_blind(said, dialogue.tools, context):
@@ -412,6 +419,8 @@ class Player:
 
         try:
             rows = encoder.start_rows([Message(m["role"], m["content"]) for m in said], tools=list(dialogue.tools))
+            self.oracle.now = rows.last.story.now
+            said, context = self._first(dialogue) or opening
         except (UnsupportedTemplate, EpisodeError):
             return
         total = 0
@@ -431,7 +440,7 @@ class Player:
                 rows.add_sampled(sampled)
                 fits = rows.add_observation(
                     Observation(tuple(_told(m) for m in spoken.messages[1:])),
-                    said=_said(spoken.messages[0], dialogue.turns[index]),
+                    said=_said(spoken.messages[0], dialogue.turns[index], index),
                 )
             except UnsupportedTemplate as fault:
                 kind = "right" if not spoken.after else "needless"
@@ -489,10 +498,9 @@ def _told(message: Mapping[str, Any]) -> Message:
     )
 
 
-def _said(message: Mapping[str, Any], turn: Turn) -> Message:
+def _said(message: Mapping[str, Any], turn: Turn, index: int) -> Message:
     """The assistant's message as an environment gives it to the rows."""
-    calls = tuple(ToolCall(_NAMES[n % 2], {"x": value}, id=call["id"]) for n, (value, call) in enumerate(
-        zip(turn.calls, message.get("tool_calls", ()), strict=True)))  # fmt: skip
+    calls = tuple(ToolCall(_NAMES[n % 2], {"x": value}, id=_id(index, n)) for n, value in enumerate(turn.calls))
     more: dict[str, Any] = {}
     content = turn.text
     if turn.thinking and _HAS_THINKING:

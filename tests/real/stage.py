@@ -47,7 +47,8 @@ REPLIES = ("Yes, please.", "no", "  And the 2nd one?\n", "好的,再试一次。
 QUESTIONS = ("Where is order 66?", "日本語で答えて 🎉", "Find it.\n\n1) this\n2) that", " spaced ", "a b c 12345")
 SYSTEMS = ("You are a clerk.", "Be brief.\n\n- rule 1\n- rule 2", "Ünï ✓")
 ANSWERS = ("Here it is: 42", "Done é.", "I have found\nit.", "No 你好")
-BESIDE = ("Let me look.", "One moment…\n\n", "Sure: ")
+# As dialects read texts: without white space at their ends.
+BESIDE = ("Let me look.", "One moment…", "Sure:")
 THOUGHTS = ("first this\nthen that", "hm", "世界?\n\nso it is")
 
 

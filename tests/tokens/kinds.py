@@ -39,7 +39,7 @@ SOURCE = """\
     {{- m.content + '<|im_end|>\\n' }}
   {%- elif m.role == 'assistant' %}
     {{- '<|im_start|>assistant\\n' }}
-    {%- set thought = m.reasoning_content or '' %}
+    {%- set thought = m.reasoning_content if m.reasoning_content and loop.revindex0 < (keeps_last or 999) else '' %}
     {%- if thought and (keeps or loop.index0 > ns.last) %}{{- think[0] + '\\n' + thought + '\\n' + think[1] + '\\n' }}
     {%- elif empties %}{{- think[0] + '\\n\\n' + think[1] + '\\n' }}{% endif %}
     {%- if not m.tool_calls or beside == 'kept' %}{{- m.content or '' }}{% endif %}
@@ -50,7 +50,8 @@ SOURCE = """\
     {%- if m.tool_calls and beside == 'behind' %}{{- m.content or '' }}{% endif %}
     {{- (calls_stop if m.tool_calls else (last_stop if loop.last and last_stop else '<|im_end|>')) + '\\n' }}
   {%- elif m.role == 'tool' %}
-    {{- '<|im_start|>tool' }}{% if counts %}{{- ' ' ~ ns.results }}{% set ns.results = ns.results + 1 %}{% endif %}
+    {{- '<|im_start|>tool' }}{% if counts and ns.results + 1 >= counts %}{{- ' ' ~ ns.results }}{% endif %}
+    {%- set ns.results = ns.results + 1 %}
     {{- '\\n' + m.content + '<|im_end|>\\n' }}
   {%- endif %}
 {%- endfor %}
@@ -111,7 +112,9 @@ KINDS = {
         Kind("drops text beside calls", {"beside": "dropped"}, says=_ALL),
         Kind("moves text behind calls", {"beside": "behind"}, says=_ALL),
         Kind("text behind calls", {"beside": "behind"}),
-        Kind("counts", {"counts": True}),
+        Kind("counts", {"counts": 1}),
+        Kind("counts from the fourth on", {"counts": 4}),
+        Kind("keeps the last thoughts", {"keeps_last": 6}, says={"keeps_last": None}),
         Kind("two stops", {"calls_stop": "<|calls|>"}, ends=("<|calls|>", "<|im_end|>")),
         Kind("ends the last otherwise", {"last_stop": "<|return|>"}, ends=("<|return|>", "<|im_end|>")),
         Kind("bare", source=BARE, ends=("<|user|>", "<|observation|>")),

@@ -79,6 +79,15 @@ def test_ids_of_calls_that_only_a_history_has_are_a_difference() -> None:
     assert source.count("outer") == 2
     encoder = TokenEncoder(tokenizer(), chat_template=source, template_kwargs=VALUES)
     assert "writes the ids of calls once results follow" in refused(encoder, CALL, "tool")
+    for number, is_refused in (("c1", False), ("c2", True)):  # of a policy that writes the ids itself
+        trajectory = encoder.start([Message("user", "Q")], tools=TOOLS)
+        trajectory.add_sampled(
+            encoder.encode_text(CALL.replace("}</tool_call>", ', "id": "c1"}</tool_call><|im_end|>'))
+        )
+        seen = Observation((Message("tool", "R", tool_call_id=number),))
+        assert bool(trajectory.difference(seen)) == is_refused
+        if not is_refused:
+            assert trajectory.add_observation(seen)
 
 
 def refused(encoder: TokenEncoder, text: str, role: Any) -> str:
