@@ -12,6 +12,7 @@ import orjson
 __all__ = [
     "EXACT",
     "MAX_DEPTH",
+    "DuplicateKey",
     "count_keys",
     "exact",
     "has_keys",
@@ -20,6 +21,7 @@ __all__ = [
     "missing_brackets",
     "reason_of",
     "stopped_at",
+    "unique",
     "value_fault",
 ]
 
@@ -43,22 +45,27 @@ _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
 _LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class _DuplicateKey(ValueError):
-    pass
+class DuplicateKey(ValueError):
+    """A key that stands twice in one object; `key` is that key."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"the key {_quote(key)} stands twice in one object; expected it once")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of some pairs, for parsers that take a hook; raises DuplicateKey."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _DuplicateKey(key)
+                raise DuplicateKey(key)
             seen.add(key)
     return found
 
 
-_careful = json.JSONDecoder(object_pairs_hook=_unique)
+_careful = json.JSONDecoder(object_pairs_hook=unique)
 
 
 def missing_brackets(text: str) -> str | None:
@@ -130,8 +137,8 @@ def exact(body: str, read: Any) -> tuple[Any] | str:
         return (read,)
     try:
         return (_careful.decode(body),)
-    except _DuplicateKey as error:
-        return f"the key {_quote(str(error))} stands twice in one object; expected it once"
+    except DuplicateKey as error:
+        return str(error)
     except (ValueError, RecursionError) as error:
         return f"the JSON cannot be read ({type(error).__name__}); expected one object"
 

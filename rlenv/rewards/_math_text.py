@@ -17,9 +17,10 @@ _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
 _DASHES = str.maketrans("\u2013\u2014", "--")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
+_SPACED = re.compile(r"[+-]?\s*[1-9]\d{0,2}(?: \d{3}){1,20}(?:\.\d*)?")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
 _ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?\(")
-_NUMBER = re.compile(r"([+-]?)\s*(?:(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))(?:\s*[eE]([+-]?\d{1,4}))?")
+_NUMBER = re.compile(r"([+-]?)\s*(?:([1-9]\d{0,2}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))(?:\s*[eE]([+-]?\d{1,4}))?")
 _RATIO = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d+)\s*/\s*(\d+))")
 _MIXED = re.compile(r"([+-]?)\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})")
 _BESIDE = re.compile(
@@ -95,6 +96,7 @@ def bare(text: str) -> str:
     text = _BASED.sub(_in_ten, text)
     text = re.sub(r"^([+-]?)\s*\\?\$\s*", r"\1", text)
     text = _THOUSANDS.sub("", text)
+    text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
     percent = re.fullmatch(r"([^%]*?)\s*\\?%", text)
     if percent is not None:
         text = percent[1].strip()

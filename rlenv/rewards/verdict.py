@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -14,6 +13,7 @@ import orjson
 
 from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.schemas import BoundedValidator
+from rlenv._base.strict_json import DuplicateKey, unique
 from rlenv.errors import UsageError
 
 __all__ = ["ReplySchema", "UnreadableReply", "Verdict"]
@@ -137,19 +137,11 @@ class ReplySchema:
 
 def _parsed(text: str) -> Any:
     """The one JSON value that `text` is; a key that stands twice in an object makes it unreadable."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise UnreadableReply(f"the reply writes '{twice:.40}' twice in one object")
-        return found
-
     try:
         orjson.loads(text)  # JSON as the standard has it: no NaN, bounded depth
         return json.loads(text, object_pairs_hook=unique)
-    except UnreadableReply:
-        raise
+    except DuplicateKey as error:
+        raise UnreadableReply(f"the reply cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise UnreadableReply(f"the reply is not one JSON value ({error}): {text!r:.80}") from error
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from rlenv._base.strict_json import DuplicateKey, count_keys, has_keys, unique
 from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
 from rlenv.language.functions import failure
 
@@ -106,8 +107,7 @@ def _array(path: Path, opened: Callable[[], BinaryIO]) -> Read:
     except orjson.JSONDecodeError as error:
         lines = content.splitlines()
         quote = lines[error.lineno - 1].decode(errors="replace") if error.lineno <= len(lines) else ""
-        words = error.msg.partition(":")[0]
-        raise _broken(path, error.lineno, error.colno, f"not JSON: {words}", quote, "write [{…}, {…}]") from error
+        raise _broken(path, error.lineno, error.colno, _words(error), quote, "write [{…}, {…}]") from error
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             found = f"entry {number} is a {type(row).__name__}; expected an object of columns"
@@ -147,10 +147,7 @@ def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
         except orjson.JSONDecodeError as error:
             shown = line.decode(errors="replace").rstrip("\r\n")
             column = min(error.colno, len(shown) + 1)
-            words = error.msg.partition(":")[0]
-            raise _broken(
-                path, lines[index], column, f"not JSON: {words}", shown, "write one JSON object a line"
-            ) from error
+            raise _broken(path, lines[index], column, _words(error), shown, "write one JSON object a line") from error
         if not isinstance(row, dict):
             shown = line.decode(errors="replace").rstrip("\r\n")
             found = f"found a {type(row).__name__}; expected an object of columns"
@@ -160,27 +157,28 @@ def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
     return read, len(starts)
 
 
+def _words(error: orjson.JSONDecodeError) -> str:
+    words = error.msg.partition(": ")[0]
+    return words if isinstance(error.__cause__, DuplicateKey) else f"not JSON: {words}"
+
+
 def _json(text: bytes) -> Any:
-    # orjson makes a float of an integer beyond 64 bits.
-    return orjson.loads(text) if _LONG_NUMBER.search(text) is None else _exact(text)
-
-
-def _exact(text: bytes) -> Any:
     """What stands there, with its integers as they stand, however long.
 
     Raises:
-        orjson.JSONDecodeError: an integer is longer than Python reads.
+        orjson.JSONDecodeError: it is no JSON, an object has a key twice, or an integer is longer than Python reads.
     """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
-    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep, no UTF-8
+    read = orjson.loads(text)
+    written = text.decode()
+    if has_keys(written, count_keys(read) if isinstance(read, (dict, list)) else 0) and not _LONG_NUMBER.search(text):
+        return read
+    try:  # orjson makes a float of an integer beyond 64 bits, and keeps the last of two keys
+        return json.loads(written, object_pairs_hook=unique)
+    except DuplicateKey as error:
+        at = written.rfind(json.dumps(error.key, ensure_ascii=False))
+        raise orjson.JSONDecodeError(str(error), written, max(at, 0)) from error
+    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep
         raise orjson.JSONDecodeError(str(error), "", 0) from error
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
 
 
 def _csv(path: Path, opened: Callable[[], BinaryIO]) -> list[Row]:

@@ -112,6 +112,7 @@ def test_f1_is_symmetric_bounded_and_full_for_equal_texts(one: str, other: str) 
         ("0.1", 0.1, {}, 1.0),
         ("0.30000000000000004", 0.3, {}, 0.0),
         ("3,90", 390, {}, 0.0),
+        ("0,001,500", 1500, {}, 0.0),
         ("18 dollars", 18, {}, 0.0),
         ("nan", 1, {}, 0.0),
         ("inf", 1, {}, 0.0),
@@ -293,6 +294,8 @@ def test_json_schema_checks_an_answer_that_is_json() -> None:
         ('{"a": 1}', {"a": 1, "b": 2}, {"mode": "subset"}, 0.0),
         ("{", {}, {}, 0.0),
         ("[" * 900 + "]" * 900, [], {}, 0.0),
+        ('{"a": 2, "a": 1}', {"a": 1}, {}, 0.0),
+        ('{"a": "x: y", "b": {"a": 1}}', {"a": "x: y", "b": {"a": 1}}, {}, 1.0),
     ],
 )
 def test_json_match_compares_values(answer: str, gold: Any, keys: Any, expected: float) -> None:
@@ -341,6 +344,11 @@ async def _await(awaitable: Any) -> Any:
 def test_a_function_that_cannot_be_used_is_refused_with_its_key(author: Path, target: str) -> None:
     with pytest.raises(UsageError, match="python: "):
         compile_term(python=target, base=author)
+
+
+def test_a_gold_with_a_key_that_stands_twice_is_the_authors_fault() -> None:
+    with pytest.raises(RewardError, match="twice"):
+        value("json_match", '{"a": 1}', '{"a": 2, "a": 1}')
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,15 @@ def test_a_broken_line_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     assert fault.quote == '{"a": é}'
 
 
+def test_a_key_that_stands_twice_in_a_row_is_a_fault_at_its_place(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": "b: c"}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', encoding="utf-8")
+    tasks = tasks_of(tmp_path, "{path: rows.jsonl}")
+    assert tasks[0] == {"a": "b: c"}
+    with pytest.raises(SpecError, match="stands twice") as caught:
+        tasks[1]
+    assert (caught.value.faults[0].line, caught.value.faults[0].column) == (2, 25)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "csv", "array.json"])
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
 def test_rows_are_the_same_in_every_kind_of_file(tmp_path: Path, kind: str, is_packed: bool) -> None:

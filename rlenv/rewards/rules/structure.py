@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
-from rlenv.rewards.exact_json import MAX_CHARS, loads
+from rlenv.rewards.exact_json import MAX_CHARS, DuplicateKey, loads
 from rlenv.rewards.rule import Reads, RuleSpec, read, scored, where_of
 from rlenv.rewards.templating import compile_for_context
 
@@ -79,8 +78,12 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
         gold = fill(context)
         if isinstance(gold, str):
             # A plain text is a JSON string that needs no quotes in the data.
-            with contextlib.suppress(ValueError):
+            try:
                 gold = loads(gold)
+            except DuplicateKey as error:
+                raise RewardError(f"expect: {error}") from error
+            except ValueError:
+                pass
         if gold is None:
             raise RewardError("expect: the task gives no value to match")
 
