@@ -6,9 +6,11 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean
+from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault
 from rlenv.language.spec import ToolSpec
@@ -242,6 +244,11 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]:
     if 0 < len(found) <= top_k:
         message = f"the corpus has {len(found)} documents, and each search shows {top_k}"
         yield document.warning(f"{path}.top_k", message, "show fewer", "always-all")
+    ids = [str(one.get("id")) for one in found if isinstance(one, dict) and "id" in one]
+    if len(set(ids)) < len(ids):
+        twice = next(one for one in ids if ids.count(one) > 1)
+        yield document.warning(f"{path}.corpus", f"two documents have the id '{twice}'", "mend it", "duplicate-rows")
+    yield from _lost(subject, path, file)
     fields = getattr(spec, "fields", None)
     for key in ("id", "title", "text"):
         column = getattr(fields, key, key)
@@ -251,11 +258,31 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]:
             yield document.warning(place, f"no document has the column '{column}'", near or "name one", "odd-column")
 
 
+def _lost(subject: Subject, path: str, file: Path) -> Iterator[Fault]:
+    """Golds that stand in no document, where those of most rows do."""
+    term = next(
+        (one for one in subject.terms if getattr(one.spec, "rule", "") in ("exact_match", "f1", "contains")), None
+    )
+    if term is None or file.stat().st_size > 20_000_000:
+        return
+    text = re.sub(r"[\W_]+", " ", file.read_text(encoding="utf-8").lower())
+    for split in subject.splits.values():
+        golds = [gold_of(subject, term, row) or "" for row in split.rows[:1_000]]
+        odd = [index for index, gold in enumerate(golds) if re.sub(r"[\W_]+", " ", gold.lower()).strip() not in text]
+        if odd and 3 * len(odd) <= len(golds):
+            message = f"the gold value of row {odd[0] + 1} of split '{split.name}' stands in no document"
+            yield subject.document.warning(
+                f"{path}.corpus", f"{message}: {golds[odd[0]][:40]!r}", "mend it", "odd-gold"
+            )
+            return
+
+
 def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
     """Policies that no call gets through."""
     document, calls = subject.document, subject.loaded.spec.calls
     timeout_s = getattr(spec, "timeout_s", None) or calls.timeout_s
-    if spec.attempt_s is not None and spec.attempt_s > timeout_s:
+    is_retried = bool(spec.retries) and spec.attempt_s == timeout_s
+    if spec.attempt_s is not None and (spec.attempt_s > timeout_s or is_retried):
         message = f"one try may take {spec.attempt_s:g} s, and the call is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.attempt_s", message, "make it shorter than timeout_s", "idle-limit")
     if spec.rate_per_s is not None and spec.rate_per_s * timeout_s < 1:

@@ -47,6 +47,8 @@ class _Played:
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
     ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
+    examples: dict[str, Trajectory] = field(default_factory=dict)
+    """The call that each tool gives as its example, on the first row."""
     again: Trajectory | None = None
     """The oracle on the first row, played once more with the seed of the first time."""
     unknown: frozenset[str] = frozenset()
@@ -64,9 +66,15 @@ def check_played(subject: Subject) -> Iterator[Fault]:
     if thread.is_alive():
         subject.not_checked.append("what an episode earns: playing it took too long")
         return
+    for name, got in played.examples.items():
+        result = got.turns[0].results[0] if got.turns and got.turns[0].results else None
+        if result is not None and result.is_error and result.whose != "infrastructure":
+            message = f"the call of the example fails: {result.text[:100]}"
+            yield subject.document.warning(f"tools.{name}.example", message, "write one that works", "odd-example")
     yield from _again(subject, played)
     found = list(_oracles(subject, played))
     yield from found
+    yield from _unlike(subject, played)
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
     if not found:
@@ -119,6 +127,10 @@ async def _play(subject: Subject, played: _Played) -> None:
         if (name, 0) in played.oracle:
             played.again = await play(environment, OraclePolicy(spec, parts.dialect), Job(name, 0))
         rows = range(min(len(split.rows), _OTHERS))
+        for tool in tools.values():
+            if tool.example is not None and tool.kind in _NEAR and not tool.mutates and tool.name in spec.tools:
+                call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
+                played.examples[tool.name] = await _once(environment, name, 0, [call])
         for way, actions in _ways(subject, parts.tools):
             got = played.ways.setdefault(way, {})
             for index in rows:
@@ -131,7 +143,7 @@ async def _play(subject: Subject, played: _Played) -> None:
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
             work = [turn.action for turn in gold.turns[:-1]]
             for way, text, before in (
-                ("the oracle's work with a wrong answer", NOISE, work),
+                ("the oracle's work with a wrong answer", NOISE if compares else None, work),
                 ("the answer of another row", other, work),
                 ("a list of several rows' answers", everything if other else None, work),
             ):
@@ -285,6 +297,34 @@ def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str,
     if any(answer in text for text in full) and not any(answer in text for text in told):
         message = f"the results that the model sees of {where} do not show {answer[:40]!r}, which they hold"
         yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
+
+
+def _unlike(subject: Subject, played: _Played) -> Iterator[Fault]:
+    """Rows whose answer is not what the oracle's last call gave, where that of most rows is."""
+    pairs = [(key, got.answer or "", got.turns[-2].results[-1].text.strip()) for key, got in played.oracle.items()
+             if len(got.turns) > 1 and got.turns[-2].results and not got.turns[-2].results[-1].is_error]  # fmt: skip
+    odd = [(key, answer, text) for key, answer, text in pairs if not _is_in(answer, text)]
+    if odd and len(pairs) >= 3 and 3 * len(odd) <= len(pairs):
+        (split, index), answer, text = odd[0]
+        message = (
+            f"row {index + 1} of split '{split}' has the answer {answer[:40]!r}, and its last call gives {text[:40]!r}"
+        )
+        yield subject.document.warning(f"tasks.{split}", message, "mend the row", "odd-gold", at="key")
+    limit = subject.loaded.spec.limits.response_tokens
+    longest = max((sum(len(turn.action) for turn in got.turns) // 5 for got in played.oracle.values()), default=0)
+    if limit is not None and longest > limit:
+        message = f"the oracle writes some {longest} tokens, and the limit is {limit}"
+        yield subject.document.warning("limits.response_tokens", message, "raise it", "limits")
+
+
+def _is_in(answer: str, text: str) -> bool:
+    """True where a text says an answer, as a word or as a number."""
+    numbers = [float(one.replace(",", "")) for one in re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)]
+    try:
+        value = float(answer.replace(",", ""))
+    except ValueError:
+        return answer.lower().strip() in text.lower()
+    return any(abs(one - value) <= 0.02 * max(abs(value), 1e-9) for one in numbers)
 
 
 def _nothing(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean, nearest
-from rlenv.checks.odd_rows import Asked, asked_of, fixed_text
+from rlenv.checks.odd_rows import COUNTS, Asked, asked_of, fixed_text, gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault
 from rlenv.language.templates import Template, compile_template
@@ -27,8 +27,12 @@ _NAMED_TOOL: Final = re.compile(
     r"|\b(?:[Cc]all|[Uu]se|[Uu]sing|[Ii]nvoke)\s+(?:the\s+)?(?:`(\w+)`|(\w+)\()|\bthe\s+(\w+)\s+tool\b"
 )
 _ANY_TOOL: Final = re.compile(r"\b(?:use|call|using|calling)\b[^.\n]{0,40}\btools?\b", re.IGNORECASE)
-_CONTROL: Final = re.compile(r"<\|[a-z_]{2,30}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|</s>")
-_UNFINISHED: Final = re.compile(r"\b(?:TODO|FIXME|XXX|TBD)\b|\b[Ll]orem ipsum\b")
+_CONTROL: Final = re.compile(
+    r"<\|[a-z_]{2,30}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|</s>|(?m:^(?:Human|Assistant|ASSISTANT|USER):\s*$)"
+)
+_UNFINISHED: Final = re.compile(
+    r"\b(?:TODO|FIXME|XXX|TBD)\b|\b[Ll]orem ipsum\b|\[(?:INSERT|insert|Insert|your|YOUR|QUESTION)\b[^\]]*\]"
+)
 _ADJECTIVES: Final = frozenset("a any appropriate available best correct first following given last next only other "
                                "provided relevant right same second single suitable".split())  # fmt: skip
 _GOLD_RULES: Final = frozenset("answered contains exact_match f1 json_match json_schema math_equal numeric_match "
@@ -51,7 +55,6 @@ _WORDS: Final = re.compile(
 )
 _ACTS: Final = re.compile(r"\b(?:call|search|look|quer|tool|code|run|use)", re.IGNORECASE)
 _MOST_SHOWN: Final = 1_000
-_FEW: Final = 8
 
 
 def check_prompts(subject: Subject) -> Iterator[Fault]:
@@ -72,6 +75,7 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
         yield from _tools(subject, text)
         yield from _limits(subject, subject.loaded.spec.prompt.system or "")
         yield from _named(subject)
+        yield from _shots(subject)
         yield from _sizes(subject, text)
         yield from _marks(subject)
         yield from _units(subject)
@@ -237,9 +241,10 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Fault]:
 def _limits(subject: Subject, text: str) -> Iterator[Fault]:
     """Numbers of turns and calls that the prompt promises and the limits do not keep."""
     limits = subject.loaded.spec.limits
-    for key, words in (("turns", "turns|steps|attempts"), ("tool_calls", "tool calls|calls|tools")):
-        for found in re.findall(rf"\b(\d{{1,4}})\s+(?:{words})\b", text):
-            if int(found) > getattr(limits, key):
+    for key, words in (("turns", "turns|steps|attempts"), ("tool_calls", "tool calls|calls|searches|queries")):
+        for number in re.findall(rf"(?i)\b(\d{{1,4}}|{'|'.join(COUNTS)})\s+(?:{words})\b", text):
+            found = COUNTS.get(number.lower()) or int(number)
+            if found > getattr(limits, key):
                 told = f"{found} {words.partition('|')[0]}"
                 message = f"the prompt speaks of {told}, and limits.{key} is {getattr(limits, key)}"
                 yield subject.document.warning("prompt", message, f"raise limits.{key}, or mend it", "limits", at="key")
@@ -294,6 +299,33 @@ def _named(subject: Subject) -> Iterator[Fault]:
     if twice is not None and unread and "{%" not in spec.prompt.user:
         message = f"it shows the column '{twice}' twice, and nothing reads '{unread[0]}'"
         yield subject.document.warning("prompt.user", message, f"show task.{unread[0]}", "unread-column")
+
+
+def _shots(subject: Subject) -> Iterator[Fault]:
+    """Examples in the prompt: those that are rows, and answers of another form than the golds."""
+    spec, said = subject.loaded.spec, fixed_text(subject)
+    if spec.prompt.system is not None and spec.prompt.system.strip() == spec.prompt.user.strip():
+        message = "it says what the system message says"
+        yield subject.document.warning("prompt.user", message, "say it once", "same-prompt")
+    rows = [(split.name, index, value) for split in subject.splits.values() for index, row in enumerate(split.rows)
+            for value in row.values() if isinstance(value, str) and len(value) > 20]  # fmt: skip
+    shown = next(((name, index) for name, index, value in rows if value in said), None)
+    if shown is not None:
+        message = f"the prompt says to every task what row {shown[1] + 1} of split '{shown[0]}' holds"
+        yield subject.document.warning("prompt", message, "take another example", "one-row", at="key")
+    tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if hasattr(one.spec, "expect")), None)
+    example = re.search(rf"<{tag}>\s*([^<>{{}}]+?)\s*</{tag}>", said)
+    golds = (
+        [gold_of(subject, term, row) or "" for split in subject.splits.values() for row in split.rows] if term else []
+    )
+    if example is None or not golds or not all(golds):
+        return
+    are_numbers = {re.fullmatch(r"[-+$€£]?\d[\d,.]*%?", gold) is not None for gold in golds}
+    is_number = re.fullmatch(r"[-+$€£]?\d[\d,.]*%?", example[1]) is not None
+    with_unit = re.fullmatch(r"[-+]?\d[\d,.]*\s?[A-Za-z]+", example[1]) is not None
+    if are_numbers == {not is_number} and (is_number or with_unit):
+        message = f"the prompt's example answers {example[1][:40]!r}, and a gold value is {golds[0][:40]!r}"
+        yield subject.document.warning("prompt", message, "show one of the golds' form", "gold-form", at="key")
 
 
 def _sizes(subject: Subject, text: str) -> Iterator[Fault]:

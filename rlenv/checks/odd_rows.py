@@ -15,12 +15,12 @@ from rlenv.language.templates import Template, TemplateError, compile_template, 
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
 
-__all__ = ["Asked", "asked_of", "check_rows", "fixed_text", "gold_of"]
+__all__ = ["COUNTS", "Asked", "asked_of", "check_rows", "fixed_text", "gold_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
 _NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
-_COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
+COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
             return
         found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
         if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
-            places = _COUNTS.get(found[1].lower()) or int(found[1])
+            places = COUNTS.get(found[1].lower()) or int(found[1])
             most = max(
                 getattr(term.spec, "tolerance", 0), abs(float(gold)) * getattr(term.spec, "relative_tolerance", 0)
             )
@@ -273,7 +273,7 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
                 yield warn(path, message, "round the gold value, or allow a tolerance", "gold-form")
                 return
         found = re.search(r"(?:at most|no more than|up to|fewer than|under) (\d+|\w+) words\b", text, re.IGNORECASE)
-        most_words = None if found is None else _COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
+        most_words = None if found is None else COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
         if found is not None and most_words and len(gold.split()) > most_words:
             message = (
                 f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value has {len(gold.split())}"
@@ -303,6 +303,13 @@ def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> 
         message = f"row {broken[0][0] + 1} of split '{name}' holds damaged characters, such as {broken[0][1]!r}"
         hint = "read the file as what it is"
         yield subject.document.warning(f"tasks.{name}", message, hint, "damaged-text", at="key")
+    lost = [index for index, (gold, text) in enumerate(zip(golds, one.users, strict=False))
+            if len(gold) > 3 and gold.lower() not in text.lower()]  # fmt: skip
+    if 0 < len(lost) <= len(golds) / 5 and all(len(gold) > 3 for gold in golds):
+        message = (
+            f"the gold value of row {lost[0] + 1} of split '{name}' is not in its prompt, where those of others are"
+        )
+        yield subject.document.warning(path, f"{message}: {golds[lost[0]][:40]!r}", "mend the row", "odd-gold")
     yield from _options(subject, path, one, golds)
 
 

@@ -25,7 +25,7 @@ __all__ = ["check_terms"]
 _LOOKED_AT: Final = 200
 _ASKED: Final = 5
 """Rows for which a rule that takes milliseconds is asked."""
-_FEW: Final = 8
+_LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
 _FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls".split())
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
@@ -140,7 +140,11 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fa
     if rule == "contains" and short and getattr(term.spec, "max_chars", None) is None:
         message = f"a gold value is '{short[0]}', which stands in most answers: a list of everything earns it"
         yield subject.document.warning(at, message, "compare the whole answer: rule: exact_match", "short-gold", at=key)
-    if len(told) >= _FEW and len(set(told)) == 1 and rule not in ("regex", "json_schema"):
+    sources = [str(getattr(one, "expect", "")) for one in subject.loaded.spec.rewards.values() if one.weight > 0]
+    is_said = "{" not in str(getattr(term.spec, "expect", "{"))
+    few = 2 if is_said else 6 if told and (len(told[0]) < 2 or told[0].lower() in _LABELS) else 3
+    is_main = not is_said or not any("{" in source for source in sources)
+    if len(told) >= few and len(set(told)) == 1 and rule not in ("regex", "json_schema") and is_main:
         message = f"all {len(told)} rows of split '{split.name}' have the gold value {told[0][:40]!r}"
         yield subject.document.warning(at, message, "a constant answer earns it", "constant-gold", at=key)
     if rule == "exact_match" and any(len(gold.split()) > 25 for gold in told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ _RANGES: Final = (
     (r".*\.rate_per_s", 0.001, 100_000, "odd-policy"),
     (r".*\.temperature", 0, 2, "odd-sampling"),
     (r".*\.top_p", 0.05, 1, "odd-sampling"),
-    (r"rewards\..*\.max_tokens", 16, 200_000, "odd-sampling"),
+    (r"rewards\..*\.max_tokens", 40, 200_000, "odd-sampling"),
     (r"(?:endpoints|tools|user)\..*\.max_tokens", 2, 200_000, "odd-sampling"),
     (r"observation\.max_tokens", 16, 1_000_000, "limits"),
     (r"observation\.max_chars", 64, 10_000_000, "limits"),
@@ -48,6 +49,7 @@ _RANGES: Final = (
     (r"limits\.response_tokens", 16, 10_000_000, "limits"),
     (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
     (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
+    (r"rewards\.[^.]+\.compare\.(?:relative_)?tolerance", 0, 0.5, "any-answer"),
     (r"rewards\.[^.]+\.opponents", 1, 64, "odd-policy"),
     (r"tools\.[^.]+\.max_turns", 2, 1_000, "limits"),
     (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
@@ -60,6 +62,8 @@ _UNFILLED: Final = re.compile(
     r"(?i)<[a-z][a-z _-]*>|\b(?:change[-_ ]?me|placeholder|todo|fixme|xxx)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
+_COMPARED: Final = frozenset(("exact_match", "numeric_match", "math_equal", "f1", "contains", "json_match"))
+_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove update".split())
 _SAID: Final = ("description", "prompt", "rubric", "system")
 _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
 _SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
@@ -79,6 +83,14 @@ def check_values(subject: Subject) -> Iterator[Fault]:
         yield from _sampling(subject, path, given)
     yield from _entries(subject)
     yield from _extends(subject)
+    yield from _panels(subject)
+    yield from _told_gold(subject)
+    yield from _functions(subject)
+    for index, kind in enumerate(subject.loaded.spec.calls.coerce or ()):
+        types = re.findall(r"'type': '?\[?'?(\w+)", str([tool.parameters for tool in subject.tools.values()]))
+        if kind not in types and not (kind == "number" and "integer" in types):
+            message = f"no tool has an argument of the type {kind}"
+            yield subject.document.warning(f"calls.coerce.{index}", message, "take it out", "idle-key")
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:
@@ -216,7 +228,90 @@ def _entries(subject: Subject) -> Iterator[Fault]:
             yield warn(f"{path}.fields", "two of its keys name one column", "name each column once", "odd-column")
         if entry.kind == "agent":
             yield from _nested(subject, path, entry)
+        tool = subject.tools.get(name)
+        if entry.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
+            message = "nothing is kept of a tool that changes something or may not be repeated"
+            yield warn(f"{path}.cache", message, "take it out, or write idempotent: true", "idle-cache", at="key")
+        if entry.cache is not None and entry.cache.scope == "none" and entry.cache.ttl_s is not None:
+            yield warn(f"{path}.cache.ttl_s", "nothing is kept with 'scope: none'", "take it out", "idle-cache")
         yield from _told(subject, name)
+
+
+def _panels(subject: Subject) -> Iterator[Fault]:
+    """Panels of one model under several names, or of too few judges; a time that none answers in."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    for name, reward in spec.rewards.items():
+        judges = [one for one in getattr(reward, "judges", ()) if one.endpoint in spec.endpoints]
+        asked = [(spec.endpoints[one.endpoint].base_url.rstrip("/"), spec.endpoints[one.endpoint].model, one.prompt)
+                 for one in judges]  # fmt: skip
+        names = {one.endpoint for one in judges}
+        if len(set(asked)) < len(asked) and len(names) == len(judges):
+            message = "two of its judges are one model at one address, asked the same"
+            yield warn(f"rewards.{name}.judges", message, "ask others", "same-judge")
+        least = {"trimmed": 3, "majority": 3, "median": 3}.get(getattr(reward, "combine", ""), 1)
+        if judges and len(judges) < least:
+            message = f"'{reward.combine}' of {len(judges)} judges says nothing of its own"  # type: ignore[attr-defined]
+            yield warn(f"rewards.{name}.combine", message, f"ask {least} judges, or write mean", "same-judge")
+        if reward.kind == "judge" and spec.limits.reward_s < 3:
+            message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
+            yield warn("limits.reward_s", message, "write 30 or more", "limits")
+
+
+def _told_gold(subject: Subject) -> Iterator[Fault]:
+    """The gold column in what the policy reads besides the prompt."""
+    golds = {found[1] for reward in subject.loaded.spec.rewards.values() if getattr(reward, "rule", "") in _COMPARED
+             if (found := re.search(r"task\.(\w+)", str(getattr(reward, "expect", ""))))}  # fmt: skip
+    places = [("observation", "template"), *(("user", key) for key in ("cues", "replies")),
+              *(("tools", name) for name in subject.loaded.spec.tools)]  # fmt: skip
+    for path, text in (pair for place in places for pair in strings_in(subject.document.get(place), place)):
+        column = next((one for one in sorted(golds) if re.search(rf"\{{[^}}]*\btask\.{one}\b", text)), None)
+        if column is not None:
+            message = f"it reads task.{column}, the right answer"
+            yield subject.document.warning(path, message, "take it out", "gold-in-prompt", find=f"task.{column}")
+
+
+def _functions(subject: Subject) -> Iterator[Fault]:
+    """Parameters that a function of the spec's own files never reads, and changes that nobody declares."""
+    for name, entry in subject.loaded.spec.tools.items():
+        place, _, function = str(getattr(entry, "function", "")).partition(":")
+        try:
+            tree = ast.parse((subject.loaded.base_of(f"tools.{name}.function") / place).read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
+                yield from _function(subject, f"tools.{name}", node, entry)
+
+
+def _function(subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunctionDef, entry: Any) -> Iterator[Fault]:
+    warn, inject = subject.document.warning, tuple(getattr(entry, "inject", ()))
+    read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context"}
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    for name in names:
+        if name not in read and not name.startswith("_") and len(node.body) > 1:
+            message = f"the function never reads its parameter '{name}'"
+            yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
+            break
+    changed = {_root(one) for statement in ast.walk(node) for one in _changes(statement)}
+    if (found := sorted(changed & set(inject) & set(subject.loaded.spec.resources))) and not entry.mutates:
+        message = f"the function changes '{found[0]}', and 'mutates' is false: calls of one turn run at once"
+        yield warn(f"{path}.function", message, "write mutates: true", "odd-policy")
+
+
+def _changes(node: ast.AST) -> Iterator[ast.expr]:
+    """What a statement changes in place."""
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):
+        yield node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
+        yield node.func.value
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Fault]:
