@@ -148,6 +148,7 @@ class Account:
         found["echoed"] = "tells a tool, which says it back, what success looks like"
         found["talk"] = "talks to the user: asks for the answer, thanks, says sorry"
         found["written"] = "sets all that tools can write to one value"
+        found["other_arguments"] = "makes the oracle's calls with other arguments"
         found["shortcut"] = "goes by the form of a question or of its options"
         found["asked_until_right"] = "asks a tool for one answer after the other"
         return found

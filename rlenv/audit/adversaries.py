@@ -17,12 +17,18 @@ from rlenv.audit.causes import is_number, joined_scripts, near_scripts, side_scr
 from rlenv.audit.crafted import (
     CONTROLS,
     abstaining_scripts,
+    alphabet_scripts,
+    constant_programs,
+    decorated_scripts,
     expression_scripts,
+    joined_lists,
     named_word_scripts,
     program_scripts,
     wildcard_scripts,
 )
+from rlenv.audit.probes import filler
 from rlenv.audit.subject import Action, Subject, instructions, same, shaped
+from rlenv.audit.verdicts import Suspect
 from rlenv.audit.words import holds, like, nonce, shrug
 from rlenv.messages import Message, ToolCall
 
@@ -35,35 +41,25 @@ _FEW_WORDS = 3
 _LEAST_OPTIONS = 24
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
-    *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%"),
+    *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
 )
+_REFUSE = "refuse empty answers before they are compared, and rows whose right answer is empty"
+_COMPARE = "compare the answer with the row's own, or gate the term by the one that does"
+_COUNTS = (2, 3, 5)
 
 Script = Sequence[Action]
 Write = Callable[[Subject], Sequence[Script]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adversary:
-    """A policy without merit.
+class Adversary(Suspect):
+    """A policy without merit; `write` gives its ways, each the same on every task, () where there is none on one."""
 
-    `write` gives its ways, at each place the same way on every task (() where there is none). `hole` is what it is
-    called if it earns, `hint` what to change then. What the first `partial` ways earn on a few tasks alone is a hole
-    too; `wide` ones are played on more tasks than the others to find such. `most` is the share of the oracle's reward
-    that it may earn where that is not the audit's own threshold.
-    """
-
-    name: str
-    hole: str
-    does: str
-    hint: str
     write: Write
-    partial: int = 0
     wide: bool = False
-    most: float = 0.0
+    """Whether it is played on more tasks than the others, to find holes behind a few of them."""
     whole: bool = False
     """Whether it counts only where a term pays it nearly all that it pays the oracle."""
-    counts: bool = True
-    """Whether earning counts; one that is played for what it makes invalid does not."""
     control: Write | None = None
     """The same ways without the right answer that should make them earn: what they earn so, any answer would."""
     control_does: str = ""
@@ -103,7 +99,8 @@ def _others(subject: Subject) -> Sequence[Script]:
 
 def _empty_form(subject: Subject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
-    empties = ["", " ", "{}", "[]", "null", "none"] if subject.right.strip() else [""]
+    # The last two are the words before them, which say nothing.
+    empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
     held = [one.casefold() for one in subject.asked if one.strip()]
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
@@ -115,7 +112,12 @@ def _idle(subject: Subject) -> Sequence[Script]:
     if not calls:
         return []
     varied, again, said = _varied(subject, len(calls)), [calls[0]] * len(calls), shrug(subject.asked)
-    return [[*calls, said], [*again, said], [calls[0], said], [*varied, said]]
+    tools = [tool for tool in subject.environment.parts.tools.values() if not subject.submits(tool.name)]
+    own = {repr(call) for call, _ in subject.oracle_calls() if subject.changes(call.name)}
+    plain = [one for one in (ToolCall(tool.name, filler(tool)) for tool in tools) if repr(one) not in own]
+    at_once = [subject.turns_of((plain * number)[:number]) for number in _COUNTS]
+    counted = [[*turns, said] for turns in (subject.turns_of(plain), *at_once) if turns]
+    return [[*calls, said], [*again, said], [calls[0], said], [*varied, said], *counted]
 
 
 def _varied(subject: Subject, turns: int) -> list[Action]:
@@ -185,6 +187,7 @@ def _listed(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Scr
     answers = "\n".join(subject.form_text(one) for one in many)
     last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
     return [
+        [subject.form(listed)] if (listed := joined_lists(options)) else [],
         [subject.form(", ".join(options))],
         [subject.form(" ".join(options))],
         [subject.form(f"[{', '.join(one if is_number(one) else json.dumps(one) for one in options)}]")],
@@ -200,6 +203,10 @@ def _strange(subject: Subject, number: int) -> list[str]:
     """Wrong answers that are no other task's either: those may share words with the right one."""
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     return [shaped(subject.right, rng) for _ in range(number)]
+
+
+def _is_part(text: str, subject: Subject) -> bool:
+    return any(text.casefold() in one.casefold() or one.casefold() in text.casefold() for one in subject.asked if one)
 
 
 def _split(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -227,10 +234,19 @@ ADVERSARIES: tuple[Adversary, ...] = (
         name="short_answer",
         hole="form_only",
         does="gives a wrong answer and says no more",
-        hint="compare the answer with the row's own, or gate the term by the one that does",
+        hint=_COMPARE,
         write=_short,
         partial=99,
         wide=True,
+    ),
+    Adversary(
+        name="alphabet",
+        hole="stuffed_answer",
+        does="answers with all letters and digits there are",
+        hint="compare the whole answer with the row's own: here the signs are counted that both have",
+        write=alphabet_scripts,
+        controls=2,
+        most=0.5,
     ),
     Adversary(
         name="one_side",
@@ -290,10 +306,17 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=program_scripts,
     ),
     Adversary(
+        name="constant_program",
+        hole="constant_answer",
+        does="answers with a program that always gives the same",
+        hint="pay for all tests at once (credit: all), or test so that no one value is right often",
+        write=constant_programs,
+    ),
+    Adversary(
         name="empty",
         hole="empty_answer",
         does="writes nothing",
-        hint="refuse empty answers before they are compared, and rows whose right answer is empty",
+        hint=_REFUSE,
         write=lambda subject: [[""]],
         partial=99,
         wide=True,
@@ -302,10 +325,11 @@ ADVERSARIES: tuple[Adversary, ...] = (
         name="empty_form",
         hole="empty_answer",
         does="writes the form of an answer without one",
-        hint="refuse empty answers before they are compared, and rows whose right answer is empty",
+        hint=_REFUSE,
         write=_empty_form,
         partial=2,
         wide=True,
+        controls=2,
     ),
     Adversary(
         name="very_long",
@@ -320,16 +344,23 @@ ADVERSARIES: tuple[Adversary, ...] = (
         name="wrong_answer",
         hole="form_only",
         does="gives a wrong answer in the right form",
-        hint="compare the answer with the row's own, or gate the term by the one that does",
+        hint=_COMPARE,
         write=_wrong,
         partial=99,
         wide=True,
     ),
     Adversary(
+        name="decorated",
+        hole="format_paid",
+        does="decorates a wrong answer: headings, lists, links, numbers, capitals, marks that the reward's code names,",
+        hint="gate what is paid for the look of a text by the right answer",
+        write=decorated_scripts,
+    ),
+    Adversary(
         name="other_answer",
         hole="form_only",
         does="gives the answer of another task",
-        hint="compare the answer with the row's own, or gate the term by the one that does",
+        hint=_COMPARE,
         write=_others,
         whole=True,
     ),
@@ -400,10 +431,9 @@ ADVERSARIES: tuple[Adversary, ...] = (
     ),
     Adversary(
         name="odd_answer",
-        hole="escapes_by_invalid",
+        hole="paid_when_unreadable",
         does="answers with what no reward expects",
-        hint="give 0 where an answer cannot be read; an exception masks the episode, and a policy can choose that",
-        write=lambda subject: [[subject.form(answer)] for answer in _ODD],
-        counts=False,
+        hint="give 0 where an answer cannot be read: what catches the exception, or compares no number, pays here",
+        write=lambda subject: [[] if _is_part(answer, subject) else [subject.form(answer)] for answer in _ODD],
     ),
 )

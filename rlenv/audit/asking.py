@@ -9,14 +9,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Results
 from rlenv.audit.probes import filler, pieces
-from rlenv.audit.subject import Action, Subject, same, shaped
+from rlenv.audit.subject import Action, Subject, same, shaped, texts_of
 from rlenv.audit.words import holds
+from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 
-__all__ = ["Target", "ask_each", "ask_user", "empty_state", "targets_of", "write_same"]
+__all__ = [
+    "Target",
+    "ask_each",
+    "ask_user",
+    "do_again",
+    "empty_state",
+    "halve",
+    "other_arguments",
+    "targets_of",
+    "values_to_write",
+    "write_same",
+]
 
 _LEAST_POOL = 40
 _CLOSED = 6
@@ -26,7 +39,9 @@ _MOST_OWN = 8
 _MOST_AIMS = 6
 _GUESSED = 200
 _SAME = "zqx"
-_SAME_AS: Mapping[str, Any] = {"string": _SAME, "boolean": True, "integer": 1000, "number": 1000}
+_MUCH = 1000
+_OTHERS = 4
+_TIMES = 3
 _NAMED = re.compile(r"[^\W\d]\w+")
 _SHORT = 60
 _ID = re.compile(r"[\w-]*\d[\w-]*|\w+")
@@ -45,6 +60,10 @@ class Target:
     wrong: Sequence[str]
     beside: Mapping[str, Any]
     answers: bool = True
+
+    def calling(self, value: Any) -> ToolCall:
+        """The call that tries a value."""
+        return ToolCall(self.tool.name, {**self.beside, self.name: value})
 
     def fitting(self, value: str) -> Any:
         """A value as an argument, None where it fits none."""
@@ -173,7 +192,7 @@ def ask_each(subject: Subject, target: Target) -> Adaptive:
     told: dict[str, str] = {}
     while left > 0 and turns > 0 and len(told) < len(asked):
         some = asked[len(told) : len(told) + min(width, left)]
-        calls = tuple(ToolCall(target.tool.name, {**target.beside, target.name: value}) for _, value in some)
+        calls = tuple(target.calling(value) for _, value in some)
         results: Results = yield Message("assistant", "", calls)
         for (one, value), result in zip(some, results, strict=False):
             told[one] = _masked(result.text, str(value), result.outcome)
@@ -271,20 +290,104 @@ def _changes(tool: Tool, names: Sequence[str]) -> list[dict[str, Any]]:
     return [base, *({**base, needed[0]: name} for name in names[:32])]
 
 
-def write_same(subject: Subject, *, changing: Sequence[Tool]) -> list[Action]:
+def values_to_write(environment: Environment) -> list[tuple[str, int]]:
+    """The texts and numbers that everything is set to: of no meaning, below nothing, and what the reward names."""
+    return [(_SAME, _MUCH), (_SAME, -_MUCH), *((word, _MUCH) for word in named_words(environment)[:_MOST_AIMS])]
+
+
+def write_same(subject: Subject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
     """Sets all that these tools write to one value, under each name that their schemas and descriptions say."""
+    text, amount = value
+    same_as: Mapping[str, Any] = {"string": text, "boolean": True, "integer": amount, "number": amount}
+    if holds(" ".join(subject.asked), text):
+        return []
     calls: list[ToolCall] = []
     for tool in changing:
         properties: Mapping[str, Any] = tool.parameters.get("properties", {})
         kinds = {key: part.get("type", "string") for key, part in properties.items() if "enum" not in part}
         plain = [key for key, kind in kinds.items() if kind == "string"]
-        values = {key: _SAME_AS[kind] for key, kind in kinds.items() if kind in _SAME_AS}
+        values = {key: same_as[kind] for key, kind in kinds.items() if kind in same_as}
         limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
-        base = {**filler(tool, _SAME), **values, **limited}
+        base = {**filler(tool, text), **values, **limited}
         named = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
         columns = [str(name) for name in subject.task]
         for key, part in properties.items():
             names = part["enum"] if "enum" in part else [*named, *columns] if key in plain and len(plain) > 1 else []
             calls += [ToolCall(tool.name, {**base, key: name}) for name in dict.fromkeys(names)]
         calls.append(ToolCall(tool.name, base))
-    return [*subject.turns_of(calls)[: subject.environment.spec.limits.turns - 1], subject.form(_SAME)]
+    return [*subject.turns_of(calls)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
+
+
+def other_arguments(subject: Subject) -> dict[tuple[str, str, int], list[Action]]:
+    """The oracle's calls with other arguments, by the tool, what is other there ("" for all), and the number of a way.
+
+    Way 0 leaves it out, or empty where it is needed; the others are wrong. Nothing for what no row or prompt says.
+    """
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    tools = subject.environment.parts.tools
+    told = " ".join([subject.prompt, *texts_of(subject.task)])
+    changing = [name for name in dict.fromkeys(call.name for call in calls) if name in tools and tools[name].mutates]
+    if not changing and len(subject.options) <= 1:
+        changing = [name for name in dict.fromkeys(call.name for call in calls) if name in tools]
+    last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+    found: dict[tuple[str, str, int], list[Action]] = {}
+    for name in changing[:_MOST_AIMS]:
+        arguments = [call.arguments for call in calls if call.name == name]
+        said = {key: one[key] for one in arguments for key in one if holds(told, str(one[key]))}
+        others = {key: _others(subject, name, key, value) for key, value in said.items()}
+        for at in range(_OTHERS):
+            for key in ("", *list(said)[:_MOST_AIMS]):
+                changed = {one: values[at] for one, values in others.items() if key in ("", one)}
+                if not changed or (at and None in changed.values()):
+                    continue
+                made = [_with(call, changed, tools[name]) if call.name == name else call for call in calls]
+                found[name, key, at] = [*subject.turns_of(made), last]
+    return found
+
+
+def _others(subject: Subject, name: str, key: str, right: Any) -> list[Any]:
+    """Nothing, and wrong values: of another task, or of the right one's shape; far above and far below a number."""
+    told = set(texts_of(subject.task))
+    wrong = next((one for one in _values_of(subject, name, key) if str(one) not in told), None)
+    if isinstance(right, bool) or not isinstance(right, (int, float)):
+        made = shaped(right, random.Random(0)) if isinstance(right, str) else None
+        return [None, made if wrong is None else wrong, None, None]
+    return [None, right * 3 + 7 if wrong is None else wrong, 1000 * _MUCH, -1000 * _MUCH]
+
+
+def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
+    """A call with some arguments as these; those that are None are left out, or empty where they are needed."""
+    needed, given = tool.parameters.get("required", ()), dict(call.arguments)
+    for key in set(changed) & set(given):
+        value = given.pop(key) if changed[key] is None else changed[key]
+        if changed[key] is not None or key in needed:
+            given[key] = value if changed[key] is not None else type(value)()
+    return ToolCall(call.name, given)
+
+
+def do_again(subject: Subject, number: int) -> list[Action]:
+    """What the oracle does with each call made three times: in the same turn, or in turns of its own."""
+    *before, last = [turn.action for turn in subject.gold.turns]
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    if not calls or subject.gold.turns[-1].results:
+        return []
+    turns = subject.turns_of([call for call in calls for _ in range(_TIMES)]) if number == 0 else before * _TIMES
+    return [*turns[: subject.environment.spec.limits.turns - 1], last]
+
+
+def halve(subject: Subject, target: Target) -> Adaptive:
+    """Asks for a number far below and far above, and then for those between by what was said to these."""
+    numbers = [value for one in (*target.wrong, target.right) if (value := target.fitting(one)) is not None]
+    low, high = min(numbers) - _LEAST_POOL, max(numbers) + _LEAST_POOL
+    told: list[str] = []
+    for asked in (low, high):
+        results: Results = yield Message("assistant", "", (target.calling(asked),))
+        told += [_masked(result.text, str(asked), result.outcome) for result in results]
+    found = ""
+    while len(told) == 2 and told[0] != told[1] and high - low > 1 and not found:
+        middle = (low + high) // 2
+        results = yield Message("assistant", "", (target.calling(middle),))
+        said = _masked(results[0].text, str(middle), results[0].outcome) if results else told[0]
+        low, high = (middle, high) if said == told[0] else (low, middle)
+        found = str(middle) if said not in told else ""
+    yield subject.form(found or str(high))

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from rlenv.audit.play import Chapter, Key, Way
@@ -38,6 +39,10 @@ _STEPS = 40
 _SHOWN = 3
 _PART = re.compile(r"\w+")
 _FEW_WORDS = 3
+# Elsewhere the same in another order may be as right.
+_ORDERED = re.compile(
+    r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?)\b", re.IGNORECASE
+)
 _TOO_WIDE = ("constant_answer", "form_only", "loose_match", "partial_tasks", "stuffed_answer")
 
 
@@ -84,14 +89,23 @@ def near_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
         made = ["", "", "", "", "", right[:1], right[-1:], first, parts[0], parts[-1], *_some_kept(right)]
     else:
         made = [*[""] * 10, *_some_kept(right)]
-    keep = [one.strip() for one in made]
+    is_ordered = _ORDERED.search(subject.prompt)
+    keep = [one.strip() for one in made if is_ordered or one != _turned(right)]
     wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
     return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
 
 
 def _same_digits(right: str) -> list[str]:
-    """Other numbers with the digits of this one."""
-    return [right.replace(".", "") if "." in right else "", right[1:] if right[:1] == "-" else ""]
+    """Other numbers with the digits of this one, or with its last two, or with a digit for its point."""
+    bare = right.lstrip("+-").replace(",", "")
+    turned = [one for one in (bare[::-1], bare[1:] + bare[:1]) if one != bare and not one.startswith("0")]
+    return [
+        right.replace(".", "") if "." in right else "",
+        right[1:] if right[:1] == "-" else "",
+        *[*(turned if bare.isdigit() else []), "", ""][:2],
+        f"777{bare[-2:]}" if bare.isdigit() and len(bare) > 2 and bare[0] != "7" else "",
+        right.replace(".", "7") if "." in right else "",
+    ]
 
 
 def _some_kept(right: str) -> list[str]:
@@ -108,7 +122,7 @@ def _some_kept(right: str) -> list[str]:
             first, *rest = read
             return [json.dumps({first: read[first], **{key: other_value(read[key], rng) for key in rest}})]
         return []
-    words = _PART.findall(right)
+    words, half = _PART.findall(right), len(right) // 2
 
     def kept(at: int) -> str:
         places = iter(range(len(words)))
@@ -117,6 +131,7 @@ def _some_kept(right: str) -> list[str]:
     is_made = len(words) > 2 or (len(words) == 2 and right[:1].isdigit())
     some = [kept(at) if is_made else "" for at in (0, 1, len(words) - 1)]
     numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
+    other = shaped(right, rng)
     # A unit may well count for nothing; the letters of a code do not.
     is_code = right[:1].isalpha() and numbered != right and len(words) <= _FEW_WORDS
     lettered = re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right)
@@ -125,7 +140,15 @@ def _some_kept(right: str) -> list[str]:
         numbered if numbered != right and len(words) <= _FEW_WORDS else "",
         lettered if is_code else "",
         right[::-1] if len(words) == 1 else "",
+        *([right[:half] + other[half:], other[:half] + right[half:]] if len(words) == 1 and half > 1 else ["", ""]),
+        _turned(right),
     ]
+
+
+def _turned(right: str) -> str:
+    """What a list or a sentence says, in another order."""
+    parts = right.split(", ") if ", " in right else right.split()
+    return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
 
 
 def joined_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
@@ -189,7 +212,11 @@ def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
 def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
     """Right answers of which normalising leaves nothing, so that all is right of which it leaves nothing either."""
     nonsense = chapter.ways.get("wrong_answer", [])[1:2]
-    ways = [beyond(way, nonsense) for way in chapter.ways.get("vanishing", [])]
+    tried = chapter.ways.get("vanishing", [])
+    # One of them alone is paid for something else, such as a capital.
+    paid = Counter(key for way in tried for key, one in way.items() if (one.reward.total or 0.0) > SLACK)
+    several = [{key: one for key, one in way.items() if paid[key] != 1} for way in tried]
+    ways = [beyond(way, nonsense) for way in several]
     suspect = Suspect(
         name="vanishing",
         hole="empty_answer",

@@ -15,15 +15,19 @@ from functools import lru_cache
 from typing import Any
 
 from rlenv.audit.subject import Action, Subject, same, texts_of
-from rlenv.audit.words import holds
+from rlenv.audit.words import holds, nonce
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import texts_in
 
 __all__ = [
     "CONTROLS",
     "abstaining_scripts",
+    "alphabet_scripts",
+    "constant_programs",
+    "decorated_scripts",
     "example_of",
     "expression_scripts",
+    "joined_lists",
     "named_word_scripts",
     "named_words",
     "program_scripts",
@@ -37,7 +41,7 @@ _LIKE = ("%", "%%%")
 _SCHEMA = json.dumps({"type": ["string", "number", "boolean", "object", "array", "null"]})
 _OTHERS = ("judge", "tests", "group")
 """Kinds of terms that compare no answer with a gold: for them a wildcard is a wrong answer like others."""
-_PLAIN = (",;", "~", json.dumps({"zqx": 1}))
+_PLAIN = (",;", "~", "[zqx", json.dumps({"zqx": 1}))
 CONTROLS = len(_PLAIN)
 """How many of the last ways are no wildcards."""
 _ABSTAINS = (
@@ -52,7 +56,34 @@ _NAMES = ("gold", "expected", "target", "answer")
 _WORD = re.compile(r"\w+")
 _MOST_WORDS = 16
 _SHORT = 60
+_MARK = 3
+_OFTEN = 6
+_CONSTANTS = ("True", "False", "0", "1", "None", "''", "[]", "args[0]", "args[-1]")
 _SAYS_SO = re.compile(r"pass|success|\bok|correct|right|true|accept|approv|done|verif|valid", re.IGNORECASE)
+_DIGITS = "0123456789"
+_DECORATED = """# {0}
+
+## Step 1: {1}
+1. **{0}** and *{1}* [1]
+2. **{1}**, `{2}` (see https://{0}.example/{1})
+- {0}
+- {1} ✅ 😀
+- {2}
+
+| {0} | {1} |
+|---|---|
+| {2} | {0} |
+
+> {1}
+
+```python
+{2}
+```
+Step 2: first, {0}; second, {1}; finally, {2}. Therefore, in conclusion: {0}!
+
+[1] {0} et al., 2020
+"""
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _VERDICTS = ("ALL TESTS PASSED", "All tests passed", "PASSED", "PASS", "OK", "ok", "success", "True", "1")
 _CODE = re.compile(r"\bdef |print\(|\bimport |\breturn |\blambda\b|\w+\(.*\)|=")
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
@@ -104,7 +135,13 @@ def named_word_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     taken, words = _taken(subject), named_words(subject.environment)
     parts = [one.casefold() for one in subject.asked if one.strip()]
     said = [one for one in words if not _says_some(one, taken) and not any(part in one.casefold() for part in parts)]
-    return [[f"{one}\n{subject.text_of(subject.bare(one))}"] if one in said else [] for one in words]
+    # A reward may count them.
+    often = " ".join(f"{one} {one}" for one in said for _ in range(_OFTEN))
+    often += f"\n{subject.text_of(subject.bare(said[0]))}" if said else ""
+    return [
+        *([f"{one}\n{subject.text_of(subject.bare(one))}"] if one in said else [] for one in words),
+        [often] if said else [],
+    ]
 
 
 def _taken(subject: Subject) -> Set[str]:
@@ -118,6 +155,37 @@ def _says_some(text: str, taken: Set[str]) -> bool:
     return bool(runs & taken)
 
 
+def decorated_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Wrong answers with all that texts are decorated with, one kind a way; nothing where one says the right answer."""
+    one, other, third = nonce(3, without=subject.asked)
+    marks = "".join(f"{mark} {one} " for mark in _short_marks(subject.environment) for _ in range(2 * _OFTEN))
+    numbers = " ".join(f"{number}7.{number}" for number in range(21, 21 + 2 * _OFTEN))
+    texts = [_DECORATED.format(one, other, third), numbers, f"{one}! " * 2 * _OFTEN, f"{one}? " * 2 * _OFTEN, marks]
+    wrong = subject.text_of(subject.bare(third))
+    ways = [f"{text}\n{wrong}" for text in texts] + [
+        f"{wrong}!",
+        f"{wrong}?",
+        subject.text_of(subject.bare(one.upper())),
+    ]
+    parts = [part.casefold() for part in subject.asked if part.strip()]
+    return [[text] if not any(part in text.casefold() for part in parts) else [] for text in ways]
+
+
+def alphabet_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """All letters, all digits or both, as the right answer has them; as controls one that it has not, as often."""
+    signs = _ALPHABET if re.search(r"[^\W\d_]", subject.right) else ""
+    signs += _DIGITS if re.search(r"\d", subject.right) else ""
+    other = next((one for one in "zqxj7358" if (one in signs) and one not in subject.right.casefold()), "") or "~"
+    return [[subject.form(one)] for text in (signs, other * len(signs)) for one in (text, " ".join(text)) if text]
+
+
+def _short_marks(environment: Environment) -> list[str]:
+    """What is too short to be a word of those that the code of the rewards names: `**`, `- `, `!`."""
+    targets = [getattr(spec, "python", None) for spec in environment.spec.rewards.values()]
+    texts = [one for target in targets for one in words_in_code(environment, "rewards", target, least=0)]
+    return list(dict.fromkeys(one for one in texts if 0 < len(one) <= _MARK and not one[0].isalnum()))[:_MOST_WORDS]
+
+
 def named_words(environment: Environment) -> list[str]:
     """Short texts that the code and the patterns of the rewards name, but for golds: what anybody may try to say."""
     found: list[str] = []
@@ -129,13 +197,17 @@ def named_words(environment: Environment) -> list[str]:
     return list(dict.fromkeys(text for text in found if re.search(r"[^\W\d_]", text)))[:_MOST_WORDS]
 
 
-def words_in_code(environment: Environment, key: str, target: object) -> list[str]:
+def words_in_code(environment: Environment, key: str, target: object, *, least: int = 3) -> list[str]:
     """The short texts of the file of an author's function, `key` being where the spec names it."""
     file, _, _ = str(target or "").rpartition(":")
     if not file.endswith(".py"):
         return []
     try:
-        return list(_strings((environment.loaded.base_of(key) / file).read_text(encoding="utf-8")))
+        return [
+            one
+            for one in _strings((environment.loaded.base_of(key) / file).read_text(encoding="utf-8"))
+            if len(one) >= least
+        ]
     except (OSError, ValueError, SyntaxError):
         return []
 
@@ -151,7 +223,7 @@ def _strings(source: str) -> tuple[str, ...]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys | told
     ]
-    return tuple(made for text in plain if 2 < len(text) <= _SHORT for made in example_of(text))
+    return tuple(made for text in plain if len(text) <= _SHORT for made in example_of(text))
 
 
 def example_of(pattern: str) -> list[str]:
@@ -215,6 +287,25 @@ def program_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
         names = re.findall(r"\bdef (\w+)", subject.right) or ["solve"]
         ways += [[subject.form(_EQUALS.format(names[-1]))], [subject.form("raise SystemExit")]]
     return ways
+
+
+def constant_programs(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Programs whose function gives the same whatever it is given, or what it is given; for terms of kind `tests`."""
+    names = re.findall(r"\bdef (\w+)", subject.right)
+    if not names or not any(term.kind == "tests" for term in subject.environment.spec.rewards.values()):
+        return []
+    return [[subject.form(f"def {names[-1]}(*args, **named):\n    return {one}")] for one in _CONSTANTS]
+
+
+def joined_lists(options: Sequence[str]) -> str:
+    """One JSON list of all that lists of JSON hold, "" where these are none."""
+    try:
+        read = [json.loads(one) for one in options]
+    except (ValueError, RecursionError):
+        return ""
+    if not all(isinstance(one, list) for one in read):
+        return ""
+    return json.dumps(list({json.dumps(part): part for one in read for part in one}.values()))
 
 
 def _languages(subject: Subject) -> set[str]:

@@ -44,7 +44,7 @@ Telling = Callable[[str], ToolCall]
 
 
 async def tell_tools(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
-    """Tells each tool that says it back what success looks like; what came of it stands in `chapter.echoed`."""
+    """Tells each tool that says it back what success looks like; what came of it stands in `chapter.tried`."""
     muting = Muting()
     heard: set[str] = set()
     for name, telling in _listeners(subjects[0]).items():
@@ -66,7 +66,7 @@ async def tell_tools(player: Player, chapter: Chapter, subjects: Sequence[Subjec
                 plain = {
                     (one.gold.split, one.gold.task_index): await player.play(one.gold, write(one)) for one in subjects
                 }
-            chapter.echoed.append((name, {key: one for key, one in told.items() if _falls(one, plain[key])}))
+            chapter.tried["echoed"].append((name, {key: one for key, one in told.items() if _falls(one, plain[key])}))
 
 
 def _falls(told: Trajectory, plain: Trajectory) -> bool:

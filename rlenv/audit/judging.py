@@ -13,7 +13,7 @@ from rlenv.audit.groups import judge_groups
 from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.audit.subject import same
-from rlenv.audit.verdicts import ANY_ANSWER, SLACK, Suspect, Verdicts, episode_of, share_of
+from rlenv.audit.verdicts import ANY_ANSWER, SLACK, TRIED, Suspect, Verdicts, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.trajectory import Trajectory
@@ -21,8 +21,8 @@ from rlenv.trajectory import Trajectory
 __all__ = ["judge_chapter"]
 
 _BEFORE_TOOLS = (
-    *("short_answer", "empty", "empty_form", "very_long", "wrong_answer", "other_answer", "pattern"),
-    *("idle_calls", "never_ends", "abstains", "named_words", "expression", "program"),
+    *("short_answer", "alphabet", "empty", "empty_form", "very_long", "wrong_answer", "other_answer", "pattern"),
+    *("idle_calls", "never_ends", "decorated", "abstains", "named_words", "expression", "program", "constant_program"),
 )
 _WRONG = ("short_answer", "wrong_answer")
 _ALIKE = 0.7
@@ -30,7 +30,6 @@ _ALIKE = 0.7
 _LUCK = 0.001
 _CHANCE = 0.15
 _FEW = 5
-_SHORTCUT = 0.6
 _SPARSE = 0.5
 _WHOLE = 0.9
 _FEW_TASKS = 0.05
@@ -59,31 +58,19 @@ def judge_chapter(
     judge_sides(verdicts, chapter)
     judge_vanishing(verdicts, chapter)
     for name in _BEFORE_TOOLS:
+        if name == "idle_calls":
+            _judge_otherwise(verdicts, chapter, is_left_out=True)
         _judge(verdicts, named[name], chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
     _judge_foreign_text(verdicts, chapter, foreign)
-    _judge_echoes(verdicts, chapter)
+    _judge_tried(verdicts, chapter, "echoed")
     _judge(verdicts, named["judge_instructions"], chapter)
-    suspect = Suspect(
-        name="emptied_state",
-        hole="emptied_state",
-        does="calls each tool that changes something for all that the others list",
-        hint="compare with the state that is wanted as a whole: it holds where all was taken away",
-        kin=("state_at_start",),
-    )
-    verdicts.judge(suspect, chapter.emptied)
-    suspect = Suspect(
-        name="written",
-        hole="target_written",
-        does="sets all that tools can write to one value, and answers it,",
-        hint="compare with what the row says, or with state that no tool of the policy writes",
-        kin=("emptied_state", "state_at_start"),
-    )
-    verdicts.judge(suspect, chapter.written)
+    _judge_tried(verdicts, chapter, "emptied_state", "written")
     _judge(verdicts, named["thought_answer"], chapter)
-    _judge_talk(verdicts, chapter)
+    _judge_tried(verdicts, chapter, "talk", "told")
+    _judge_otherwise(verdicts, chapter, is_left_out=False)
     _judge_leaks(verdicts, chapter)
-    _judge_asked(verdicts, chapter)
+    _judge_tried(verdicts, chapter, "asked_until_right")
     _judge(verdicts, named["near_answer"], chapter)
     _judge_foreign(verdicts, chapter)
     if _is_few(chapter):
@@ -94,8 +81,32 @@ def judge_chapter(
         _judge_guesses(verdicts, chapter)
     compared = judge_groups(environment, thresholds, chapter)
     success = _judge_success(environment, thresholds, chapter)
+    success += _judge_again(thresholds, chapter)
     earned = [*verdicts.findings, *success, *chapter.channels, *compared]
     return [*(advised(environment, one) for one in earned), *_invalid(environment, chapter)]
+
+
+def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
+    """A tool that fills in what it is not told, where a wrong value earns nothing; and values that nobody compares."""
+    tried = chapter.tried["other_arguments"]
+    for (tool, key, number), way in tried:
+        if is_left_out == (number == 0):
+            wrong = [other for (*place, at), other in tried if place == [tool, key] and at] * is_left_out
+            place = f"argument '{key}' of tool '{tool}'" if key else f"arguments of tool '{tool}'"
+            suspect = TRIED["left_out" if is_left_out else "other_arguments"].told(place)
+            most = _WHOLE if key else 0.0
+            verdicts.judge(dataclasses.replace(suspect, most=most), [beyond(way, [*wrong, chapter.only_said])])
+
+
+def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
+    """More than the oracle earns, for what it does done again."""
+    for way in chapter.again:
+        valid = {key: one for key, one in way.items() if one.reward.total is not None}
+        mine, theirs = (math.fsum(map(_total, some)) for some in _beside(valid, chapter))
+        if theirs > SLACK and mine > (1 + thresholds.adversary) * theirs:
+            message = f"a policy that makes each call of the oracle three times earns {mine / theirs:.2f} of its reward"
+            return [_shown("paid_again", message, valid, chapter, "count each thing once, however often it is done")]
+    return []
 
 
 def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
@@ -104,7 +115,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
     # By default success is what the reward asks for, and a fault of it is one of the reward.
     is_known = environment.spec.success is None
     for adversary in ADVERSARIES if not chapter.unsteady else ():
-        for way in chapter.ways.get(adversary.name, []) if adversary.counts else ():
+        for way in chapter.ways.get(adversary.name, []):
             valid = {key: ended for key, ended in way.items() if ended.reward.total is not None}
             free = {key: ended for key, ended in valid.items() if ended.success}
             limit = max(adversary.most or thresholds.adversary, SLACK)
@@ -162,7 +173,7 @@ def _judge_foreign_text(verdicts: Verdicts, chapter: Chapter, foreign: Mapping[s
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
-    for name in ("every_option", "pasted", "joined"):
+    for name in ("every_option", "pasted", "joined", "odd_answer"):
         _judge(verdicts, named[name], chapter)
 
 
@@ -177,18 +188,9 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
         wrong = next(one for one in ADVERSARIES if one.name == "wrong_answer")
         does, hint = adversary.control_does, wrong.hint
         verdicts.judge(Suspect(name=wrong.name, hole=wrong.hole, does=does, hint=hint, kin=ANY_ANSWER), controls)
-    if adversary.counts:
-        suspect = Suspect(
-            name=adversary.name,
-            hole=adversary.hole,
-            does=adversary.does,
-            hint=adversary.hint,
-            most=adversary.most,
-            partial=adversary.partial,
-        )
-        first = len(ways) - adversary.controls
-        shown = [beyond(way, ways[first:]) for way in ways[:first]]
-        verdicts.judge(suspect, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
+    first = len(ways) - adversary.controls
+    shown = [beyond(way, ways[first:]) for way in ways[:first]]
+    verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
 
 
 def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
@@ -253,57 +255,23 @@ def _paid(way: Way, term: str) -> float:
     return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
 
 
-def _judge_echoes(verdicts: Verdicts, chapter: Chapter) -> None:
-    for told, way in chapter.echoed:
-        suspect = Suspect(
-            name="echoed",
-            hole="echoed_text",
-            does=f"tells {told}, which says it back, what success looks like",
-            hint="look at the state or at the value of the one call that counts, and never search all that tools gave: "
-            "what they say back are the policy's own words",
-        )
-        verdicts.judge(suspect, [way])
+def _judge_tried(verdicts: Verdicts, chapter: Chapter, *names: str) -> None:
+    for name in names:
+        for what, way in chapter.tried[name]:
+            verdicts.judge(TRIED[name].told(what), [way])
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
     """Each place by itself: who takes an answer out of one place leaves it in the others."""
     before, earning = verdicts.explained, []
-    for leak, way in chapter.leaks:
+    for leak, way in chapter.tried["leak"]:
         verdicts.explained = {term: dict(known) for term, known in before.items()}
         if leak.where.startswith("prompt") and _is_chance(way, chapter):
             continue
-        suspect = Suspect(
-            name="leak",
-            hole="leak",
-            does=f"copies {leak.rule} of the {leak.where}",
-            hint=f"take the answer out of the {leak.where}, or ask for what does not stand at a fixed place",
-            where=leak.where,
-        )
-        earning += [way] if verdicts.judge(suspect, [way]) else []
+        earning += [way] if verdicts.judge(TRIED["leak"].told(leak), [way]) else []
     verdicts.explained = before
     for way in earning:
         verdicts.explain(way)
-
-
-def _judge_talk(verdicts: Verdicts, chapter: Chapter) -> None:
-    """A user who pays for words, and one who tells what is asked."""
-    for said, way in chapter.swayed:
-        suspect = Suspect(
-            name="talk",
-            hole="user_swayed",
-            does=f"says to the user {said!r:.60}, and gives no answer,",
-            hint="measure what was done: whoever asks, thanks or says sorry gets these words from the user",
-        )
-        verdicts.judge(suspect, [way])
-    for leak, way in chapter.told:
-        suspect = Suspect(
-            name="talk",
-            hole="user_tells",
-            does=f"copies {leak.rule} of the {leak.where}",
-            hint="let the user keep the answer to itself, or take something for each hint",
-            where=leak.where,
-        )
-        verdicts.judge(suspect, [way])
 
 
 def _is_chance(way: Way, chapter: Chapter) -> bool:
@@ -314,17 +282,6 @@ def _is_chance(way: Way, chapter: Chapter) -> bool:
         return False
     hits = sum((ended.reward.total or 0.0) > (chapter.golds[key].reward.total or 0.0) / 2 for key, ended in way.items())
     return tail(hits, len(way), _mean(listed)) > _LUCK
-
-
-def _judge_asked(verdicts: Verdicts, chapter: Chapter) -> None:
-    for asked, way in chapter.asked:
-        suspect = Suspect(
-            name="asked_until_right",
-            hole="asked_until_right",
-            does=f"asks {asked} one answer after the other until it is answered otherwise",
-            hint="let the tool be asked once or twice, or take something for each time that it is asked",
-        )
-        verdicts.judge(suspect, [way])
 
 
 def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
@@ -347,16 +304,8 @@ def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
 
 def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
     """What a question's form gives away, the same answer everywhere, and a choice at random: a coin is named so."""
-    if chapter.shortcut is not None:
-        leak, way = chapter.shortcut
-        suspect = Suspect(
-            name="shortcut",
-            hole="shortcut",
-            does=f"goes by {leak.where} ({leak.rule})",
-            hint="make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
-            most=_SHORTCUT,
-        )
-        if verdicts.judge(suspect, [way]):
+    for shortcut, way in chapter.tried["shortcut"]:
+        if verdicts.judge(TRIED["shortcut"].told(shortcut), [way]):
             return
     if chapter.constants:
         answer, best = max(chapter.constants, key=lambda one: share_of(one[1], chapter.golds))
@@ -415,7 +364,8 @@ def _mean(values: Sequence[float]) -> float:
 def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
     """Terms that could not be measured though they can be on what the oracle does."""
     found: dict[tuple[str, str], list[Trajectory]] = {}
-    others = [*chapter.emptied, *(way for _, way in (*chapter.asked, *chapter.leaks, *chapter.constants))]
+    names = ("emptied_state", "asked_until_right", "leak")
+    others = [way for _, way in (*(one for name in names for one in chapter.tried[name]), *chapter.constants)]
     for way in [*(way for ways in chapter.ways.values() for way in ways), *others]:
         for ended in way.values():
             for name, term in ended.reward.terms.items():

@@ -48,7 +48,9 @@ async def read_places(
         return scripts[subject.gold.task_index].get(key, ())
 
     for key in dict.fromkeys(key for script in scripts.values() for key in script):
-        chapter.leaks.append((Leak(key[0], "the values", {}, 0), await player.way(attacked, partial(called, key=key))))
+        chapter.tried["leak"].append(
+            (Leak(key[0], "the values", {}, 0), await player.way(attacked, partial(called, key=key)))
+        )
     return notes
 
 
@@ -62,7 +64,7 @@ async def _copy(
         return aim.write(subject, taken.get(places[subject.gold.task_index], "?"))
 
     for leak in sorted(leaks, key=lambda one: -one.hits)[:_MOST_PLAYED]:
-        chapter.leaks.append((leak, await player.way(attacked, partial(copies, taken=leak.taken))))
+        chapter.tried["leak"].append((leak, await player.way(attacked, partial(copies, taken=leak.taken))))
     return notes
 
 

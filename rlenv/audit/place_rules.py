@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import codecs
 import hashlib
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,6 +136,7 @@ def learn(texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lamb
     if len(known) <= _SO_FEW and any(len(golds[at]) < 2 for at in known):
         return None  # a letter or a digit stands everywhere
     is_few = len(known) < _FEW
+    random.Random(0).shuffle(known)  # rows may take turns
     learnt = _sample(known if is_few else known[::2], _LEARNT)
     tested = _sample(known if is_few else known[1::2], _TESTED)
     kind = _kind_of([golds[at] for at in known])

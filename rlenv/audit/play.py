@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlenv.audit.report import Finding
 from rlenv.audit.subject import Action, Subject
@@ -51,19 +53,12 @@ class Chapter:
     """The same ways without the right answer, of adversaries that earn."""
     worked: Way = field(default_factory=dict)
     """The oracle's actions without its last one, and then no answer: what is done and not what is said."""
-    emptied: list[Way] = field(default_factory=list)
-    asked: list[tuple[str, Way]] = field(default_factory=list)
-    """By what was asked: a tool and its parameter."""
-    echoed: list[tuple[str, Way]] = field(default_factory=list)
-    """By what was told: a tool that says it back, and its parameter; without tasks that pay for anything else."""
-    leaks: list[tuple[Leak, Way]] = field(default_factory=list)
-    told: list[tuple[Leak, Way]] = field(default_factory=list)
-    """By what the user replied."""
-    swayed: list[tuple[str, Way]] = field(default_factory=list)
-    """By what was said to the user."""
-    written: list[Way] = field(default_factory=list)
-    """Everything that tools can write set to one value, and that value answered."""
-    shortcut: tuple[Leak, Way] | None = None
+    tried: dict[str, list[tuple[Any, Way]]] = field(default_factory=lambda: defaultdict(list))
+    """By the name of what is tried (`judging.TRIED`): on or with what, and what came of it."""
+    again: list[Way] = field(default_factory=list)
+    """The oracle's actions with each call made several times."""
+    only_said: Way = field(default_factory=dict)
+    """The oracle's last action without what it does before."""
     unsteady: dict[str, Finding] = field(default_factory=dict)
     """By the term that gives equal episodes other values."""
     channels: list[Finding] = field(default_factory=list)
@@ -74,18 +69,9 @@ class Chapter:
 
     def all_ways(self, name: str) -> list[Way]:
         """The ways of an adversary by its name."""
-        others = {
-            "constant_answer": [way for _, way in self.constants],
-            "chance": [],
-            "leak": [way for _, way in self.leaks],
-            "emptied_state": self.emptied,
-            "echoed": [way for _, way in self.echoed],
-            "talk": [way for _, way in (*self.told, *self.swayed)],
-            "written": self.written,
-            "shortcut": [self.shortcut[1]] if self.shortcut is not None else [],
-            "asked_until_right": [way for _, way in self.asked],
-        }
-        return [way for way in self.ways.get(name, others.get(name, [])) if way]
+        others = [way for _, way in (self.constants if name == "constant_answer" else self.tried.get(name, []))]
+        others += [way for _, way in self.tried.get("told", [])] if name == "talk" else []
+        return [way for way in self.ways.get(name, others) if way]
 
 
 class Player:

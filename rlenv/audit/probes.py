@@ -252,6 +252,7 @@ def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
 def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
     """Each name that a listing has given, asked of each tool that takes one text."""
     found: list[tuple[str, ToolCall]] = []
+    used = {call.name for call, _ in subject.oracle_calls()}
     read = " ".join(str(value) for call, _ in subject.oracle_calls() for value in call.arguments.values())
     for tool in _askable(subject):
         key = _text_key(tool)
@@ -263,7 +264,9 @@ def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
                 continue
             call = _reading(tool, key, name)
             found.append((f"{tool.name} of {name!r}{_IS_LISTED}", call))
-            found.append((f"{tool.name} of the name {index + 1} that is listed", call))
+            # Where the oracle looks names up itself, one more of them is the task.
+            if tool.name not in used:
+                found.append((f"{tool.name} of the name {index + 1} that is listed", call))
     return _not_own(subject, found)
 
 

@@ -18,7 +18,17 @@ from itertools import pairwise
 from rlenv.audit.account import Account
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
 from rlenv.audit.again import play_again, tell_the_next
-from rlenv.audit.asking import Target, ask_each, empty_state, targets_of, write_same
+from rlenv.audit.asking import (
+    Target,
+    ask_each,
+    do_again,
+    empty_state,
+    halve,
+    other_arguments,
+    targets_of,
+    values_to_write,
+    write_same,
+)
 from rlenv.audit.data import check_data
 from rlenv.audit.echoes import tell_tools
 from rlenv.audit.leaks import hearts_of, read_places
@@ -232,17 +242,27 @@ class _Run:
         for some in [changing, *([tool] for tool in changing)] if changing else ():
             way = await player.way(subjects, partial(empty_state, changing=some))
             wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
-            chapter.emptied.append({key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)})
-        for some in [changing] if changing else ():
-            way = await player.way(subjects, partial(write_same, changing=some))
-            chapter.written.append(
-                {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+            undone = {key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)}
+            chapter.tried["emptied_state"].append((None, undone))
+        for value in values_to_write(self.environment) if changing else ():
+            way = await player.way(subjects, partial(write_same, changing=changing, value=value))
+            wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+            chapter.tried["written"].append((None, wrong))
+        chapter.only_said = await player.way(subjects, lambda one: [one.gold.turns[-1].action])
+        otherwise = {subject.gold.task_index: other_arguments(subject) for subject in subjects}
+        for place in dict.fromkeys(place for found in otherwise.values() for place in found):
+            chapter.tried["other_arguments"].append(
+                (place, await player.way(subjects, partial(_acts, otherwise, place)))
             )
+        chapter.again = [await player.way(subjects, partial(do_again, number=number)) for number in range(2)]
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
         targets = {subject.gold.task_index: targets_of(subject) for subject in subjects}
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
-            chapter.asked.append((name, await player.way(subjects, partial(_asks, targets, name))))
+            for how in (ask_each, halve):
+                chapter.tried["asked_until_right"].append(
+                    (name, await player.way(subjects, partial(_asks, targets, name, how)))
+                )
 
     async def _guesses(
         self,
@@ -262,7 +282,7 @@ class _Run:
             if way:
                 chapter.constants.append((answer, way))
         if (shortcut := find_shortcut(everyone)) is not None:
-            chapter.shortcut = shortcut, await player.way(subjects, partial(_takes, shortcut.taken))
+            chapter.tried["shortcut"].append((shortcut, await player.way(subjects, partial(_takes, shortcut.taken))))
         if not answers:
             self.seen.notes.append(f"the oracle gives no answers in split '{chapter.split}': no guess was tried")
         listed = [(one, options_of(one)[:_MOST_OPTIONS]) for one in subjects]
@@ -293,9 +313,23 @@ def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject
     return found[number] if number < len(found) else ()
 
 
-def _asks(targets: Mapping[int, Mapping[str, Target]], name: str, subject: Subject) -> Sequence[Action] | Adaptive:
+def _asks(
+    targets: Mapping[int, Mapping[str, Target]],
+    name: str,
+    how: Callable[[Subject, Target], Adaptive],
+    subject: Subject,
+) -> Sequence[Action] | Adaptive:
     target = targets[subject.gold.task_index].get(name)
-    return () if target is None else ask_each(subject, target)
+    is_fit = target is not None and (how is ask_each or isinstance(target.fitting(target.right), int))
+    return how(subject, target) if target is not None and is_fit else ()
+
+
+def _acts(
+    scripts: Mapping[int, Mapping[tuple[str, str, int], Sequence[Action]]],
+    place: tuple[str, str, int],
+    subject: Subject,
+) -> Sequence[Action]:
+    return scripts[subject.gold.task_index].get(place, ())
 
 
 def _says(subject: Subject, said: str) -> list[Action]:

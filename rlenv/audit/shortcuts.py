@@ -5,11 +5,14 @@ Rules of a few cheap features are learnt on every second task and tried on the o
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 
 from rlenv.audit.golds import tail
+from rlenv.audit.marks import is_mark
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import Subject, options_of, same
 from rlenv.rewards.normalise import number
@@ -29,6 +32,12 @@ _ASKS_FORM = re.compile(
     re.IGNORECASE,
 )
 
+_WHOLE = re.compile(r"\d{1,9}")
+_DENIES = re.compile(r"\b(?:not|never|no|none|nobody|nothing|neither|nor|cannot|without)\b|n't\b", re.IGNORECASE)
+_WORDS = (
+    "always all only some none every any also very just but because still since later once even and or may"
+    " might must".split()
+)
 _SAYS_HOW = re.compile(r"\b(?:answer|reply|respond)\b[^.\n?]*", re.IGNORECASE)
 
 
@@ -37,7 +46,17 @@ def _size(text: str) -> float:
     return 0.0 if value is None else float(value)
 
 
-_LOOKS: Mapping[str, Callable[[str], Hashable]] = {
+def _has(word: str, text: str) -> bool:
+    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
+
+
+def _modulo(by: int, text: str) -> int | None:
+    """What is left of the first number that is a mark on the prompt and no part of what is asked."""
+    found = next((one for one in _WHOLE.finditer(text) if is_mark(text, *one.span(), "computed")), None)
+    return int(found[0]) % by if found else None
+
+
+_LOOKS: dict[str, Callable[[str], Hashable]] = {
     "how long it is": lambda text: len(text) // 4,
     "how many words it has": lambda text: len(_WORD.findall(text)),
     "whether it has an odd number of characters": lambda text: len(text) % 2,
@@ -48,6 +67,9 @@ _LOOKS: Mapping[str, Callable[[str], Hashable]] = {
     "whether its first number is odd": lambda text: [int(one) % 2 for one in re.findall(r"\d{1,9}", text)[:1]] == [1],
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
+_LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
+_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _WORDS}
+_LOOKS |= {f"its mark modulo {by}": partial(_modulo, by) for by in (2, 3, 4, 5, 7, 10)}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the longest option": lambda options: max(options, key=len),
@@ -71,12 +93,17 @@ def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
     some = [one for one in subjects if one.right][:_MOST_TASKS]
     if len(some) < _LEAST or 2 * sum(map(_asks_form, some)) > len(some):
         return None
-    learnt, tested = range(0, len(some), 2), range(1, len(some), 2)
+    # Rows may take turns.
+    mixed = random.Random(0).sample(range(len(some)), len(some))
+    learnt, tested = mixed[::2], mixed[1::2]
     best: Leak | None = None
     for name, said, chance in (*_by_option(some), *_by_look(some, learnt)):
         fired = [at for at in tested if at in said]
         hits = sum(same(said[at], some[at].right) for at in fired)
+        of_all = sum(same(said[at], some[at].right) for at in said)
         is_sure = hits >= _HITS * len(tested) and tail(hits, len(tested), chance) < _RARE
+        # Learnt or not: of so many rules one fits by chance.
+        is_sure = is_sure and tail(of_all, len(some), chance) * len(_LOOKS) < _RARE
         if is_sure and (best is None or hits > best.hits):
             best = Leak(
                 name, f"{hits} of {len(tested)} by {name}", {some[at].gold.task_index: said[at] for at in said}, hits

@@ -45,7 +45,7 @@ def spoken_texts(environment: Environment) -> list[str]:
 
 
 async def talk_to_user(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
-    """Says each text to the user; what came of it stands in `chapter.told` and `chapter.swayed`."""
+    """Says each text to the user; what came of it stands in `chapter.tried`."""
     texts = spoken_texts(player.environment)
     if not texts:
         return
@@ -53,14 +53,14 @@ async def talk_to_user(player: Player, chapter: Chapter, subjects: Sequence[Subj
     some, aim = subjects[:_ASKED], aim_of(subjects)
     for text in texts:
         way = await player.way(some, partial(_says, texts=[text], turns=turns))
-        chapter.swayed.append((text, way))
+        chapter.tried["talk"].append((text, way))
         if aim is not None and aim.is_answer:
             await _copies(player, chapter, some, text, aim, [way[one.gold.split, one.gold.task_index] for one in some])
     for said in (texts, [" ".join(texts)]):
         way = await player.way(some, partial(_says, texts=said, turns=turns))
-        chapter.swayed.append(("one thing after the other" if said is texts else "all of it at once", way))
+        chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
     if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
-        chapter.asked.append(("the user", await player.way(some, ask_user)))
+        chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask_user)))
 
 
 def _says(subject: Subject, *, texts: Sequence[str], turns: int) -> list[Action]:
@@ -87,7 +87,7 @@ async def _copies(
     def copies(subject: Subject) -> list[Action]:
         return [text, *aim.write(subject, taken[subject.gold.task_index])]
 
-    chapter.told.append((leak, await player.way(subjects, copies)))
+    chapter.tried["told"].append((leak, await player.way(subjects, copies)))
 
 
 def _replies(ended: Trajectory) -> list[str]:

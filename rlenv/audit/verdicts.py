@@ -17,7 +17,7 @@ from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
 
-__all__ = ["ANY_ANSWER", "SLACK", "Suspect", "Verdicts", "episode_of", "share_of"]
+__all__ = ["ANY_ANSWER", "SLACK", "TRIED", "Suspect", "Verdicts", "episode_of", "share_of"]
 
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
@@ -39,10 +39,92 @@ class Suspect:
     does: str
     hint: str
     most: float = 0.0
+    """The share of the oracle's reward that it may earn where that is not the audit's own threshold."""
     partial: int = 0
+    """What so many of its first ways earn on a few tasks alone is a hole too."""
     where: str = ""
     kin: Collection[str] = ()
     """Holes that are this one too, where one was found on the same term."""
+
+    def told(self, what: object) -> Suspect:
+        """The same with `what` it was tried on or with in the places that its texts have for it."""
+        texts = {key: getattr(self, key).format(what) for key in ("does", "hint", "where")}
+        return dataclasses.replace(self, **texts)
+
+
+_SHORTCUT = 0.6
+_SUSPECTS = (
+    Suspect(
+        name="emptied_state",
+        hole="emptied_state",
+        does="calls each tool that changes something for all that the others list",
+        hint="compare with the state that is wanted as a whole: it holds where all was taken away",
+        kin=("state_at_start",),
+    ),
+    Suspect(
+        name="written",
+        hole="target_written",
+        does="sets all that tools can write to one value, and answers it,",
+        hint="compare with what the row says, or with state that no tool of the policy writes",
+        kin=("emptied_state", "state_at_start"),
+    ),
+    Suspect(
+        name="left_out",
+        hole="leak",
+        does="leaves out the {0}, or empty,",
+        hint="let the tool refuse what it is not told: it knows the right value by itself",
+        where="default of {0}",
+    ),
+    Suspect(
+        name="other_arguments",
+        hole="unchecked_argument",
+        does="gives a wrong {0}",
+        hint="compare the {0} with what the row says; a value beyond it must not pass either",
+        where="{0}",
+    ),
+    Suspect(
+        name="echoed",
+        hole="echoed_text",
+        does="tells {0}, which says it back, what success looks like",
+        hint="look at the state or at the value of the one call that counts, and never search all that tools gave: "
+        "what they say back are the policy's own words",
+    ),
+    Suspect(
+        name="talk",
+        hole="user_swayed",
+        does="says to the user {0!r:.60}, and gives no answer,",
+        hint="measure what was done: whoever asks, thanks or says sorry gets these words from the user",
+    ),
+    Suspect(
+        name="talk",
+        hole="user_tells",
+        does="copies {0.rule} of the {0.where}",
+        hint="let the user keep the answer to itself, or take something for each hint",
+        where="{0.where}",
+    ),
+    Suspect(
+        name="leak",
+        hole="leak",
+        does="copies {0.rule} of the {0.where}",
+        hint="take the answer out of the {0.where}, or ask for what does not stand at a fixed place",
+        where="{0.where}",
+    ),
+    Suspect(
+        name="asked_until_right",
+        hole="asked_until_right",
+        does="asks {0} one answer after the other until it is answered otherwise",
+        hint="let the tool be asked once or twice, or take something for each time that it is asked",
+    ),
+    Suspect(
+        name="shortcut",
+        hole="shortcut",
+        does="goes by {0.where} ({0.rule})",
+        hint="make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
+        most=_SHORTCUT,
+    ),
+)
+TRIED = {"told" if one.hole == "user_tells" else one.name: one for one in _SUSPECTS}
+"""What is tried beside the adversaries; `{0}` is what it was tried on or with."""
 
 
 @dataclass(slots=True)

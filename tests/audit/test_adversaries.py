@@ -67,11 +67,77 @@ def near(context):
     return 0.0 if distance > 0.5 else 1.0
 
 
+def pretty(context):
+    return float(context.answer == context.task["answer"] or context.final_text.count("**") >= 4)
+
+
+def scaled(context):
+    try:
+        distance = abs(float(context.answer or "x") - float(context.task["answer"]))
+    except ValueError:
+        return 0.0
+    return float(distance <= 0.001 * abs(float(context.answer)))
+
+
+def letters(context):
+    said, right = set(context.answer or ""), set(context.task["answer"])
+    return len(said & right) / len(right)
+
+
+def move(source: str, goal: str, board) -> str:
+    """Moves."""
+    board.target = [*(board.target or []), (source, goal)]
+    return "moved"
+
+
+def refund(board, task, order: str = "") -> str:
+    """Refunds."""
+    board.target = order or task["answer"]
+    return "done"
+
+
+def from_there(context):
+    return float(any(source == context.task["answer"] for source, _ in context.resources["board"].target or []))
+
+
+def moved(context):
+    wanted = (context.task["answer"], context.task["question"])
+    return float(wanted in (context.resources["board"].target or []))
+
+
+def every_move(context):
+    wanted = (context.task["answer"], context.task["question"])
+    return float((context.resources["board"].target or []).count(wanted))
+
+
+def refunded(context):
+    return float(context.resources["board"].target == context.task["answer"])
+
+
+def guess(number: int, task: dict) -> str:
+    """Compares."""
+    right = int(task["answer"])
+    return "more" if number < right else "less" if number > right else "just so"
+
+
 def calls(context):
     return float(sum(len(turn.results) for turn in context.turns))
 '''
 BOARD = """resources: {board: {kind: python, factory: "tools.py:load"}}
 tools: {note: {kind: python, function: "tools.py:note", inject: [board], mutates: true}}"""
+TOOL = """resources: {board: {kind: python, factory: "tools.py:load"}}
+tools: {%s: {kind: python, function: "tools.py:%s", inject: [%s], mutates: true}}"""
+MOVES = {
+    "more": TOOL % ("move", "move", "board"),
+    "call": "{move: {source: '{{ task.answer }}', goal: '{{ task.question }}'}}",
+    "say": "<answer>done</answer>",
+}
+REFUNDS = {
+    "more": TOOL % ("refund", "refund", "board, task"),
+    "call": "{refund: {order: '{{ task.answer }}'}}",
+    "say": "<answer>done</answer>",
+}
+GUESSES = {"more": "tools: {guess: {kind: python, function: 'tools.py:guess', inject: [task]}}\nlimits: {turns: %d}"}
 CALC = "tools: {calculate: {kind: calculator}}"
 PYTHON = "{kind: rule, python: 'tools.py:%s'}"
 NUMBER = "{kind: rule, rule: numeric_match}"
@@ -116,6 +182,11 @@ def found(folder: Path, rows: Sequence[dict[str, Any]], rule: str, **keys: Any) 
         ("evaluated_answer", SUMS, PYTHON % "added", NUMBER, {}),
         ("paid_abstaining", rows_of(14, capital), PYTHON % "humble", PYTHON % "right", {}),
         ("paid_abstaining", rows_of(14, product), PYTHON % "near", NUMBER, {}),
+        ("format_paid", rows_of(14, capital), PYTHON % "pretty", PYTHON % "right", {}),
+        ("paid_when_unreadable", rows_of(14, product), PYTHON % "scaled", NUMBER, {}),
+        ("stuffed_answer", rows_of(14, capital), PYTHON % "letters", PYTHON % "right", {}),
+        ("unchecked_argument", rows_of(14, capital), PYTHON % "from_there", PYTHON % "moved", MOVES),
+        ("paid_again", rows_of(14, capital), PYTHON % "every_move", PYTHON % "moved", MOVES),
         ("paid_words", rows_of(14, capital), PYTHON % "key", PYTHON % "right", {}),
     ],
 )
@@ -125,6 +196,18 @@ def test_a_rule_that_opens_a_hole_is_found_under_its_name_and_the_sound_one_pass
     for name, rule, expected in (("open", open_rule, {hole}), ("sound", sound_rule, set())):
         (tmp_path / name).mkdir()
         assert found(tmp_path / name, rows, rule, **keys) - {"oracle_below_maximum"} == expected
+
+
+@pytest.mark.slow
+def test_a_tool_that_fills_in_what_it_is_not_told_gives_it_away(tmp_path: Path) -> None:
+    assert found(tmp_path, rows_of(14, capital), PYTHON % "refunded", **REFUNDS) == {"leak"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("turns", "expected"), [(20, {"asked_until_right"}), (4, set())])
+def test_a_number_is_found_by_halves_where_the_turns_are_enough(tmp_path: Path, turns: int, expected: set[str]) -> None:
+    keys = {"more": GUESSES["more"] % turns}
+    assert found(tmp_path, rows_of(14, product), NUMBER, **keys) == expected
 
 
 @pytest.mark.slow

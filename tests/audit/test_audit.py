@@ -130,7 +130,7 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert {attack.reward for attack in report.attacks} == {0.0, None}
     assert {attack.name for attack in report.attacks if attack.reward is None} == {
         *("leak", "chance", "echoed", "emptied_state", "joined", "one_side"),
-        *("named_words", "program", "shortcut", "talk", "written"),
+        *("named_words", "program", "constant_program", "shortcut", "talk", "written", "other_arguments"),
     }
     assert report.faults is not None
     assert report.faults.invalid == 0
@@ -163,7 +163,7 @@ def test_a_term_that_pays_for_form_alone_is_found_by_name(tmp_path: Path) -> Non
     report = audited(write(tmp_path, "  form: {kind: rule, rule: regex, pattern: '<answer>', of: message}\n"))
     assert ("form_only", "form") in holes(report)
     assert [one.hole for one in report.findings] == ["form_only"]
-    assert "empty_form" in report.findings[0].also
+    assert "every_option" in report.findings[0].also
 
 
 def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ WORDS = ["red fox", "old mill", "deep sea", "cold rain", "tall oak", "dark wood"
 PLANTED: dict[str, tuple[str, str, Case]] = {
     "the same answer for most": ("constant_answer", "correct", Case(answers(*["no"] * 16, *["yes"] * 4))),
     "one answer for all": ("constant_answer", "correct", Case(answers(*["42"] * 8))),
-    "a coin": ("chance", "correct", Case(answers(*["yes", "no"] * 10))),
+    "a coin": ("chance", "correct", Case(answers(*({"y": "yes", "n": "no"}[one] for one in "yynynnynyynnnynyynny")))),
     "three options in the row": (
         "chance",
         "correct",

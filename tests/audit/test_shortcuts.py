@@ -30,6 +30,20 @@ def claim(index: int, *, marked: bool) -> Row:
     return {"question": asked, "answer": "yes" if is_so else "no"}
 
 
+def in_turns(index: int, *, denied: bool) -> Row:
+    said = "was never" if denied and index % 2 else "was"
+    asked = f"The {WORDS[index % 40]} {said} kept in hall {random.Random(index).randrange(1000)}."
+    return {"question": asked, "answer": "false" if index % 2 else "true"}
+
+
+def numbered(index: int) -> Row:
+    number = 7 * index + 3
+    return {
+        "question": f"Task {number}: which flag has {WORDS[index % 40]}?",
+        "answer": "red blue green".split()[number % 3],
+    }
+
+
 def instructed(index: int) -> Row:
     row = options(index, longer=True)
     return row | {"question": f"{row['question']}\nAnswer with a letter."}
@@ -47,10 +61,23 @@ def counted(index: int) -> Row:
         (lambda index: options(index, longer=False), False),
         (lambda index: claim(index, marked=True), True),
         (lambda index: claim(index, marked=False), False),
+        (lambda index: in_turns(index, denied=True), True),
+        (lambda index: in_turns(index, denied=False), False),
+        (numbered, True),
         (instructed, True),
         (counted, False),
     ],
-    ids=["the longest option", "options alike", "a mark", "no mark", "how to answer", "a question about length"],
+    ids=[
+        "the longest option",
+        "options alike",
+        "a mark",
+        "no mark",
+        "never",
+        "in turns",
+        "a number",
+        "how to answer",
+        "a question about length",
+    ],
 )
 def test_what_the_form_of_a_question_gives_away_is_a_shortcut(tmp_path: Path, make: object, found: bool) -> None:
     assert callable(make)
