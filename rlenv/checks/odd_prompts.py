@@ -37,19 +37,6 @@ _ADJECTIVES: Final = frozenset("a any appropriate available best correct first f
                                "provided relevant right same second single suitable".split())  # fmt: skip
 _GOLD_RULES: Final = frozenset("answered contains exact_match f1 json_match json_schema math_equal numeric_match "
                                "regex sql_match".split())  # fmt: skip
-_IMAGE: Final = re.compile(
-    r"\b(?:look at|see|in|from|describe|read|given|attached|this)\s+(?:the |this |an? )?(?:attached |following )?"
-    r"(?:image|picture|photo|photograph|screenshot)s?\b",
-    re.IGNORECASE,
-)
-_UNITS: Final = (
-    (r"celsius|metric|°C", r"fahrenheit|imperial|°F"),
-    (r"kilomet(?:re|er)s?|km", r"miles?"),
-    (r"kilograms?|kg", r"pounds?|lbs?"),
-    (r"euros?|EUR", r"dollars?|USD"),
-    (r"met(?:re|er)s", r"feet|inches"),
-)
-"""Units of which a prompt names one, and an entry another."""
 _WORDS: Final = re.compile(
     r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
 )
@@ -65,7 +52,6 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
     asked = asked_of(subject)
     yield from _written_out(subject)
-    yield from _images(subject)
     yield from _user(subject)
     for one in asked:
         yield from _shown_badly(subject, templates, one)
@@ -78,7 +64,6 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
         yield from _shots(subject)
         yield from _sizes(subject, text)
         yield from _marks(subject)
-        yield from _units(subject)
         if (found := _UNFINISHED.search(text)) is not None:
             yield subject.document.warning(
                 "prompt", f"the prompt says '{found[0]}'", "finish it", "unfinished", at="key"
@@ -124,17 +109,6 @@ def _written_out(subject: Subject) -> Iterator[Fault]:
                     message = f"it says '{found[:40]}', which is of one row, to every task"
                     yield subject.document.warning(path, message, "name the column: {{ task.… }}", "one-row")
                     return
-
-
-def _images(subject: Subject) -> Iterator[Fault]:
-    """A prompt that speaks of an image where nothing shows one."""
-    prompt = subject.loaded.spec.prompt
-    may_show = any(tool.kind in ("python", "mcp", "model") for tool in subject.tools.values())
-    for key in ("system", "user"):
-        found = _IMAGE.search(getattr(prompt, key) or "")
-        if found is not None and not prompt.images and not may_show:
-            message = f"'{found[0]}' is spoken of, and no image is shown"
-            yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
 
 
 def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Asked) -> Iterator[Fault]:
@@ -241,10 +215,14 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Fault]:
 def _limits(subject: Subject, text: str) -> Iterator[Fault]:
     """Numbers of turns and calls that the prompt promises and the limits do not keep."""
     limits = subject.loaded.spec.limits
-    for key, words in (("turns", "turns|steps|attempts"), ("tool_calls", "tool calls|calls|searches|queries")):
+    for key, words in (
+        ("turns", "turns|steps|attempts|questions"),
+        ("tool_calls", "tool calls|calls|searches|queries"),
+    ):
         for number in re.findall(rf"(?i)\b(\d{{1,4}}|{'|'.join(COUNTS)})\s+(?:{words})\b", text):
             found = COUNTS.get(number.lower()) or int(number)
-            if found > getattr(limits, key):
+            is_asked = subject.loaded.spec.user is not None or "questions" not in text
+            if found > getattr(limits, key) and is_asked:
                 told = f"{found} {words.partition('|')[0]}"
                 message = f"the prompt speaks of {told}, and limits.{key} is {getattr(limits, key)}"
                 yield subject.document.warning("prompt", message, f"raise limits.{key}, or mend it", "limits", at="key")
@@ -253,6 +231,10 @@ def _limits(subject: Subject, text: str) -> Iterator[Fault]:
 
 def _tools(subject: Subject, text: str) -> Iterator[Fault]:
     """Tools that the prompt names and that are not there."""
+    refused = re.search(r"(?i)\b(?:do not|don't|never|without) (?:use|using|call|calling) (?:any |the )?tools?\b", text)
+    if subject.tools and refused is not None and "call" in str(subject.document.get("oracle")):
+        message = f"the prompt says '{refused[0]}', and the oracle calls them"
+        yield subject.document.warning("prompt", message, "take one of them out", "no-tools", at="key")
     if not subject.tools:
         if (found := _ANY_TOOL.search(text)) is not None:
             message = f"the prompt says '{found[0]}', and there are no tools"
@@ -314,7 +296,7 @@ def _shots(subject: Subject) -> Iterator[Fault]:
         message = f"the prompt says to every task what row {shown[1] + 1} of split '{shown[0]}' holds"
         yield subject.document.warning("prompt", message, "take another example", "one-row", at="key")
     tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if hasattr(one.spec, "expect")), None)
-    example = re.search(rf"<{tag}>\s*([^<>{{}}]+?)\s*</{tag}>", said)
+    example = re.search(rf"<{tag}>\s*(?!(?:and|or|to)\b)([^<>{{}}]+?)\s*</{tag}>", said)
     golds = (
         [gold_of(subject, term, row) or "" for split in subject.splits.values() for row in split.rows] if term else []
     )
@@ -330,6 +312,14 @@ def _shots(subject: Subject) -> Iterator[Fault]:
 
 def _sizes(subject: Subject, text: str) -> Iterator[Fault]:
     """A length that the prompt allows and a term does not pay."""
+    between = re.search(r"\b(\d+) (?:to|and|-|–) (\d+) (word|char)(?:s|acters)\b", text)
+    for name, reward in subject.loaded.spec.rewards.items() if between is not None else ():
+        least, most = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or 10**9
+        ends = (int(between[1]), int(between[2])) if between is not None else (0, 0)
+        is_same = between is not None and getattr(reward, "unit", "") == f"{between[3]}s"
+        if getattr(reward, "rule", "") == "length" and (not is_same or least > ends[0] or most < ends[1]):
+            message = f"the prompt asks for {between and between[0]}, and '{name}' pays for others"
+            yield subject.document.warning("prompt", message, "ask for what is paid", "limits", at="key")
     for found in _WORDS.finditer(text):
         size = int(found[2])
         for name, reward in subject.loaded.spec.rewards.items():
@@ -371,20 +361,6 @@ def _marks(subject: Subject) -> Iterator[Fault]:
             message = f"the prompt tells to write <{tag}>, which nothing reads"
             yield subject.document.warning("prompt", message, "write the marks of the dialect", "call-marks", at="key")
             return
-
-
-def _units(subject: Subject) -> Iterator[Fault]:
-    said = fixed_text(subject)
-    for name in subject.loaded.spec.tools:
-        entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))
-        for pair in _UNITS:
-            for mine, other in (pair, pair[::-1]):
-                here, there = (re.search(rf"(?i)\b(?:{mine})\b", text) for text in (said, entry))
-                strange = re.search(rf"(?i)\b(?:{other})\b", entry)
-                if here and strange and not there and not re.search(rf"(?i)\b(?:{other})\b", said):
-                    message = f"the prompt speaks of {here[0]}, and the tool of {strange[0]}"
-                    yield subject.document.warning(("tools", name), message, "take one unit", "other-unit", at="key")
-                    return
 
 
 def _user(subject: Subject) -> Iterator[Fault]:

@@ -49,6 +49,8 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
     ("YYYY-MM-DD", r"\bYYYY-MM-DD\b", re.compile(r"\d{4}-\d\d-\d\d").search),
     ("HH:MM", r"\bHH:MM\b", re.compile(r"\d\d?:\d\d").search),
     ("DD.MM.YYYY", r"\bDD\.MM\.YYYY\b", re.compile(r"\d\d?\.\d\d?\.\d{4}").search),
+    ("capital letters", r"\b(?:in|all) (?:capitals|capital letters|upper ?case)\b", lambda gold: gold == gold.upper()),
+    ("lower case", r"\bin lower ?case\b|\bin small letters\b", lambda gold: gold == gold.lower()),
     ("a percentage", r"\b(?:what|which|as a|give the|in) (?:percent|percentage)\b", lambda gold: not _is_between(gold)),
 )  # fmt: skip
 """What a prompt may ask for, how that is said, and which golds are of that form."""
@@ -258,7 +260,8 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
         return
     for index, (text, gold) in enumerate(zip(one.texts, golds, strict=False)):
         asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
-        if word := next((word for word, fits in asked if not fits(gold)), ""):
+        loose = ("capital letters", "lower case") if getattr(term.spec, "normalise", "case") != "none" else ()
+        if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
             message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
             return

@@ -33,6 +33,7 @@ _NOISE: Final = "zq xv wk"
 _NUMBERS: Final = ("0", "-7", "31415926")
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _WORDS: Final = re.compile(r"(?:[^\W\d_]{3,}|of|the|a|an)(?:[\s'-]+[^\W\d_]{2,}){1,}")
+_WORK: Final = r"work|working|solution|formula|expression|rationale|explanation|gold\w*|answer\w*"
 _GOLD_PATH: Final = re.compile(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*")
 
 
@@ -134,6 +135,11 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fa
     if rule == "math_equal" and told and all(_WORDS.fullmatch(gold.strip()) for gold in told):
         message = f"the gold values are words, such as {told[0][:40]!r}, and math_equal compares formulas"
         yield subject.document.warning(f"{path}.rule", message, "write rule: exact_match", "other-rule")
+    if rule == "exact_match" and told and all(re.fullmatch(r"-?\d+(?:\.\d+)?", gold.strip()) for gold in told):
+        decimal = next((gold for gold in told if "." in gold), None)
+        if decimal is not None:
+            message = f"the gold values are numbers, and {decimal}0 is another text than {decimal}"
+            yield subject.document.warning(f"{path}.rule", message, "write rule: numeric_match", "other-rule")
     if rule == "numeric_match":
         yield from _tolerance(subject, path, term, list(zip(rows, values, strict=False)))
     short = [gold for gold in values if gold is not None and 0 < len(gold.strip()) <= 2]
@@ -196,9 +202,12 @@ def _anything(
     if getattr(term.spec, "rule", "") in ("json_schema", "json_match") and not pays[0]:
         texts = ("null", "0", '""', "[]", "{}")
         pays[0] = all((_measured(subject, term, row, text, answer=text) or 0) >= 1 for row in some for text in texts)
+    objects = ("{}", '{"zq": 1}')
+    if getattr(term.spec, "rule", "").startswith("json") and some:
+        pays[0] |= all((_measured(subject, term, row, text, answer=text) or 0) >= 1 for row in some for text in objects)
     if pays[0] and some:
         is_json = getattr(term.spec, "rule", "").startswith("json")
-        message = "any JSON earns it" if is_json else f"any text earns it, such as '{_NOISE}'"
+        message = "any JSON object earns it" if is_json else f"any text earns it, such as '{_NOISE}'"
         yield subject.document.warning(place, message, "ask for what only a right answer has", "any-answer", at=at)
     elif all(pays[1:]) and getattr(term.spec, "rule", "") in ("numeric_match", "math_equal"):
         yield subject.document.warning(place, "any number earns it", "make the tolerance smaller", "any-answer", at=at)
@@ -238,6 +247,10 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     if spec.on_invalid == "retry" and spec.kind == "rule" and not hasattr(spec, "python"):
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
+    others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.weight > 0]
+    if not spec.required and rule in _ENDS and all(getattr(one, "rule", "") in _FORM for one in others):
+        message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
+        yield document.warning(f"{path}.required", message, "take it out", "only-form")
     if spec.gate is not None and (why := _turned(subject, spec.gate)):
         what = "paid for" if spec.weight > 0 else "taken away from"
         if (why == "wrong") == (spec.weight > 0):
@@ -332,12 +345,15 @@ def _together(subject: Subject) -> Iterator[Fault]:
         if 0 < abs(reward.weight) < highest / 1_000:
             message = f"a weight of {reward.weight:g} is lost beside one of {highest:g}"
             yield document.warning(f"rewards.{name}.weight", message, "bring them nearer together", "lost-weight")
-    form = [name for name in paid if rules[name] in _FORM]
-    gold = [name for name in paid if rules[name] not in _FORM]
+    told = {name for name in paid if rules[name] not in (*_FORM, "json_schema")}
+    form = [name for name in paid if rules[name] in _FORM or (told and rules[name] == "json_schema")]
+    gold = [name for name in paid if name not in form]
     judged = [name for name in gold if spec.rewards[name].kind == "judge"]
     checked = [name for name in gold if name not in judged]
-    for some, others, factor in ((form, gold, 1.0), (judged, checked, 3.0)):
-        some = [name for name in some if spec.rewards[name].gate is None]
+    gated = {name for name in paid if spec.rewards[name].gate is not None}
+    free, behind = [name for name in form if name not in gated], [name for name in form if name in gated]
+    taste = [name for name in judged if name not in gated]
+    for some, others, factor in ((free, gold, 1.0), (behind, gold, 5.0), (taste, checked, 3.0)):
         if others and sum(spec.rewards[one].weight for one in some) > factor * sum(
             spec.rewards[one].weight for one in others
         ):
@@ -348,13 +364,35 @@ def _together(subject: Subject) -> Iterator[Fault]:
 
 
 def _shown_gold(subject: Subject) -> Iterator[Fault]:
-    """A prompt that shows the very column that is the right answer."""
-    prompt = subject.loaded.spec.prompt
-    paths = {path for text in (prompt.system, prompt.user) if text is not None for path in compile_template(text).paths}
-    for name, reward in subject.loaded.spec.rewards.items():
-        found = _GOLD_PATH.fullmatch(str(getattr(reward, "expect", "")))
-        if found is not None and ("task", found[1]) in paths and getattr(reward, "rule", "") in _GOOD:
-            message = f"the prompt shows task.{found[1]}, which is the right answer of '{name}'"
-            place = "prompt.user" if f"task.{found[1]}" in prompt.user else "prompt.system"
-            yield subject.document.warning(place, message, "take it out", "gold-in-prompt", find=f"task.{found[1]}")
+    """A prompt that shows the very column that is the right answer, or the work behind it."""
+    spec = subject.loaded.spec
+    templates = [(key, compile_template(getattr(spec.prompt, key) or "")) for key in ("system", "user")]
+    paths = {path[1]: key for key, one in templates for path in one.paths if path[0] == "task" and path[1:]}
+    for name, reward in spec.rewards.items():
+        expect = getattr(reward, "expect", "")
+        read = re.findall(r"task\.(\w+)", str(getattr(expect, "arguments", None) or expect or ""))
+        whole = _GOLD_PATH.fullmatch(str(expect)) is not None and getattr(reward, "rule", "") in _GOOD
+        column = next((one for one in read if one in paths), None) if whole or reward.kind == "verify" else None
+        if column is not None and column not in str(getattr(reward, "arguments", "")):
+            message = f"the prompt shows task.{column}, which is the right answer of '{name}'"
+            place = f"prompt.{paths[column]}"
+            yield subject.document.warning(place, message, "take it out", "gold-in-prompt", find=f"task.{column}")
             return
+        for index, step in enumerate(spec.oracle or ()):
+            asked = {tool: str(given) for group in _groups(step) for tool, given in group.items()}
+            for tool, given in asked.items():
+                made = subject.tools.get(tool)
+                if whole and made is not None and made.kind in ("calculator", "search") and f"task.{read[0]}" in given:
+                    message = f"the call is given task.{read[0]}, which it is to find"
+                    path = ("oracle", index, "call")
+                    yield subject.document.warning(path, message, "ask for it", "wrong-oracle")
+                    return
+    work = next((one for one in paths if re.fullmatch(_WORK, one)), None)
+    if work is not None and re.search(rf"task\.{work}\b", str(subject.document.get("oracle"))):
+        message = f"the prompt shows task.{work}, by which the oracle answers"
+        yield subject.document.warning(f"prompt.{paths[work]}", message, "take it out", "gold-in-prompt")
+
+
+def _groups(step: Any) -> Sequence[Mapping[str, Any]]:
+    calls = getattr(step, "call", ())
+    return calls if isinstance(calls, tuple) else (calls,)

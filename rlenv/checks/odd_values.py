@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.nearest import nearest
+from rlenv.checks.odd_rows import fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Fault, RlenvError
 from rlenv.language.loader import load_spec
@@ -59,7 +60,7 @@ _OWN_FIELDS: Final = frozenset(("messages", "model", "temperature", "top_p", "ma
 _HERE: Final = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[::1\])$")
 _ADDRESS: Final = re.compile(r"(https?)://([^/\s:?#]+|\[[^]]*\])(?::(\d*))?(/[^\s?#]*)?")
 _UNFILLED: Final = re.compile(
-    r"(?i)<[a-z][a-z _-]*>|\b(?:change[-_ ]?me|placeholder|todo|fixme|xxx)\b"
+    r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder|todo|fixme|xxx)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
 _COMPARED: Final = frozenset(("exact_match", "numeric_match", "math_equal", "f1", "contains", "json_match"))
@@ -67,6 +68,21 @@ _IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove 
 _SAID: Final = ("description", "prompt", "rubric", "system")
 _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
 _SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
+
+
+_IMAGE: Final = re.compile(
+    r"\b(?:look at|see|in|from|describe|read|given|attached|this)\s+(?:the |this |an? )?(?:attached |following )?"
+    r"(?:image|picture|photo|photograph|screenshot)s?\b",
+    re.IGNORECASE,
+)
+_UNITS: Final = (
+    (r"celsius|metric|°C", r"fahrenheit|imperial|°F"),
+    (r"kilomet(?:re|er)s?|km", r"miles?"),
+    (r"kilograms?|kg", r"pounds?|lbs?"),
+    (r"euros?|EUR", r"dollars?|USD"),
+    (r"met(?:re|er)s", r"feet|inches"),
+)
+"""Units of which a prompt names one, and an entry another."""
 
 
 def check_values(subject: Subject) -> Iterator[Fault]:
@@ -85,6 +101,8 @@ def check_values(subject: Subject) -> Iterator[Fault]:
     yield from _extends(subject)
     yield from _panels(subject)
     yield from _told_gold(subject)
+    yield from _images(subject)
+    yield from _units(subject)
     yield from _functions(subject)
     for index, kind in enumerate(subject.loaded.spec.calls.coerce or ()):
         types = re.findall(r"'type': '?\[?'?(\w+)", str([tool.parameters for tool in subject.tools.values()]))
@@ -195,6 +213,9 @@ def _stops(subject: Subject) -> Iterator[Fault]:
         name: str | None = path.split(".")[1]
         is_judge = (path.startswith("endpoints") and name in judges) or path.startswith("rewards")
         is_user = (path.startswith("endpoints") and name == talks) or path.startswith("user")
+        if is_user and sampling.max_tokens is not None and sampling.max_tokens < 16:
+            message = f"{sampling.max_tokens} tokens are too few for a user's reply"
+            yield subject.document.warning(f"{path}.max_tokens", message, "write 100", "odd-sampling")
         for index, stop in enumerate(sampling.stop or ()):
             why = ""
             if is_judge and (set(stop) & set('{}":,') or stop.strip() in ("", "score", "reasoning", "nonce", "```")):
@@ -232,6 +253,9 @@ def _entries(subject: Subject) -> Iterator[Fault]:
         if entry.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
             message = "nothing is kept of a tool that changes something or may not be repeated"
             yield warn(f"{path}.cache", message, "take it out, or write idempotent: true", "idle-cache", at="key")
+        if entry.kind in ("agent", "model") and entry.timeout_s is not None and entry.timeout_s < 3:
+            message = f"a model seldom answers within {entry.timeout_s:g} s"
+            yield warn(f"{path}.timeout_s", message, "write 30 or more", "limits")
         if entry.cache is not None and entry.cache.scope == "none" and entry.cache.ttl_s is not None:
             yield warn(f"{path}.cache.ttl_s", "nothing is kept with 'scope: none'", "take it out", "idle-cache")
         yield from _told(subject, name)
@@ -370,3 +394,28 @@ def _extends(subject: Subject) -> Iterator[Fault]:
     if (other.name, other.version) == (spec.name, spec.version) and other != spec:
         message = f"'{spec.name}' version {spec.version} is what it extends too: their results are mixed up"
         yield document.warning("name", message, "give it another name", "same-name")
+
+
+def _images(subject: Subject) -> Iterator[Fault]:
+    """A prompt that speaks of an image where nothing shows one."""
+    prompt = subject.loaded.spec.prompt
+    may_show = any(tool.kind in ("python", "mcp", "model") for tool in subject.tools.values())
+    for key in ("system", "user"):
+        found = _IMAGE.search(getattr(prompt, key) or "")
+        if found is not None and not prompt.images and not may_show:
+            message = f"'{found[0]}' is spoken of, and no image is shown"
+            yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
+
+
+def _units(subject: Subject) -> Iterator[Fault]:
+    said = fixed_text(subject)
+    for name in subject.loaded.spec.tools:
+        entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))
+        for pair in _UNITS:
+            for mine, other in (pair, pair[::-1]):
+                here, there = (re.search(rf"(?i)\b(?:{mine})\b", text) for text in (said, entry))
+                strange = re.search(rf"(?i)\b(?:{other})\b", entry)
+                if here and strange and not there and not re.search(rf"(?i)\b(?:{other})\b", said):
+                    message = f"the prompt speaks of {here[0]}, and the tool of {strange[0]}"
+                    yield subject.document.warning(("tools", name), message, "take one unit", "other-unit", at="key")
+                    return

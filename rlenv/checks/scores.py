@@ -184,9 +184,14 @@ def check_measures(subject: Subject) -> Iterator[Fault]:
 
 _NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
 _BAD = re.compile(
-    rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic)\b"
+    rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic"
+    r"|no \w+ at all|not at all|hardly)\b"
 )
 _GOOD = re.compile(rf"{_NOT}(?:good|excellent|perfect|great|best|flawless|outstanding|fully correct)\b")
+_VERDICT = re.compile(
+    r"(?i)\b(?:yes or no|true or false|yes/no|pass or fail|pass/fail|good or bad|a letter grade)\b"
+    r"|\b(?:reply|answer|respond) (?:only )?with (?:only |just )?(?:a|the|one) (?:single )?(?:number|digit|letter)\b"
+)
 _LOWER = re.compile(
     r"(?i)\b(?:lower(?: scores?)? (?:is|are|means?) better|(?:0|1|one|zero) (?:is|being|=|means) (?:the )?best)\b"
 )
@@ -334,9 +339,15 @@ def _range_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
     if spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
         message = f"a judge gives 0 to 1 (the score's place on its scale), and not {list(spec.range)}"
         yield document.warning(f"{path}.range", message, "take 'range' out, and write scale", "odd-range")
-    if re.search(r"\b(?:yes or no|true or false|[Yy]es/[Nn]o)\b", prompt) and getattr(spec, "schema_", None) is None:
-        message = "the judge is told to say yes or no, and a score is read"
+    if (other := _VERDICT.search(prompt)) is not None and getattr(spec, "schema_", None) is None:
+        message = f"the judge is told '{other[0]}', and a JSON object with a score is read"
         yield document.warning(f"{path}.prompt", message, "write scale: [0, 1], and ask for a score", "other-scale")
+    if "percent" in prompt and getattr(spec, "scale", (0, 100))[1] != 100:
+        message = f"the judge is told to give a percentage, and the scale ends at {getattr(spec, 'scale', (0, 0))[1]:g}"
+        yield document.warning(f"{path}.prompt", message, "write scale: [0, 100]", "other-scale")
+    if getattr(spec, "quorum", None) == 1 and len(getattr(spec, "judges", ())) > 2:
+        message = "one judge decides where the others fail"
+        yield document.warning(f"{path}.quorum", message, "write 2 at least", "same-judge")
 
 
 def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:

@@ -55,6 +55,21 @@ def one(context):
     return 1.0
 
 
+def ignores(place: str, day: str) -> str:
+    "Says where it is."
+    return place
+
+
+def box():
+    return {}
+
+
+def put(thing: str, box) -> str:
+    "Puts a thing into the box."
+    box[thing] = 1
+    return thing
+
+
 def percent(context):
     return 100.0 * (context.answer == str(context.task["answer"]))
 
@@ -96,7 +111,8 @@ def asks(**more: Any) -> dict[str, Any]:
 
 
 def judged(**more: Any) -> dict[str, Any]:
-    return {"endpoints": {"m": MODEL | more.pop("endpoint", {})}, "rewards.good": JUDGE | more}
+    judge = JUDGE if "judges" not in more else {key: value for key, value in JUDGE.items() if key != "endpoint"}
+    return {"endpoints": {"m": MODEL | (more.pop("endpoint", None) or {})}, "rewards.good": judge | more}
 
 
 def talks(**more: Any) -> dict[str, Any]:
@@ -462,6 +478,62 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "rewards.correct": {"kind": "rule", "rule": "contains"},
         },
     ),
+    # what is told, and what stands apart
+    "the work in the prompt": (
+        "gold-in-prompt",
+        {
+            **rows({"question": "a", "answer": 5, "work": "2 + 3"}, {"question": "b", "answer": 8, "work": "4 + 4"}),
+            "tasks.test.rows": [{"question": "c", "answer": 13, "work": "7 + 6"}],
+            "prompt.user": "{{ task.question }} {{ task.work }}",
+            "oracle": [
+                {"call": {"calculate": {"expression": "{{ task.work }}"}}},
+                {"say": "<answer>{{ results[-1] }}</answer>"},
+            ],
+        },
+    ),
+    "a user who tells": ("gold-in-prompt", scripted(replies=["It is {{ task.answer }}."])),
+    "an oracle that asks with the answer": (
+        "wrong-oracle",
+        {
+            "oracle": [
+                {"call": {"calculate": {"expression": "{{ task.answer }} + 0"}}},
+                {"say": "<answer>{{ task.answer }}</answer>"},
+            ],
+            "rewards.correct": {"kind": "rule", "rule": "numeric_match", "expect": "{{ task.answer }}"},
+        },
+    ),
+    "one answer that is not what its call gives": (
+        "odd-gold",
+        {
+            **rows(*({"question": f"{n} + 1", "answer": n + (2 if n == 3 else 1)} for n in range(1, 6))),
+            "oracle": [
+                {"call": {"calculate": {"expression": "{{ task.question[-5:] | replace('What is ', '') }}"}}},
+                {"say": "<answer>{{ task.answer }}</answer>"},
+            ],
+            "tasks.test.rows": [{"question": "7 + 1", "answer": 8}],
+        },
+    ),
+    "a parameter that the function ignores": (
+        "unread-parameter",
+        {"tools.own": {"kind": "python", "function": "own.py:ignores"}},
+    ),
+    "a change that nobody declares": (
+        "odd-policy",
+        {
+            "resources.box": {"kind": "python", "factory": "own.py:box"},
+            "tools.own": {"kind": "python", "function": "own.py:put", "inject": ["box"]},
+        },
+    ),
+    "a panel of one": (
+        "same-judge",
+        {**judged(endpoint=None, judges=[{"endpoint": "m"}, {"endpoint": "n"}]), "endpoints": {"m": MODEL, "n": MODEL}},
+    ),
+    "an example that fails": (
+        "odd-example",
+        {"tools.calculate": {"kind": "calculator", "example": {"expression": "2 apples"}}},
+    ),
+    "an example with a unit": ("gold-form", {"prompt.system": "Such as <answer>42 km</answer>."}),
+    "a judge who says yes": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Say pass or fail.")),
     "an oracle that is too short": (
         "wrong-oracle",
         {"rewards.f": {"kind": "rule", "rule": "length", "min": 200, "unit": "words", "of": "answer"}},
