@@ -338,7 +338,7 @@ def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
         return
     share, new = (math.fsum(_mean(part) for part in found.values()) / gold for found in (sums, rest))
     # Tasks that list nothing are not guessed.
-    played = {key for way in chapter.ways.get("every_option", [])[:1] for key in way}
+    played = {key for way in chapter.ways.get("every_option", []) for key in way}
     is_most = 2 * len(sums) >= len(played)
     if not is_most or min(share, new) <= verdicts.thresholds.adversary + SLACK:
         return

@@ -84,7 +84,7 @@ async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> t
     found += [_leak("result that the oracle goes on from", learn(listed, golds, allowed=partial(_is_read, is_glued)))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
-    found += await _sheets(player, some, golds[: len(some)], told)
+    found += await _sheets(player, some, golds[: len(some)], told, notes)
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
     for label in dict.fromkeys(label for one in told for label in one):
@@ -124,7 +124,7 @@ def _leak(where: str, sure: Sure | None) -> Leak | None:
 
 
 async def _sheets(
-    player: Player, subjects: Sequence[Subject], golds: Sequence[str], told: Sequence[Told]
+    player: Player, subjects: Sequence[Subject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
 ) -> list[Leak | None]:
     """Golds in what a listed name gives on all tasks alike: in what is shown of it, or in its rows for the task."""
     found: list[Leak | None] = []
@@ -136,6 +136,10 @@ async def _sheets(
             )
             sure = sheet.sure(golds, [one["rows"].text if "rows" in one else "" for one in made])
         found.append(_leak(sheet.where, sure))
+        if sure is None and sheet.is_blind:
+            notes.append(
+                f"{sheet.where}: answers beside questions were not looked for, since these are too short to know"
+            )
     return found
 
 

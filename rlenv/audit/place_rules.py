@@ -207,7 +207,8 @@ def dealt_anew(said: Sequence[str], golds: Sequence[str]) -> float:
 
 def says(text: str, gold: str) -> bool:
     """Whether a gold stands in a text as a whole, in any form that a rule could undo."""
-    return any(_whole(form).search(text) for _, form in _forms(gold)) if gold else False
+    low = text.casefold()
+    return any(form.casefold() in low and _whole(form).search(text) for _, form in _forms(gold)) if gold else False
 
 
 def unveiled(text: str) -> str:
@@ -281,7 +282,10 @@ def _whole(form: str) -> re.Pattern[str]:
 
 def _candidates(text: str, gold: str, kind: str, allowed: Allowed) -> Iterator[_Shape]:
     """The shapes of the places where the text has the gold."""
+    low = text.casefold()
     for transform, form in _forms(gold):
+        if form.casefold() not in low:
+            continue
         found = [match for match in list(_whole(form).finditer(text))[:20] if allowed(text, *match.span(), transform)]
         for start, end in (match.span() for match in found):
             before = text[:start].rpartition("\n")[2]

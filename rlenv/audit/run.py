@@ -60,6 +60,7 @@ _BATCH = 64
 _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
+_FIRST = 8
 _MOST_CHANGING = 6
 
 Progress = Callable[[str, int, int], None]
@@ -182,7 +183,8 @@ class _Run:
         for done, adversary in enumerate(ADVERSARIES):
             self._progress(f"{split}: attacks", done, steps)
             subjects = wide if adversary.wide else attacked
-            chapter.ways[adversary.name] = ways = await _ways(player, subjects, adversary.write)
+            few = 0 if adversary.partial or adversary.wide else _FIRST
+            chapter.ways[adversary.name] = ways = await _ways(player, subjects, adversary.write, first=few)
             earns = any(share_of(way, chapter.golds) > self.seen.thresholds.adversary for way in ways)
             if adversary.control is not None and earns:
                 chapter.controls[adversary.name] = await _ways(player, subjects, adversary.control)
@@ -302,10 +304,23 @@ class _Run:
         self.seen.see_signal(chapter, golds, samples)
 
 
-async def _ways(player: Player, subjects: Sequence[Subject], write: Write) -> list[Way]:
+async def _ways(player: Player, subjects: Sequence[Subject], write: Write, *, first: int = 0) -> list[Way]:
+    """What each way earns; one that earns nothing on the `first` tasks, spread evenly, is not played on the others."""
     scripts = {subject.gold.task_index: write(subject) for subject in subjects}
-    count = max(map(len, scripts.values()), default=0)
-    return [await player.way(subjects, partial(_nth, scripts, number)) for number in range(count)]
+    few = subjects[:: -(-len(subjects) // first)] if first else subjects
+    ways: list[Way] = []
+    for number in range(max(map(len, scripts.values()), default=0)):
+        way = await player.way(few, partial(_nth, scripts, number))
+        if len(way) < len(few) or any(_is_worth(way[one.gold.split, one.gold.task_index], one.gold) for one in few):
+            way = await player.way(subjects, partial(_nth, scripts, number))
+        ways.append(way)
+    return ways
+
+
+def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
+    """Whether an episode earned anything, or escaped, or was as good as the oracle's."""
+    total = ended.reward.total
+    return total is None or total > 0 or bool(ended.success) or total >= _total(gold)
 
 
 def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: Subject) -> Sequence[Action]:

@@ -71,6 +71,11 @@ class Sheet:
         self._questions = [set(words_in(one.prompt)) for one in subjects]
         self._words = [set(words_in(_prompt(one))) for one in subjects]
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether no line could repeat a question, since these have too few words to be known by."""
+        return self._least > 0 and not any(self._asked)
+
     def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> Sure | None:
         """Whether the lines nearest to each task's prompt, and to what `more` says on it alone, give golds away."""
         near = []

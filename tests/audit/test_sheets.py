@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import rlenv
+from rlenv.audit.run import audit
 from tests.support.leaks_shown import shown_in
-from tests.support.planted import WORDS, Row, rows_of
+from tests.support.planted import WORDS, Row, plant, rows_of
 
 
 def sale(index: int) -> Row:
@@ -98,3 +101,23 @@ def test_an_error_that_repeats_the_name_that_was_asked_for_gives_nothing_away(tm
     more = DATABASE.replace("path: shop.sqlite, access: read_only", "init: make.sql")
     call = '{query: {sql: "SELECT sign FROM gates WHERE gate = {{ task.gate }}"}}'
     assert shown_in(tmp_path, rows, more=more, call=call) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("question", "expected"), [("Sold {at}?", True), ("How much was sold in week {at}?", False)])
+def test_questions_that_are_too_short_to_be_known_in_a_sheet_are_a_note(
+    tmp_path: Path, question: str, expected: bool
+) -> None:
+    rows = [{"question": question.format(at=at), "answer": WORDS[at]} for at in range(14)]
+    text = (
+        'def look() -> str:\n    """Lists the files."""\n    return "old.csv"\n\n\n'
+        'def read(file: str) -> str:\n    """Reads a file."""\n    return "nothing\\nof use"\n'
+    )
+    more = "".join(f"  {tool}: {{kind: python, function: 'tools.py:{tool}'}}\n" for tool in ("look", "read"))
+    path = plant(tmp_path, {"train": rows}, more=f"tools:\n{more}", tools=text)
+
+    async def main() -> bool:
+        async with rlenv.load(path) as environment:
+            return any("too short to know" in note for note in (await audit(environment, tasks=4)).notes)
+
+    assert asyncio.run(main()) == expected
