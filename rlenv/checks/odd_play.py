@@ -97,7 +97,8 @@ def _run(subject: Subject, played: _Played) -> None:
             await _play(subject, played)
 
     log = logging.getLogger("rlenv")
-    before, log.level = log.level, logging.CRITICAL + 1
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)  # what a tool raises here is said with its place
     try:
         asyncio.run(bounded())
     except TimeoutError:
@@ -105,7 +106,7 @@ def _run(subject: Subject, played: _Played) -> None:
     except RlenvError as error:  # a world that does not open is no oddity of the spec's text
         subject.not_checked.append(f"what an episode earns: {error}")
     finally:
-        log.level = before
+        log.setLevel(before)
 
 
 async def _play(subject: Subject, played: _Played) -> None:

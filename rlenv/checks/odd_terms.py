@@ -251,11 +251,9 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     if not spec.required and rule in _ENDS and all(getattr(one, "rule", "") in _FORM for one in others):
         message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
         yield document.warning(f"{path}.required", message, "take it out", "only-form")
-    if spec.gate is not None and (why := _turned(subject, spec.gate)):
-        what = "paid for" if spec.weight > 0 else "taken away from"
-        if (why == "wrong") == (spec.weight > 0):
-            message = f"'{spec.gate}' holds for what is {why}: it is {what} that alone"
-            yield document.warning(f"{path}.gate", message, "turn the comparison around", "wrong-gate")
+    if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec.gate):
+        message = f"'{spec.gate}' holds for what is wrong: it is paid for that alone"
+        yield document.warning(f"{path}.gate", message, "turn the comparison around", "wrong-gate")
     if (
         spec.when == "turn"
         and spec.over_turns == "sum"
@@ -269,15 +267,15 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
 
 
-def _turned(subject: Subject, gate: str) -> str:
-    """Which episodes a gate over terms that tell right from wrong lets through: "wrong", "right", or "" for others."""
+def _is_of_wrong(subject: Subject, gate: str) -> bool:
+    """True for a gate over terms that tell right from wrong which lets what is wrong through, and that alone."""
     terms = subject.loaded.spec.rewards
     expression = compile_expression(gate, names=terms)
     rules = [getattr(terms[name], "rule", terms[name].kind) for name in expression.names]
     if not rules or any(rule not in (*_GOOD, *_ENDS, "judge", "verify", "tests") for rule in rules):
-        return ""
+        return False
     low, high = (bool(expression(dict.fromkeys(expression.names, value))) for value in (0.0, 1.0))
-    return "" if low == high else "wrong" if low else "right"
+    return low and not high
 
 
 def _holds_always(source: str) -> bool:

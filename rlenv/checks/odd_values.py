@@ -312,7 +312,7 @@ def _function(subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunc
     read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context"}
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     for name in names:
-        if name not in read and not name.startswith("_") and len(node.body) > 1:
+        if name not in (*read, *inject) and not name.startswith("_") and len(node.body) > 1:
             message = f"the function never reads its parameter '{name}'"
             yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
             break
