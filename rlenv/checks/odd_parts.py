@@ -292,8 +292,10 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
     if waits > timeout_s:
         message = f"{spec.retries} tries wait {waits:.3g} s at least, and the call is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.retries", message, "write 2 or 3", "idle-limit")
-    if spec.faults is not None and max(spec.faults.error, spec.faults.hang) >= 0.9:
-        yield document.warning(f"{path}.faults", "nearly every call fails", "write a share below 1", "never-runs")
+    if spec.faults is not None and max(spec.faults.error, spec.faults.hang) >= 0.5:
+        yield document.warning(
+            f"{path}.faults", "half of all calls fail, or more", "write a smaller share", "never-runs"
+        )
     if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.uniform[0] >= timeout_s:
         message = f"the shortest delay is longer than the {timeout_s:g} s of a call"
         yield document.warning(f"{path}.faults.delay_s", message, "shorten it", "never-runs")

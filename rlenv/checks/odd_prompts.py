@@ -296,7 +296,7 @@ def _shots(subject: Subject) -> Iterator[Fault]:
         message = f"the prompt says to every task what row {shown[1] + 1} of split '{shown[0]}' holds"
         yield subject.document.warning("prompt", message, "take another example", "one-row", at="key")
     tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if hasattr(one.spec, "expect")), None)
-    example = re.search(rf"<{tag}>\s*(?!(?:and|or|to)\b)([^<>{{}}]+?)\s*</{tag}>", said)
+    example = re.search(rf"<{tag}>(?!\s*(?:and|or|to)\b)\s*([^<>{{}}]+?)\s*</{tag}>", said)
     golds = (
         [gold_of(subject, term, row) or "" for split in subject.splits.values() for row in split.rows] if term else []
     )

@@ -19,6 +19,8 @@ __all__ = ["COUNTS", "Asked", "asked_of", "check_rows", "fixed_text", "gold_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
+_TOLD: Final = re.compile(r"(?i)\b(?:answer|solution|label|gold|result)\W{1,4}")
+_LOOKED_AT: Final = 1_000
 _NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
 COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
 
@@ -72,6 +74,7 @@ def check_rows(subject: Subject) -> Iterator[Fault]:
         return
     path = f"rewards.{term.name}.expect" if subject.document.has(f"rewards.{term.name}.expect") else "tasks"
     for one, told in zip(asked, golds, strict=True):
+        told = told[:_LOOKED_AT]
         given = [gold.strip() for gold in told if gold is not None and gold.strip()]
         if given and len(given) == len(told):
             yield from _forms(subject, path, one, given, term)
@@ -157,6 +160,16 @@ def _splits(subject: Subject) -> Iterator[Fault]:
             message = f"its rows and those of '{splits[0].name}' have other columns: {shown}"
             place = f"tasks.{one.name}"
             yield subject.document.warning(place, message, "fill the same columns", "other-columns", at="key")
+    for one in splits:
+        spaced = next((name for name in one.columns if str(name) != str(name).strip("\ufeff \t")), None)
+        if spaced is not None:
+            message = f"the column {spaced!r} has blanks around its name"
+            yield subject.document.warning(f"tasks.{one.name}", message, "mend the file", "odd-column", at="key")
+        ids = [str(row["id"]) for row in one.rows if isinstance(row.get("id"), (str, int))]
+        if len(set(ids)) < len(ids):
+            twice = next(value for value, count in Counter(ids).items() if count > 1)
+            message = f"two of its rows have the id '{twice}'"
+            yield subject.document.warning(f"tasks.{one.name}", message, "mend them", "duplicate-rows", at="key")
     spec = subject.loaded.spec
     for name, source in spec.tasks.items():
         if source.python is not None and name in subject.splits:
@@ -231,20 +244,20 @@ def _twice(
     subject: Subject, asked: Sequence[Asked], prompts: Sequence[Sequence[str]], golds: Sequence[Sequence[str | None]]
 ) -> Iterator[Fault]:
     """Tasks that ask what another one asks: with another gold, or in another split."""
-    seen: dict[str, tuple[str, int, str | None]] = {}
+    seen: dict[str, tuple[str, int, str | None, Any]] = {}
     for one, texts, told in zip(asked, prompts, golds, strict=True):
         shared, place = [], f"tasks.{one.split.name}"
         for index, (text, gold) in enumerate(zip(texts, told, strict=False)):
-            split, first, other = seen.setdefault(text, (one.split.name, index, gold))
-            if (split, first) == (one.split.name, index):
+            row = one.split.rows[index]
+            split, first, other, same = seen.setdefault(text, (one.split.name, index, gold, row))
+            if same == row:  # itself, or one that stands there twice
                 continue
             if gold != other:
                 message = f"row {index + 1} asks what row {first + 1} of '{split}' asks, and its gold value is another"
                 yield subject.document.warning(place, message, "keep the right one", "conflicting-rows", at="key")
                 break
             shared.append((index, split, first))
-        rows = [repr(sorted(row.items(), key=str)) for row in one.split.rows]
-        if shared and len(set(rows)) == len(rows):
+        if shared:
             index, split, first = shared[0]
             which = f"row {index + 1}: row {first + 1} of '{split}'"
             message = f"{len(shared)} of its {len(texts)} rows ask what others ask ({which})"
@@ -290,18 +303,20 @@ def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> 
     name = one.split.name
     for what, odd, least in (
         ("is no gold value", [bool(_NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
-        ("is a question", [gold.endswith("?") for gold in golds], 0.5),
+        ("is a question", [gold.endswith("?") for gold in golds], -1.0),
         ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds], 0.0),
         ("stands behind a word such as 'answer' in its own prompt", [_is_told(text, gold) for text, gold
          in zip(one.users, golds, strict=False)], 0.5),
     ):  # fmt: skip
         count = sum(odd)
-        if count > least * len(golds) and (least or count * 2 <= len(golds)):
+        if count and count > least * len(golds) and (least or count * 2 <= len(golds)):
             index = odd.index(True)
             message = f"the gold value of row {index + 1} of split '{name}' {what}: {golds[index][:40]!r}"
             yield subject.document.warning(path, message, "mend the row", "odd-gold")
             return
-    broken = [(index, found[0]) for index, text in enumerate(one.users) if (found := _DAMAGED.search(text))]
+    broken = [
+        (index, found[0]) for index, text in enumerate(one.users[:_LOOKED_AT]) if (found := _DAMAGED.search(text))
+    ]
     if broken and "&" not in subject.loaded.spec.prompt.user:
         message = f"row {broken[0][0] + 1} of split '{name}' holds damaged characters, such as {broken[0][1]!r}"
         hint = "read the file as what it is"
@@ -317,8 +332,10 @@ def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> 
 
 
 def _is_told(text: str, gold: str) -> bool:
-    found = re.search(rf"(?i)\b(?:answer|solution|label|gold|result)\W{{1,4}}{re.escape(gold)}(?!\w)", text)
-    return found is not None
+    ends = (found.end() for found in _TOLD.finditer(text))
+    return any(
+        text[end:].startswith(gold) and not text[end + len(gold) : end + len(gold) + 1].isalnum() for end in ends
+    )
 
 
 def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Fault]:

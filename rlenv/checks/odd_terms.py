@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -127,53 +128,51 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fa
                 yield subject.document.warning(at, message, hint, "gold-not-earned", at=key)
                 return
     yield from _anything(subject, path, term, split, rows)
-    rule = getattr(term.spec, "rule", "")
-    told = [gold for gold in values if gold is not None]
-    if rule == "f1" and told and all(_NUMBER.fullmatch(gold.strip()) for gold in told):
-        message = f"the gold values are numbers, and f1 compares words: {told[0]}.0 is another word than {told[0]}"
-        yield subject.document.warning(f"{path}.rule", message, "write rule: numeric_match", "other-rule")
-    if rule == "math_equal" and told and all(_WORDS.fullmatch(gold.strip()) for gold in told):
-        message = f"the gold values are words, such as {told[0][:40]!r}, and math_equal compares formulas"
-        yield subject.document.warning(f"{path}.rule", message, "write rule: exact_match", "other-rule")
-    if rule == "exact_match" and told and all(re.fullmatch(r"-?\d+(?:\.\d+)?", gold.strip()) for gold in told):
-        decimal = next((gold for gold in told if "." in gold), None)
-        if decimal is not None:
-            message = f"the gold values are numbers, and {decimal}0 is another text than {decimal}"
-            yield subject.document.warning(f"{path}.rule", message, "write rule: numeric_match", "other-rule")
-    if rule == "numeric_match":
-        yield from _tolerance(subject, path, term, list(zip(rows, values, strict=False)))
-    short = [gold for gold in values if gold is not None and 0 < len(gold.strip()) <= 2]
-    if rule == "contains" and short and getattr(term.spec, "max_chars", None) is None:
-        message = f"a gold value is '{short[0]}', which stands in most answers: a list of everything earns it"
-        yield subject.document.warning(at, message, "compare the whole answer: rule: exact_match", "short-gold", at=key)
+    yield from _values(subject, path, term, split, [gold for gold in values if gold is not None])
+
+
+def _values(subject: Subject, path: str, term: Term, split: Split, told: Sequence[str]) -> Iterator[Fault]:
+    """Golds that are all alike, or of another kind than their rule compares."""
+    rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
+    given = [gold.strip() for gold in told]
+    first, most = next(iter(told), ""), max(Counter(told).values(), default=0)
     sources = [str(getattr(one, "expect", "")) for one in subject.loaded.spec.rewards.values() if one.weight > 0]
-    is_said = "{" not in str(getattr(term.spec, "expect", "{"))
-    few = 2 if is_said else 6 if told and (len(told[0]) < 2 or told[0].lower() in _LABELS) else 3
-    is_main = not is_said or not any("{" in source for source in sources)
-    if len(told) >= few and len(set(told)) == 1 and rule not in ("regex", "json_schema") and is_main:
-        message = f"all {len(told)} rows of split '{split.name}' have the gold value {told[0][:40]!r}"
-        yield subject.document.warning(at, message, "a constant answer earns it", "constant-gold", at=key)
-    if rule == "exact_match" and any(len(gold.split()) > 25 for gold in told):
-        message = "a gold value has more than 25 words, which nobody writes to the letter"
-        yield subject.document.warning(at, message, "take f1, contains or a judge", "long-gold", at=key)
-
-
-def _tolerance(
-    subject: Subject, path: str, term: Term, given: Sequence[tuple[Mapping[str, Any], str | None]]
-) -> Iterator[Fault]:
-    """A tolerance within which 0 or twice the gold value is right."""
-    found = 0
-    for row, gold in given:
-        try:
-            number = float(gold or "")
-        except ValueError:
-            continue
-        values = [_measured(subject, term, row, text, answer=text) for text in ("0", f"{2 * number:.12g}")]
-        found += number != 0 and any(value is not None and value >= 1 for value in values)
-    if found and 2 * found >= len(given):
-        key = "tolerance" if getattr(term.spec, "tolerance", 0) else "relative_tolerance"
-        message = "0, or twice the gold value, is right within it in half of the rows"
-        yield subject.document.warning(f"{path}.{key}", message, "make it smaller", "any-answer")
+    is_said = "{" not in str(getattr(spec, "expect", "{"))
+    few = 2 if is_said else 6 if len(first) < 2 or first.lower() in _LABELS else 3
+    counts = rule not in ("regex", "json_schema") and (not is_said or not any("{" in source for source in sources))
+    decimal = next((gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)), "")
+    short = next((gold for gold in given if 0 < len(gold) <= 2), "")
+    are_numbers = bool(given) and all(_NUMBER.fullmatch(gold) for gold in given)
+    sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else []
+    are_words = bool(given) and all(_WORDS.fullmatch(gold) for gold in given)
+    at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
+    for odd, place, message, hint, code in (
+        (rule == "f1" and are_numbers, f"{path}.rule",
+         f"the gold values are numbers, and f1 compares words: {first}.0 is another word than {first}",
+         "write rule: numeric_match", "other-rule"),
+        (rule == "exact_match" and are_numbers and decimal, f"{path}.rule",
+         f"the gold values are numbers, and {decimal}0 is another text than {decimal}",
+         "write rule: numeric_match", "other-rule"),
+        (rule == "math_equal" and are_words, f"{path}.rule",
+         f"the gold values are words, such as {first[:40]!r}, and math_equal compares formulas",
+         "write rule: exact_match", "other-rule"),
+        (rule == "contains" and short and getattr(spec, "max_chars", None) is None, at,
+         f"a gold value is '{short}', which stands in most answers: a list of everything earns it",
+         "compare the whole answer: rule: exact_match", "short-gold"),
+        (counts and len(told) == most >= few, at, f"all {most} {where} have the gold value {first[:40]!r}",
+         "a constant answer earns it", "constant-gold"),
+        (counts and len(told) >= 10 and len(told) > most >= 0.8 * len(told), at,
+         f"{most} of {len(told)} {where} have the same gold value",
+         "a constant answer earns nearly all", "constant-gold"),
+        (rule == "numeric_match" and sizes and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0),
+         f"{path}.tolerance",
+         f"the tolerance is as large as the gold values of half of the {where}", "make it smaller", "any-answer"),
+        (rule == "exact_match" and any(len(gold.split()) > 25 for gold in told), at,
+         "a gold value has more than 25 words, which nobody writes to the letter",
+         "take f1, contains or a judge", "long-gold"),
+    ):  # fmt: skip
+        if odd:
+            yield subject.document.warning(place, message, hint, code, at="key" if place == path else "value")
 
 
 def _answered(subject: Subject, gold: str) -> tuple[str, str | None] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ _RANGES: Final = (
     (r".*\.temperature", 0, 2, "odd-sampling"),
     (r".*\.top_p", 0.05, 1, "odd-sampling"),
     (r"rewards\..*\.max_tokens", 40, 200_000, "odd-sampling"),
-    (r"(?:endpoints|tools|user)\..*\.max_tokens", 2, 200_000, "odd-sampling"),
+    (r"(?:endpoints|tools|user)\..*\.max_tokens", 8, 200_000, "odd-sampling"),
     (r"observation\.max_tokens", 16, 1_000_000, "limits"),
     (r"observation\.max_chars", 64, 10_000_000, "limits"),
     (r"tools\.[^.]+\.max_chars", 40, 10_000_000, "limits"),
@@ -64,7 +63,7 @@ _UNFILLED: Final = re.compile(
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
 _COMPARED: Final = frozenset(("exact_match", "numeric_match", "math_equal", "f1", "contains", "json_match"))
-_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove update".split())
+_SHOWS: Final = re.compile(r"(?:top|first|up to|at most) (\d+) (?:result|document|row|passage|hit|card)s?")
 _SAID: Final = ("description", "prompt", "rubric", "system")
 _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
 _SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
@@ -95,6 +94,13 @@ def check_values(subject: Subject) -> Iterator[Fault]:
         if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
             message = "the address has no path, and '/chat/completions' is added to it"
             yield subject.document.warning(f"{path}.base_url", message, "most servers want …/v1", "address")
+        if endpoint.api_key is not None and "authorization" in {key.lower() for key in endpoint.headers}:
+            message = "'api_key' and a header 'Authorization' are sent, and one of them decides"
+            yield subject.document.warning(f"{path}.headers", message, "take one of them out", "idle-key", at="key")
+    for index, root in enumerate(subject.loaded.spec.roots):
+        if root == "/":
+            message = "rows may name any file of the machine"
+            yield subject.document.warning(f"roots.{index}", message, "name the folder of the files", "unused-roots")
     for path, given in _samplings(subject):
         yield from _sampling(subject, path, given)
     yield from _entries(subject)
@@ -103,7 +109,6 @@ def check_values(subject: Subject) -> Iterator[Fault]:
     yield from _told_gold(subject)
     yield from _images(subject)
     yield from _units(subject)
-    yield from _functions(subject)
     for index, kind in enumerate(subject.loaded.spec.calls.coerce or ()):
         types = re.findall(r"'type': '?\[?'?(\w+)", str([tool.parameters for tool in subject.tools.values()]))
         if kind not in types and not (kind == "number" and "integer" in types):
@@ -259,6 +264,12 @@ def _entries(subject: Subject) -> Iterator[Fault]:
         if entry.cache is not None and entry.cache.scope == "none" and entry.cache.ttl_s is not None:
             yield warn(f"{path}.cache.ttl_s", "nothing is kept with 'scope: none'", "take it out", "idle-cache")
         yield from _told(subject, name)
+        shows = getattr(entry, "top_k", None) or getattr(entry, "max_rows", None)
+        said = re.search(
+            r"(?:top|first|up to|at most) (\d+) (?:result|document|row|passage|hit|card)s?", str(entry.description)
+        )
+        if said is not None and shows is not None and int(said[1]) != shows:
+            yield warn(f"{path}.description", f"it says '{said[0]}', and {shows} are shown", "say how many", "limits")
 
 
 def _panels(subject: Subject) -> Iterator[Fault]:
@@ -292,50 +303,6 @@ def _told_gold(subject: Subject) -> Iterator[Fault]:
         if column is not None:
             message = f"it reads task.{column}, the right answer"
             yield subject.document.warning(path, message, "take it out", "gold-in-prompt", find=f"task.{column}")
-
-
-def _functions(subject: Subject) -> Iterator[Fault]:
-    """Parameters that a function of the spec's own files never reads, and changes that nobody declares."""
-    for name, entry in subject.loaded.spec.tools.items():
-        place, _, function = str(getattr(entry, "function", "")).partition(":")
-        try:
-            tree = ast.parse((subject.loaded.base_of(f"tools.{name}.function") / place).read_text(encoding="utf-8"))
-        except (OSError, ValueError, SyntaxError):
-            continue
-        for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
-                yield from _function(subject, f"tools.{name}", node, entry)
-
-
-def _function(subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunctionDef, entry: Any) -> Iterator[Fault]:
-    warn, inject = subject.document.warning, tuple(getattr(entry, "inject", ()))
-    read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context"}
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    for name in names:
-        if name not in (*read, *inject) and not name.startswith("_") and len(node.body) > 1:
-            message = f"the function never reads its parameter '{name}'"
-            yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
-            break
-    changed = {_root(one) for statement in ast.walk(node) for one in _changes(statement)}
-    if (found := sorted(changed & set(inject) & set(subject.loaded.spec.resources))) and not entry.mutates:
-        message = f"the function changes '{found[0]}', and 'mutates' is false: calls of one turn run at once"
-        yield warn(f"{path}.function", message, "write mutates: true", "odd-policy")
-
-
-def _changes(node: ast.AST) -> Iterator[ast.expr]:
-    """What a statement changes in place."""
-    if isinstance(node, (ast.Assign, ast.Delete)):
-        yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
-    elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):
-        yield node.target
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
-        yield node.func.value
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Fault]:
@@ -397,8 +364,11 @@ def _extends(subject: Subject) -> Iterator[Fault]:
 
 
 def _images(subject: Subject) -> Iterator[Fault]:
-    """A prompt that speaks of an image where nothing shows one."""
+    """A prompt that speaks of an image where nothing shows one, and one image for every task."""
     prompt = subject.loaded.spec.prompt
+    if prompt.images and not any("task" in text or "resources" in text for text in prompt.images):
+        message = "every task shows the same images"
+        yield subject.document.warning("prompt.images", message, "name a column of the row", "same-prompt", at="key")
     may_show = any(tool.kind in ("python", "mcp", "model") for tool in subject.tools.values())
     for key in ("system", "user"):
         found = _IMAGE.search(getattr(prompt, key) or "")

@@ -19,7 +19,7 @@ from rlenv.checks.salvage import salvage
 from rlenv.checks.scores import check_gold, check_measures, check_rewards
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
-from rlenv.checks.surface import check_dialect, check_surface
+from rlenv.checks.surface import check_dialect, check_functions, check_surface
 from rlenv.errors import Fault, SpecError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
@@ -46,6 +46,7 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_prompts,
     check_parts,
     check_values,
+    check_functions,
     check_terms,
     check_measures,
 )

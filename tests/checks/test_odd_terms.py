@@ -44,6 +44,7 @@ oracle:
 """
 OWN = """\
 import random
+import time
 
 
 def calculate(expression: str) -> str:
@@ -58,6 +59,12 @@ def one(context):
 def ignores(place: str, day: str) -> str:
     "Says where it is."
     return place
+
+
+def twice(number: int) -> int:
+    "Gives twice a number."
+    time.sleep(0)
+    return 2 * number
 
 
 def box():
@@ -534,6 +541,42 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "an example with a unit": ("gold-form", {"prompt.system": "Such as <answer>42 km</answer>."}),
     "a judge who says yes": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Say pass or fail.")),
+    "a type that is not the function's": (
+        "other-type",
+        {"tools.own": {"kind": "python", "function": "own.py:twice", "parameters": {"number": "string"}}},
+    ),
+    "a function that waits on the loop": (
+        "odd-policy",
+        {"tools.own": {"kind": "python", "function": "own.py:twice", "run_in": "loop"}},
+    ),
+    "every bug as a failure": (
+        "odd-policy",
+        {"tools.own": {"kind": "python", "function": "own.py:twice", "errors": ["Exception"]}},
+    ),
+    "two rows of one id": (
+        "duplicate-rows",
+        {
+            **rows({"id": 1, "question": "a", "answer": 1}, {"id": 1, "question": "b", "answer": 2}),
+            "tasks.test.rows": [{"id": 2, "question": "c", "answer": 3}],
+        },
+    ),
+    "nearly one gold": (
+        "constant-gold",
+        rows(*({"question": f"q{number}", "answer": max(number, 8)} for number in range(10))),
+    ),
+    "any file of the machine": ("unused-roots", {"roots": ["/"]}),
+    "more results than are shown": (
+        "limits",
+        {
+            "tools.look.description": "Shows the first 5 rows.",
+            "tools.find": {
+                "kind": "search",
+                "corpus": "own.jsonl",
+                "top_k": 2,
+                "description": "Gives the top 5 results.",
+            },
+        },
+    ),
     "an oracle that is too short": (
         "wrong-oracle",
         {"rewards.f": {"kind": "rule", "rule": "length", "min": 200, "unit": "words", "of": "answer"}},
@@ -611,6 +654,8 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where files of overrides are looked for
     path = tmp_path / "env.yaml"
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    texts = [json.dumps({"id": str(number), "title": "t", "text": f"text {number}"}) for number in range(9)]
+    (tmp_path / "own.jsonl").write_text("\n".join(texts), encoding="utf-8")
     path.write_text(SOUND, encoding="utf-8")
     return path
 
