@@ -48,10 +48,9 @@ _SAID_TO_ANYTHING = 3
 _MOST_PROBES = 140
 _MOST_PAIRS = 30
 _AGAIN = 6
-_BOUNDS = (0, -1, 1, 2, 3, 10**6)
+_BOUNDS = (0, -1, 1, 2, 3, 1000)
 _TELLS = re.compile(
-    r"hint|answer|solution|gold|debug|admin|review|grad(?:e|ing)|expect|oracle|cheat|secret|internal|cache|label|reference"
-    r"|eval|history|previous|solved|\blogs?\b",
+    r"hint|answer|solution|solved|gold|debug|admin|review|grad(?:e|ing)|expect|cheat|secret|internal|cache|(?:^|_)logs?(?:$|_)",
     re.IGNORECASE,
 )
 """What the names of tools say that the oracle does not call and that are no other way to the answer."""
@@ -140,9 +139,9 @@ def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
 
 
 def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
-    """What the prompt says of the row, told to a tool whose name or description has to do with answers."""
+    """What the prompt says of the row, told to a tool whose name has to do with answers."""
     key = _text_key(tool)
-    if key is not None and _TELLS.search(f"{tool.name} {tool.description}"):
+    if key is not None and _TELLS.search(tool.name):
         shown = {name: str(value) for name, value in subject.task.items() if str(value) in subject.prompt}
         for column, value in {**shown, "prompt": subject.prompt}.items():
             yield f"{tool.name} of the row's {column}", ToolCall(tool.name, _worded(tool, value))
