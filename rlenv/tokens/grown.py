@@ -23,11 +23,37 @@ from rlenv.tokens.dummies import (
 from rlenv.tokens.layouts import Layout, Slot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 
-__all__ = ["Finding", "Grown", "Voice"]
+__all__ = ["RESPELLS", "Finding", "Grown", "Voice"]
 
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
+RESPELLS: Final = "it spells a turn otherwise once it is answered than while it is the last"
 _ID: Final = "\ue000i"
+_FIRST_CALL: Final = r"qza\d+v\d+zq|\ue000.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What a template writes around a turn's thinking, its text and the first of its calls, and behind the last."""
+
+    parts: tuple[str, ...]
+    end: str
+
+    def fits(self, text: str) -> bool:
+        """Whether a turn has this around words that have no white space at their ends."""
+        at = 0
+        for number, part in enumerate(self.parts):
+            if number and not part:
+                continue
+            at = text.find(part, at)
+            while number and at > 0 and text[at - 1].isspace():
+                at = text.find(part, at + 1)
+            if at < 0 or (not number and at):
+                return False
+            at += len(part)
+            if text[at : at + 1].isspace():
+                return False
+        return text.endswith(self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +66,7 @@ class Finding:
         opens: whether the next prompt ends inside a block of thinking.
         is_refused: whether the template takes no such conversation at all; `fault` says why.
         needs_ids: whether there is no fault where the turn writes the ids of its calls itself.
+        spelled: how such a turn is written while it is the last, and how once it is answered; None where that is one.
     """
 
     fault: str
@@ -48,6 +75,11 @@ class Finding:
     opens: bool = False
     is_refused: bool = False
     needs_ids: bool = False
+    spelled: tuple[Spelling, Spelling] | None = None
+
+    def rewrites(self, text: str) -> bool:
+        """Whether a turn is spelled as the template does while it is the last, and otherwise than later."""
+        return self.spelled is not None and self.spelled[0].fits(text) and not self.spelled[1].fits(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +141,7 @@ class Grown:
             UnsupportedTemplate: it refuses the conversation, or exact ids cannot be promised for the answers.
         """
         voice, turn, layout = self._voice, self._turn, self._layout
-        before = voice.render(self._story, self._conversation)
+        before = self.prompt()
         after = voice.render(self._story, [*self._conversation, self._said, *self._answers])
         found = Finding("", layout, turn.roles, voice.reader.is_left_open(after))
         if not after.startswith(before):
@@ -122,11 +154,45 @@ class Grown:
         limit = grown.find(self._marks[0], end)
         if at < 0 or 0 <= limit < at:
             return replace(found, fault=f"it ends such a turn without {layout.stop}")
-        found = replace(found, layout=self._own_layout(grown[at + len(layout.stop) :]))
+        found = replace(
+            found, layout=self._own_layout(grown[at + len(layout.stop) :]), spelled=self._spelled(before, grown[:at])
+        )
         ids = after.count(_ID, 0, len(before) + at)
         if ids > before.count(_ID) and self._alone().count(_ID) < ids:
             return replace(found, fault="it writes the ids of calls once results follow, not before", needs_ids=True)
         return found
+
+    def prompt(self) -> str:
+        """The conversation before the turn, with its generation prompt."""
+        return self._voice.render(self._story, self._conversation)
+
+    def _spelled(self, before: str, grown: str) -> tuple[Spelling, Spelling] | None:
+        """How the turn is spelled while it is the last and later; None where that is the same, or is not known."""
+        words, reader = self._turn.words(self._number), self._voice.reader
+        try:
+            alone = self._alone()
+        except UnsupportedTemplate:
+            return None
+        alone = alone[len(before) :] if alone.startswith(before) else ""
+        if not words or (self._turn.calls and self._form.is_plain) or any(alone.count(word) != 1 for word in words):
+            return None
+        last = max(alone.find(word) + len(word) for word in words)
+        end = alone.find(self._layout.stop, last)  # some end it by another mark while it is the last
+        alone, grown = (
+            (alone[:end], grown) if end >= 0 else (alone[:last], grown[: grown.find(words[-1]) + len(words[-1])])
+        )
+        is_open = reader.is_left_open(before)
+        if alone.count(_ID) != grown.count(_ID):
+            return None
+        held = {reader.blocks(text.partition(words[0])[0], is_open=is_open) for text in (alone, grown)}
+        if alone == grown or len(held) > 1:
+            return None
+        tails = [text[text.rfind(words[-1]) + len(words[-1]) :] for text in (alone, grown)]
+        same = len(shared_text(*tails))
+        own = [word for word in words if word[2] != "a" and (word[2] == "t" or self._turn.text == "before")]
+        firsts = [re.split("|".join([*own, _FIRST_CALL]), text) for text in (alone, grown)]
+        found = [Spelling(tuple(one[: len(own) + 1]), tail[same:]) for one, tail in zip(firsts, tails, strict=True)]
+        return None if found[0] == found[1] else (found[0], found[1])
 
     def _alone(self) -> str:
         """The conversation that ends with the turn."""

@@ -359,11 +359,21 @@ class Growth:
             return False
         if found.layout.parts == self._layout(story, _short(turn)).parts:
             later = self._look(story, turn, behind=LONG)
-            if not later.fault and later.layout.parts == found.layout.parts:
+            if not later.fault and later.layout.parts == found.layout.parts and self._begins_alike(story, turn, found):
                 return False
         self._told_apart[prompt] = None
         drop_oldest(self._told_apart, most=_KEPT)
         return True
+
+    def _begins_alike(self, story: Story, turn: Turn, found: Finding) -> bool:
+        """Whether a long conversation begins as the short one does."""
+        turn, told, form = _short(turn), story.told(), found.layout.form
+        short, long = (
+            Grown(self._voice, story, [*told, *[turn] * more], turn, found.layout, form) for more in (0, LONG)
+        )
+        with suppress(UnsupportedTemplate):
+            return long.prompt().startswith(short.prompt())
+        return False
 
     def _layout(self, story: Story, turn: Turn) -> Layout:
         """The layout of the answers, derived for a short conversation, or for this prompt where that is refused."""

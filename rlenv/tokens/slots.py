@@ -45,6 +45,7 @@ _PROBES: Final = (
     " \n q\"\\\n\té<&>' z\u2028 \r\n ",
     "\n\nlines\n\n",
     "   ",
+    "a long one. " * 1_000,
 )
 _MOST_APART: Final = 16
 """The most messages whose contents are looked at one by one."""
@@ -304,8 +305,8 @@ def _transform(
         left = {key: change for key, change in left.items() if text == before + change(probe) + after}
         if not left:
             raise UnsupportedTemplate(
-                f"chat template {name} changes the content {probe!r} of message {index + 1} in a way that is not known:"
-                f" {text[len(before) : len(text) - len(after)][:60]!r}"
+                f"chat template {name} changes the content {probe[:40]!r} of message {index + 1} in a way that is not"
+                f" known: {text[len(before) : len(text) - len(after)][:60]!r}"
             )
     return next(iter(left.values()))
 

@@ -14,6 +14,7 @@ from rlenv.messages import Message, Observation
 from rlenv.tokens.cut import CHARS_A_TOKEN, token_cut
 from rlenv.tokens.dummies import Turn
 from rlenv.tokens.ending import end_of
+from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import Finding
 from rlenv.tokens.limits import Limits
 from rlenv.tokens.shapes import Story
@@ -319,7 +320,10 @@ class TokenTrajectory:
         """How the template writes the history otherwise; "" where it does not."""
         ids = [message.tool_call_id for message in messages if message.role == "tool"] if finding.needs_ids else []
         has_ids = bool(ids) and all(one and one in self._last for one in ids)
-        return ("" if has_ids else finding.fault) or self._other_end(finding)
+        fault = "" if has_ids else finding.fault
+        if not fault and finding.rewrites(self._last):
+            fault = RESPELLS
+        return fault or self._other_end(finding)
 
     def _other_end(self, finding: Finding) -> str:
         """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""

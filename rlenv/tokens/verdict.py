@@ -10,6 +10,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.dummies import Turn
 from rlenv.tokens.encoder import History, TokenEncoder
+from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import LONG
 from rlenv.tokens.shapes import Story
 
@@ -227,7 +228,7 @@ def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is
         return Situation(name, "refused", str(error), is_rare or _is_choice(turn))
     if finding.is_refused:
         return Situation(name, "refused", finding.fault, is_rare or _is_choice(turn))
-    fault = finding.fault
+    fault = finding.fault or (RESPELLS if finding.spelled is not None else "")
     if not fault and encoder.same_turn is None and not encoder.ends_with(finding.layout.stop):
         fault = f"it ends such a turn with {finding.layout.stop}, which no generation ends with"
     if not fault and encoder.same_turn is None and len(encoder.end_ids) > 1 and not story.turns:

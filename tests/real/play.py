@@ -250,7 +250,7 @@ class Player:
         same = next((i for i, (a, b) in enumerate(zip(alone, context, strict=False)) if a != b), len(alone))
         # Only the generation prompt is another, or its last block, which some write without being asked to.
         if same >= len(bare) or (bare == context and not self.oracle.without_marks(context[same:]).strip()):
-            return self.oracle.mark_at(alone, same)  # a mark is never cut in two
+            return min(self.oracle.mark_at(text, same) for text in (alone, context))  # no mark is cut in two
         first = min((place for sign in signs if (place := alone.find(sign)) >= 0), default=len(alone))
         for length in range(30, 5, -1):
             place = alone.rfind(context[-length:], 0, first)

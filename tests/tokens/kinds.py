@@ -41,6 +41,7 @@ SOURCE = """\
     {{- '<|im_start|>assistant\\n' }}
     {%- set thought = m.reasoning_content if m.reasoning_content and loop.revindex0 < (keeps_last or 999) else '' %}
     {%- if thought and (keeps or loop.index0 > ns.last) %}{{- think[0] + '\\n' + thought + '\\n' + think[1] + '\\n' }}
+    {%- elif shortens and not loop.last %}{{- think[0] + think[1] }}
     {%- elif empties %}{{- think[0] + '\\n\\n' + think[1] + '\\n' }}{% endif %}
     {%- if not m.tool_calls or beside == 'kept' %}{{- m.content or '' }}{% endif %}
     {%- for call in m.tool_calls or [] %}
@@ -106,6 +107,7 @@ KINDS = {
         Kind("drops an empty block", {"keeps": False, "opens": "<think>\n\n</think>\n"}, says=_ALL),
         Kind("writes empty blocks", {"empties": True}),
         Kind("writes blocks that nobody said", {"empties": True}, says={"empties": False}),
+        Kind("shortens old empty blocks", {"empties": True, "shortens": True}),
         Kind("opens a block", {"empties": True, "opens": "<think>"}),
         Kind("moves the system text", {"system_moves": True}),
         Kind("moves the tools", {"tools_move": True}),

@@ -15,6 +15,7 @@ from tests.tokens.kinds import KINDS, TOOLS, VALUES, Kind, Oracle, bound, dialog
 REWRITING = {
     "drops thinking",
     "keeps the last thoughts",
+    "shortens old empty blocks",
     "other marks",
     "drops an empty block",
     "moves the system text",
@@ -126,6 +127,7 @@ def played(kind: Kind, *answers: tuple[str, ...], **more: Any) -> Played:
         ("counts", (("tool",), ("user",)), True),
         ("counts from the fourth on", (("tool",), ("user",)), True),
         ("keeps the last thoughts", (("tool",),), False),
+        ("shortens old empty blocks", (("tool",),), False),
         ("two stops", (("tool",), ("user",)), True),
         ("ends the last otherwise", (("tool",),), True),
         ("ends the last otherwise", (("tool",), ("user",)), False),

@@ -90,6 +90,30 @@ def test_ids_of_calls_that_only_a_history_has_are_a_difference() -> None:
             assert trajectory.add_observation(seen)
 
 
+_SYSTEM = "'<|im_start|>system\\n' + m.content"
+_RESULT = "{{- '\\n' + m.content"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(_RESULT, f"{_RESULT}[:500]"), (_SYSTEM, f"{_SYSTEM} + (' (long)' if messages | length > 3 else '')")],
+    ids=["of results", "of conversations"],
+)
+def test_a_template_that_looks_at_lengths_is_refused(old: str, new: str) -> None:
+    source = KINDS["grows"].source
+    assert source.count(old) == 1
+    encoder = TokenEncoder(tokenizer(), chat_template=source.replace(old, new), template_kwargs=VALUES)
+    trajectory = encoder.start([Message("system", "S"), Message("user", "Q")], tools=TOOLS)
+
+    def play() -> None:
+        for _ in range(3):
+            trajectory.add_sampled(encoder.encode_text(CALL + "<|im_end|>"))
+            assert trajectory.add_observation(Observation((Message("tool", "R" * 600),)))
+
+    with pytest.raises(UnsupportedTemplate):
+        play()
+
+
 def refused(encoder: TokenEncoder, text: str, role: Any) -> str:
     trajectory = encoder.start([Message("user", "Q")], tools=TOOLS if role == "tool" else ())
     trajectory.add_sampled(encoder.encode_text(text + "<|im_end|>"))
