@@ -34,7 +34,7 @@ _NOISE: Final = "zq xv wk"
 _NUMBERS: Final = ("0", "-7", "31415926")
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _WORDS: Final = re.compile(r"(?:[^\W\d_]{3,}|of|the|a|an)(?:[\s'-]+[^\W\d_]{2,}){1,}")
-_WORK: Final = r"work|working|solution|formula|expression|rationale|explanation|gold\w*|answer\w*"
+_WORK: Final = r"work|working|solution|formula|expression|rationale|explanation|gold\w*"
 _GOLD_PATH: Final = re.compile(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*")
 
 
@@ -384,7 +384,8 @@ def _shown_gold(subject: Subject) -> Iterator[Fault]:
                     path = ("oracle", index, "call")
                     yield subject.document.warning(path, message, "ask for it", "wrong-oracle")
                     return
-    work = next((one for one in paths if re.fullmatch(_WORK, one)), None)
+    is_asked = any(one in paths for one in ("question", "problem", "query", "instruction", "text", "task"))
+    work = next((one for one in paths if is_asked and re.fullmatch(_WORK, one)), None)
     if work is not None and re.search(rf"task\.{work}\b", str(subject.document.get("oracle"))):
         message = f"the prompt shows task.{work}, by which the oracle answers"
         yield subject.document.warning(f"prompt.{paths[work]}", message, "take it out", "gold-in-prompt")

@@ -59,7 +59,7 @@ _OWN_FIELDS: Final = frozenset(("messages", "model", "temperature", "top_p", "ma
 _HERE: Final = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[::1\])$")
 _ADDRESS: Final = re.compile(r"(https?)://([^/\s:?#]+|\[[^]]*\])(?::(\d*))?(/[^\s?#]*)?")
 _UNFILLED: Final = re.compile(
-    r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder|todo|fixme|xxx)\b"
+    r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
 _COMPARED: Final = frozenset(("exact_match", "numeric_match", "math_equal", "f1", "contains", "json_match"))
@@ -154,7 +154,8 @@ def _texts(subject: Subject) -> Iterator[Fault]:
             "rubric",
         ):
             continue
-        if path[0] in ("endpoints", "tools", "vars") and (found := _UNFILLED.search(text)) and path[-1] != "example":
+        is_address = path[-1] in ("model", "base_url", "api_key", "url") or "headers" in path or path[0] == "vars"
+        if is_address and (found := _UNFILLED.search(text)):
             yield warn(path, f"'{found[0]}' stands for something that nobody has filled in", "fill it in", "unfinished")
         if (found := _ADDRESS.match(text)) is not None and (why := _nowhere(found)):
             yield warn(path, why, "mend the address", "address")
