@@ -164,17 +164,18 @@ async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]
 
 
 async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) -> Told:
-    """What calls give on one task: those of the schemas, and two rounds of what is listed; `kept` ones, or all."""
+    """What calls give on one task: those of the schemas, and rounds of what is listed; `kept` ones, or all."""
     asked = probes(subject)
     plain = [one for one in asked if kept is None or one[0] in kept]
     # Names are read from what the others give.
     is_listing = kept is None or len(plain) < len(kept)
     told = await _results(player, subject, asked if is_listing else plain)
     calls = dict(asked)
-    for _ in range(_ROUNDS if is_listing else 0):
+    for turn in range(_ROUNDS if is_listing else 0):
         given = [(calls[label][-1], result) for label, result in told.items() if len(calls[label]) == 1]
         listed = reading_probes(subject, listed_names([*subject.oracle_calls(), *given]))
-        new = [one for one in listed if one[0] not in calls]
+        # Behind two listings there are folders in folders, and no more tables.
+        new = [one for one in listed if one[0] not in calls and (turn < 2 or "/" in one[0])]
         calls |= dict(new)
         told |= await _results(player, subject, new)
     return told
