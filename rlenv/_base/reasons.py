@@ -31,13 +31,14 @@ WHOSE: Final[Mapping[str, Whose]] = MappingProxyType(
         "skipped": "policy",  # over a limit of the spec
         "late": "unclear",  # it did not end in time, and nobody measured why
         "killed": "unclear",  # a program, or a process that had this call alone, was killed, by itself or from outside
+        "stopped": "unclear",  # its process was stopped (SIGSTOP) while it had the call, by itself or from outside
         "disk_full": "unclear",  # it failed while its disk had no room; it may have taken the room itself
         "server_error": "unclear",  # a server answered with a fault of its own (HTTP 5xx, an internal error)
+        "rate_limited": "unclear",  # a server said that it was asked too much (HTTP 429), of this call or of all
         "crashed": "unclear",  # its process ended by itself while it had this call and no other
         "disconnected": "unclear",  # the connection broke after the request was sent
         "stalled": "infrastructure",  # its worker had the time and not the processor
         "busy": "infrastructure",  # no place, or no turn under the rate, in its time
-        "rate_limited": "infrastructure",
         "unavailable": "infrastructure",  # no connection came about
         "server_down": "infrastructure",
         "server_died": "infrastructure",  # it ended with several calls under way, of which any may have done it

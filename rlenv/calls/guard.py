@@ -186,7 +186,7 @@ class Guard:
             elif asked_again.get():
                 breaker.abandoned()
             # A call that came with little of its episode's time left says nothing about the tool.
-            elif expired.reason == "stalled" or time.monotonic() - began >= self._time_s / 2:
+            elif expired.reason in ("stalled", "stopped") or time.monotonic() - began >= self._time_s / 2:
                 breaker.failed(one.caller if whose(expired.reason) == "unclear" else None)
             else:
                 breaker.abandoned()

@@ -31,6 +31,7 @@ _OUTCOME_OF_REASON: Final[dict[str, _FailedOutcome]] = {
     "timeout": "timeout",
     "late": "timeout",
     "stalled": "timeout",
+    "stopped": "timeout",
     "busy": "timeout",
     "bad_arguments": "bad_arguments",
 }

@@ -1,13 +1,14 @@
 """Whose failure it was: what failed unclearly is asked again, beside a question that is known to work.
 
 One rule for all terms. A call is the policy's failure only where that very call fails again, time after time, while a
-known one goes well each time before it. Where it goes well after all, that is what it gives. Whatever else happens
-tells nothing, and is tried again a few times; then nobody can tell, and what depends on it has no value. A judge that
-gives no verdict is asked by the same rule, with and without what the policy wrote.
+known one goes well each time before it. Where it goes well after all, that is what it gives, however the known one
+does. Whatever else happens tells nothing, and is tried again a few times; then nobody can tell, and what depends on it
+has no value. A judge that gives no verdict is asked by the same rule, with and without what the policy wrote.
 
 A server that fails by chance is told from one that fails by what it is asked by luck alone. Whatever its share of
-failures, 16 rounds charge a call that it lost to a policy with a probability of 1.6e-7 at most (the chain of `_Turns`,
-solved: the worst share is 0.58). Calls that take long are asked 4 times, each after 16 known ones: 7e-7.
+failures, 16 rounds charge a call that it lost to a policy with a probability of 1.8e-7 at most (the chain of `_Turns`,
+solved: the worst share is 0.59). Calls that cost much, by their time or by felling what is asked, are asked 4 times,
+each after 16 known ones: 6.2e-8.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ _ROUNDS: Final = 16
 """How often a call fails again, and a known one goes well, before the failure is the policy's; fewer, one at least,
 where the time for the reward has no room for as many."""
 _SLOW_S: Final = 1.0
-_SLOW_ROUNDS: Final = 4
-_SLOW_KNOWN: Final = 16
-"""A call that took so long is asked in fewer rounds, which are as sure by more known ones, quick as a rule, in each."""
+_DEAR_ROUNDS: Final = 4
+_DEAR_KNOWN: Final = 16
+"""A call that took so long, or that fells what it asks, is asked in fewer rounds, which are as sure by more known ones,
+quick as a rule, in each."""
 _FEWEST: Final = 8
 """Rounds that a quick call is held against anybody by, where waiting for others left no time for all."""
 _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
-_PATIENCE: Final = 6
+_PATIENCE: Final = 12
 """Tries in a row that tell nothing, before nobody can tell."""
 _FIRST_WAIT_S: Final = 0.05
-_DEATHS: Final = ("crashed", "killed", "disconnected", "server_died")
+_LONGEST_WAIT_S: Final = 0.4
+_DEATHS: Final = ("crashed", "killed", "stopped", "disconnected", "server_died")
+_REFUSALS: Final = ("server_error", "rate_limited")
 _LOST: Final = ("infrastructure", "unclear")
 
 
@@ -88,7 +92,7 @@ Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
 class _Turns(Generic[_T]):
     """Two questions that are asked in turn; `known` is the one that is known to work."""
 
-    known: Ask[_T]
+    known: Ask[Any]
     very: Ask[_T]
     most: int
     until: float
@@ -99,22 +103,27 @@ class _Turns(Generic[_T]):
     rounds: int = 0
     untold: int = 0
     """Tries in a row that told nothing."""
+    needed: int = 0
 
     async def given(self) -> _T | None:
+        self.needed = self.each
         while self.rounds < self.most and (not self.rounds or self._has_room):
             async with self.alone:  # where many wait, for long
                 if self.rounds and not self._has_room:
                     break
-                await self.until_well()
+                failed = await self._known()
+                is_there = failed is None or isinstance(failed, Refused)
                 begun = time.monotonic()
-                tried = await self.very()
+                tried = await self.very() if is_there else failed
             if isinstance(tried, Answered):
                 return tried.given
-            if isinstance(tried, Untold):
+            if failed is not None:
+                await self._wait(failed, "what is known to work failed too")
+            elif isinstance(tried, Untold):
                 await self._wait(tried, "its next try told nothing")
-                continue
-            self.rounds, self.untold = self.rounds + 1, 0
-            self.longest_s = max(self.longest_s, time.monotonic() - begun)
+            else:
+                self.rounds, self.untold, self.needed = self.rounds + 1, 0, self.each
+                self.longest_s = max(self.longest_s, time.monotonic() - begun)
         if self.rounds < min(self.most, _FEWEST) and self.longest_s < _SLOW_S:  # others took the time, not the call
             raise RewardError(f"there was time for {self.rounds} of {self.most} rounds")
         return None
@@ -124,22 +133,23 @@ class _Turns(Generic[_T]):
         """Whether one more of the longest tries ends in time."""
         return time.monotonic() + self.longest_s < self.until
 
-    async def until_well(self) -> _T:
-        """What the known question gives once it goes well. The other one may have felled what is asked: it gets the
-        time to come back, and then has to be well twice in a row. Where it is not, or is there and refuses what it has
-        an answer to, it fails by itself, and no round counts."""
-        needed, found = self.each, 0
-        while True:
+    async def _known(self) -> Refused | Untold | None:
+        """How the known question failed; None where it went well as often as it has to.
+
+        The other question may have felled what is asked: it gets the time to come back, and then has to be well twice
+        in a row. Where it is not, or is there and refuses what it has an answer to, it fails by itself, and no round
+        counts. Refused means that it is there.
+        """
+        for found in range(self.needed):
             tried = await self.known()
-            if isinstance(tried, Answered):
-                found += 1
-                if found >= needed or not self._has_room:
-                    return tried.given
-                continue
-            if found or isinstance(tried, Refused):
-                self.rounds = 0
-            needed, found = max(2, self.each), 0
-            await self._wait(tried, "what is known to work failed too")
+            if not isinstance(tried, Answered):
+                self.needed = max(2, self.each)
+                if found or isinstance(tried, Refused):
+                    self.rounds = 0
+                return tried
+            if found and not self._has_room:
+                break
+        return None
 
     async def _wait(self, tried: Refused | Untold, what: str) -> None:
         """Takes note of a try that told nothing, and waits for a moment.
@@ -147,7 +157,7 @@ class _Turns(Generic[_T]):
         Raises:
             RewardError: it was one too many, or there is no more time.
         """
-        seconds = _FIRST_WAIT_S * 2**self.untold * random.uniform(0.5, 1.5)
+        seconds = min(_FIRST_WAIT_S * 2**self.untold, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
         self.untold += 1
         is_last = isinstance(tried, Untold) and tried.is_last
         if is_last or self.untold > _PATIENCE or time.monotonic() + seconds >= self.until:
@@ -156,23 +166,25 @@ class _Turns(Generic[_T]):
 
 
 async def in_turn(
-    known: Ask[_T],
+    known: Ask[Any],
     very: Ask[_T],
     *,
     most: int = _ROUNDS,
     within_s: float,
     alone: AbstractAsyncContextManager[Any] | None = None,
     took_s: float = 0.0,
+    is_dear: bool = False,
 ) -> _T | None:
     """What `very` gives, asked in turn with `known`; None where it is refused `most` times and the known one never.
 
-    Fewer times, one at least, where it took long at first (`took_s`), or where `within_s` seconds have no room for as
-    many. Each round is made under `alone`.
+    Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
+    `within_s` seconds have no room for as many. Each round is made under `alone`.
 
     Raises:
         RewardError: nobody can tell.
     """
-    rounds, each = (min(most, _SLOW_ROUNDS), _SLOW_KNOWN) if took_s >= _SLOW_S else (most, 1)
+    is_dear = is_dear or took_s >= _SLOW_S
+    rounds, each = (min(most, _DEAR_ROUNDS), _DEAR_KNOWN) if is_dear else (most, 1)
     until = time.monotonic() + within_s
     return await _Turns(known, very, rounds, until, alone or nullcontext(), each, took_s).given()
 
@@ -259,11 +271,13 @@ async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardCo
         why = f"{found.reason or found.outcome}: {found.text:.200}"
         return Untold(why) if is_lost(found) else Answered(found)
 
-    alone = _alone(tool, first, context)
+    async def is_there() -> Answered[None] | Refused | Untold:
+        return Answered(None)
+
     token = asked_again.set(first.reason or first.outcome)
     try:
-        async with alone:
-            return await _Turns(ask, ask, 1, time.monotonic() + _SHARE * left_s(), alone, 1, 0.0).until_well()
+        found = await in_turn(is_there, ask, within_s=_SHARE * left_s(), alone=_alone(tool, first, context))
+        return found or first
     except RewardError:
         return first
     finally:
@@ -330,19 +344,19 @@ async def _settled(
 
     async def ask_known() -> Answered[ToolResult] | Refused | Untold:
         nonlocal well
-        found = await context.call(tool.name, known)
+        found = await _again(tool, known, failed, context)
         if found.outcome == "ok":
             well = found
             return Answered(found)
         why = f"{found.reason or found.outcome}: {found.text:.200}"
-        return Refused(why) if found.reason == "server_error" else Untold(why, is_last=not is_lost(found))
+        return Refused(why) if found.reason in _REFUSALS else Untold(why, is_last=not is_lost(found))
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
         if arguments is None:
             return Refused("it was not kept")
         if arguments == known:
             return Answered(well)
-        found = await context.call(tool.name, arguments)
+        found = await _again(tool, arguments, failed, context)
         if not is_lost(found):
             return Answered(found)
         why = f"{found.reason}: {found.text:.200}"
@@ -353,8 +367,10 @@ async def _settled(
         try:
             # Of a call that was not kept, that the tool is well has to do.
             most = _ROUNDS if arguments is not None else 1
-            alone = _alone(tool, failed, context)
-            return await in_turn(ask_known, ask_again, most=most, within_s=within_s, alone=alone, took_s=failed.seconds)
+            alone, took_s, fells = _alone(tool, failed, context), failed.seconds, failed.reason in _DEATHS
+            return await in_turn(
+                ask_known, ask_again, most=most, within_s=within_s, alone=alone, took_s=took_s, is_dear=fells
+            )
         except RewardError as error:
             return error
         finally:
@@ -365,6 +381,12 @@ async def _settled(
         told = f"a call of '{lost.tool}' failed by no fault of the policy's ({failed.reason or failed.outcome})"
         raise RewardError(f"{told}, or nobody can tell: {found}") from found
     return replace(failed, whose="policy") if found is None else found
+
+
+async def _again(tool: Tool, call: Mapping[str, Any], failed: ToolResult, context: RewardContext) -> ToolResult:
+    if failed.reason == "rate_limited":  # in step, each known call would take the other one's place under the rate
+        await pause(random.uniform(0, _LONGEST_WAIT_S))
+    return await context.call(tool.name, call)
 
 
 @dataclass(slots=True)
@@ -394,8 +416,10 @@ async def _once(context: RewardContext, call: str, ask: Callable[[], Awaitable[_
 
 
 def _alone(tool: Tool, failed: ToolResult, context: RewardContext) -> AbstractAsyncContextManager[Any]:
-    """What may fell a server is asked by one at a time, or those who ask would fell it for each other."""
-    return context.shared().keep(("outages", tool.name), asyncio.Lock) if failed.reason in _DEATHS else nullcontext()
+    """What may fell a shared server is asked by one at a time, or those who ask would fell it for each other."""
+    if failed.reason in _DEATHS and (tool.reaches_out or tool.shares):
+        return context.shared().keep(("outages", tool.name), asyncio.Lock)
+    return nullcontext()
 
 
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:

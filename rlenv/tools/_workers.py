@@ -183,8 +183,8 @@ class _Worker:
     def why_late(self, since: float, cpu_before: float) -> str:
         """What the time of a call went to that has not ended, in the words of `rlenv._base.reasons`."""
         state, cpu_s = self.at_work()
-        if state in "Tt":  # something stopped it
-            return "stalled"
+        if state in "Tt":
+            return "stopped"
         if cpu_s - cpu_before >= (time.monotonic() - since) / 2:
             return "timeout"
         return "stalled" if state == "R" else "late"

@@ -54,7 +54,7 @@ def asked(status: int = 200, body: bytes = b"", **headers: str) -> ToolResult:
         (400, "failed", "policy"),
         (404, "failed", "policy"),
         (408, "server_error", "unclear"),
-        (429, "rate_limited", "infrastructure"),
+        (429, "rate_limited", "unclear"),
         (500, "server_error", "unclear"),
         (503, "server_error", "unclear"),
         (504, "server_error", "unclear"),

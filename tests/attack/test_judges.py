@@ -134,7 +134,7 @@ def test_a_reason_is_bounded_and_fit_to_be_kept() -> None:
         json.dumps({"reasoning": "x" * 100_000, "score": 3}), finish_reason="stop"
     )
     assert len(found.reason) <= 2_000
-    with pytest.raises(UnreadableReply, match="'score' twice"):
+    with pytest.raises(UnreadableReply, match='"score" stands twice'):
         ReplySchema(None, key="score", scale=(1, 5)).read('{"reasoning": "", "score": 1, "score": 1}')
 
 

@@ -95,7 +95,7 @@ def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:
     assert after.outcome == "ok"
 
 
-def test_a_server_that_something_stopped_is_no_failure_of_the_policy_and_is_replaced() -> None:
+def test_a_server_that_something_stopped_is_replaced_and_nobody_knows_by_whom() -> None:
     (tool,) = bad()
 
     async def work(make: Make) -> list[ToolResult]:
@@ -104,7 +104,7 @@ def test_a_server_that_something_stopped_is_no_failure_of_the_policy_and_is_repl
         return [stopped, await call(tool, {"how": "plain"}, within=make())]
 
     found, after = within(work)
-    assert (found.outcome, found.reason, found.whose) == ("timeout", "stalled", "infrastructure")
+    assert (found.outcome, found.reason, found.whose) == ("timeout", "stopped", "unclear")
     assert after.outcome == "ok"
 
 

@@ -37,7 +37,7 @@ TOOL = Tool(
 REFUSED = ("bad_arguments", "malformed", "unknown_tool")
 OUTCOMES: dict[str, Any] = {
     **{reason: reason for reason in (*REFUSED, "skipped")},
-    **dict.fromkeys(("timeout", "late", "stalled", "busy"), "timeout"),
+    **dict.fromkeys(("timeout", "late", "stalled", "stopped", "busy"), "timeout"),
 }
 
 

@@ -316,7 +316,7 @@ def test_a_declared_failure_keeps_its_reason_and_whose_it_is(index: int) -> None
     refused = ToolFailed("no", reason="rate_limited", retryable=True)
     for error, expected in [
         (ToolFailed("no"), ("failed", "policy")),
-        (refused, ("rate_limited", "infrastructure")),
+        (refused, ("rate_limited", "unclear")),
         (ToolFailed("no", reason="mine", whose="unclear"), ("mine", "unclear")),
         (ValueError("a bug"), ("bug", "infrastructure")),
     ]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from rlenv.concurrency.countdown import paused_for
 from rlenv.concurrency.scope import Scope
+from rlenv.errors import RewardError
 from rlenv.messages import ToolResult
 from rlenv.rewards.outages import Answered, Lost, Refused, in_turn, settled
 from rlenv.testing.rewards import reward_context
@@ -33,7 +36,7 @@ def test_a_call_that_takes_long_is_asked_less_often_and_the_known_one_more(
         asked["known"] += 1
         return Answered("well")
 
-    async def ask_very() -> Refused:
+    async def ask_very() -> Answered[str] | Refused:
         asked["very"] += 1
         await passes(took_s)
         return Refused("it hangs")
@@ -66,4 +69,47 @@ def test_the_terms_of_an_episode_ask_again_once() -> None:
         return await asyncio.gather(*(settled(Lost("tool", {"q": "very"}, failed), TOOL, context) for _ in range(3)))
 
     assert {result.whose for result in run_skipping(main())} == {"policy"}
-    assert asked == ["known", "very"] * 16
+    assert asked == [*["known"] * 16, "very"] * 4, "a call that fells what it asks is asked less often"
+
+
+def test_an_answer_counts_however_the_known_call_does() -> None:
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if arguments["q"] == "very":
+            return ToolResult(name, "did", "ok")
+        return ToolResult(name, "no", "failed", reason="server_error", whose="unclear")
+
+    failed = ToolResult("tool", "no", "failed", reason="server_error", whose="unclear")
+    found = run_skipping(settled(Lost("tool", {"q": "very"}, failed), TOOL, reward_context(call=call)))
+    assert found.text == "did"
+
+
+@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0])
+def test_a_rate_that_all_calls_share_is_nobodys_failure(seconds: float) -> None:
+    """One call in so many seconds is answered, and the others 429."""
+    free_at = 0.0
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        nonlocal free_at
+        await passes(0.002)
+        now = asyncio.get_running_loop().time()
+        if now < free_at:
+            return ToolResult(name, "too many", "failed", reason="rate_limited", whose="unclear")
+        free_at = now + seconds
+        return ToolResult(name, "did", "ok")
+
+    failed = ToolResult("tool", "too many", "failed", reason="rate_limited", whose="unclear")
+
+    async def main() -> set[str]:
+        told = set[str]()
+        with paused_for(1.0):
+            for n in range(50):
+                random.seed(n)
+                try:
+                    told.add(
+                        (await settled(Lost("tool", {"q": "very"}, failed), TOOL, reward_context(call=call))).outcome
+                    )
+                except RewardError:
+                    told.add("invalid")
+        return told
+
+    assert run_skipping(main()) <= {"ok", "invalid"}

@@ -421,7 +421,7 @@ def test_what_no_process_can_have_is_refused(folder: Path, function: str, keys: 
         ("exit", "crashed", "unclear"),
         ("signal", "crashed", "unclear"),
         ("kill", "killed", "unclear"),
-        ("stop", "stalled", "infrastructure"),
+        ("stop", "stopped", "unclear"),
         ("sleep", "late", "unclear"),
         ("too_big", "failed", "policy"),
     ],

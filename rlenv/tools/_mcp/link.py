@@ -147,7 +147,7 @@ class Link:
             CallFailed: the server refused it.
             ServerDied: the server ended during the call.
             ServerDown: the server cannot be opened again at the moment.
-            Expired: the deadline has come; `stalled` where something has stopped the server.
+            Expired: the deadline has come; `stopped` where the server was stopped, by itself or by others.
             ResourceError: it could not be opened several times in a row.
         """
         self.in_flight += 1
@@ -177,7 +177,7 @@ class Link:
                 self._forget(connection)
             else:
                 self._suspect(connection)
-            raise Expired(reason="stalled" if is_stopped else "late") from error
+            raise Expired(reason="stopped" if is_stopped else "late") from error
         except MCPError as error:
             code, message = error.error.code, error.error.message[:_MOST_SAID]
             if code == LOST:
