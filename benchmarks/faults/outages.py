@@ -1,12 +1,16 @@
 """Outages against numbers: what episodes earn while what they stand on fails, and what they earn where it is well.
 
-    python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--seed 0]
+    python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--seed 0] [--at-once 32]
 
 Each transport is played in three modes: `once`, where each call fails the first time that it is asked, by chance,
 and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
 of others in flight; and `chance`, where any request fails by a coin of 10 to 90 %. A valid number that differs from
 the one that a server which is well gives is wrong, but for that of whoever fells the server. Exit code 1 where
 there is one, or where one who fells the server is masked. What is left invalid is counted beside.
+
+`work` is a tool of each kind that may be lost with something outside of rlenv; `code` calls it from a piece of code. Of
+`command` a request that fails is a program that kills itself, of `thread` one that says that it is down. rlenv's own
+workers, of SQL, code, mathematics and hidden tests, are killed, stopped and starved by `benchmarks/faults/workers.py`.
 """
 
 from __future__ import annotations
@@ -62,6 +66,17 @@ SPECS = {
     + TERMS,
     "process": "tools: {work: {kind: python, function: 'work.py:work', run_in: process, workers: 4,"
     " example: {text: known}}}" + TERMS,
+    "thread": "tools: {work: {kind: python, function: 'work.py:says', example: {text: known}}}" + TERMS,
+    "command": "tools: {work: {kind: command, argv: [./work.sh, '{{ args.text }}'], parameters: {text: string},"
+    " idempotent: true, example: {text: known}}}" + TERMS.replace('"did work"', '"did work\\n"'),
+    "search": "tools: {work: {kind: http, preset: search-r1, url: 'URL/retrieve', example: {query: known}}}"
+    + TERMS.replace("{text:", "{query:").replace("did work", "Doc 1(Title: did work) work"),
+    "code": 'tools: {work: {kind: http, url: "URL/work", query: {text: "{{ args.text }}"}, parameters: {text: string},'
+    " example: {text: known}}, run: {kind: code, tools: [work]}}" + TERMS.replace("max: 1", "max: 2"),
+    "user": """endpoints: {m: {base_url: "URL/v1", model: m, retries: 0, timeout_s: 2}}
+user: {kind: model, endpoint: m, prompt: You want work.}
+rewards: {called: {kind: rule, rule: answered}}
+""",
     "model": 'endpoints: {m: {base_url: "URL/v1", model: m, retries: 0, timeout_s: 2}}\n'
     'tools: {work: {kind: model, endpoint: m, prompt: "work {{ args.text }}", parameters: {text: string},'
     " example: {text: known}}}" + TERMS,
@@ -122,8 +137,27 @@ def work(text: str) -> str:
     """
     do(fails("MODE", SHARE, "FOLDER/seen-", text).replace("error", "exit"))
     return "did work"
+
+def says(text: str) -> str:
+    """Works.
+
+    Args:
+        text: what at
+    """
+    from rlenv.errors import ToolFailed
+    if fails("MODE", SHARE, "FOLDER/seen-", text):
+        raise ToolFailed("it is down", reason="server_error", retryable=True)
+    return "did work"
 '''
 )
+PROGRAM = """#!/bin/sh
+case MODE in
+fell) [ "$1" = fell ] && kill -9 $$ ;;
+once) [ "$1" != known ] && [ ! -e "FOLDER/seen-$1" ] && : > "FOLDER/seen-$1" && kill -9 $$ ;;
+chance) [ "$(od -An -N2 -tu2 /dev/urandom)" -lt $((SHARE_PERMILLE * 65536 / 1000)) ] && kill -9 $$ ;;
+esac
+echo did work
+"""
 
 
 @dataclass
@@ -169,6 +203,11 @@ class Service:
         """The HTTP tool."""
         said = await self.spoiled(request, request.query["text"], ("500", "503", "broken"))
         return said or web.Response(text="did work")
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        """The retrieval server."""
+        said = await self.spoiled(request, (await request.json())["queries"][0], ("500", "503", "broken"))
+        return said or web.json_response({"result": [[{"document": {"contents": "did work\nwork"}, "score": 1.0}]]})
 
     async def mcp(self, request: web.Request) -> web.Response:
         """The MCP server."""
@@ -217,6 +256,7 @@ async def served(service: Service) -> AsyncIterator[str]:
     """The address of a service."""
     app = web.Application()
     app.router.add_get("/work", service.work)
+    app.router.add_post("/retrieve", service.retrieve)
     app.router.add_route("*", "/mcp", service.mcp)
     app.router.add_post("/v1/chat/completions", service.chat)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -229,15 +269,23 @@ async def served(service: Service) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def episode(environment: rlenv.Environment, n: int, text: str, *, is_judged: bool) -> dict[str, float | None]:
+def first(transport: str, text: str) -> str | Message:
+    """The first action of an episode."""
+    if transport in ("judge", "user"):
+        return f"An answer, {text}."
+    argument = "query" if transport == "search" else "text"
+    made = (
+        ToolCall("run", {"code": f"work(text={text!r})"}) if transport == "code" else ToolCall("work", {argument: text})
+    )
+    return Message("assistant", "", (made,))
+
+
+async def episode(environment: rlenv.Environment, n: int, text: str, transport: str) -> dict[str, float | None]:
     """What one episode earns, by term; None for what is invalid."""
     async with environment.start(task=0, seed=n) as one:
-        if is_judged:
-            await one.step(f"An answer, {text}.")
-        else:
-            step = await one.step(Message("assistant", "", (ToolCall("work", {"text": text}),)))
-            if not step.is_last:
-                await one.step(f"<answer>{text}</answer>")
+        step = await one.step(first(transport, text))
+        if not step.is_last:
+            await one.step(f"<answer>{text}</answer>")
         assert one.trajectory is not None
         return {name: term.value for name, term in one.trajectory.reward.terms.items()}
 
@@ -253,30 +301,32 @@ async def campaign(transport: str, mode: str, *, episodes: int, seed: int, at_on
             async with served(service) as url:
                 base = Path(folder)
                 filled = {"URL": url, "MODE": mode, "SHARE": str(share), "FOLDER": folder}
-                files = {"env.yaml": HEAD + SPECS[transport], "server.py": SERVER, "work.py": WORK}
+                filled = {"SHARE_PERMILLE": str(round(share * 1000)), **filled}
+                files = {"env.yaml": HEAD + SPECS[transport], "server.py": SERVER, "work.py": WORK, "work.sh": PROGRAM}
                 for name, text in files.items():
                     for mark, value in filled.items():
                         text = text.replace(mark, value)
                     (base / name).write_text(text)
+                    (base / name).chmod(0o755)
                 environment = await asyncio.to_thread(rlenv.load, base / "env.yaml")  # asks the server
                 async with environment:
-                    await play(environment, counted, range(many), at_once, is_judged=transport == "judge", mode=mode)
+                    await play(environment, counted, range(many), at_once, transport, mode)
     return counted
 
 
 async def play(
-    environment: rlenv.Environment, counted: Counter[str], numbers: range, at_once: int, *, is_judged: bool, mode: str
+    environment: rlenv.Environment, counted: Counter[str], numbers: range, at_once: int, transport: str, mode: str
 ) -> None:
     """Plays the episodes, and counts what became of them."""
     left = iter(numbers)
+    well = {"judge": {"judged": 0.75}, "user": {"called": 1.0}}.get(transport, WELL)
+    own = {"judge": {"judged": 0.0}, "user": {"called": 0.0}}.get(transport, FELLED)
 
     async def work() -> None:
         for n in left:
             is_own = mode == "fell" and n % 8 == 0
             text = "fell" if is_own else f"item-{n}"
-            found = await asyncio.wait_for(episode(environment, n, text, is_judged=is_judged), 300)
-            well = {"judged": 0.75} if is_judged else WELL
-            own = {"judged": 0.0} if is_judged else FELLED
+            found = await asyncio.wait_for(episode(environment, n, text, transport), 300)
             if is_own:
                 counted["own" if found == own else "masked" if None in found.values() else "wrong"] += 1
             elif any(value is not None and value != well[name] for name, value in found.items()):
@@ -293,12 +343,14 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=10_000, help="against each transport, a third of them a mode")
     parser.add_argument("--only", default=",".join(SPECS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=32)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     is_bad = False
     for transport in args.only.split(","):
         for mode in MODES:
-            found = asyncio.run(campaign(transport, mode, episodes=args.episodes // len(MODES), seed=args.seed))
+            many = args.episodes // len(MODES)
+            found = asyncio.run(campaign(transport, mode, episodes=many, seed=args.seed, at_once=args.at_once))
             print(
                 f"{transport:<10}{mode:<8}" + "  ".join(f"{what} {found[what]}" for what in sorted(found)), flush=True
             )

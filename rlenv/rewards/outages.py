@@ -79,10 +79,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Untold:
-    """A try that failed by something else. `is_last`: another one would be no use."""
+    """A try that failed by something else.
+
+    `is_last`: another one would be no use. `is_there`: the other question might be answered all the same.
+    """
 
     why: str
     is_last: bool = False
+    is_there: bool = False
 
 
 Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
@@ -112,9 +116,9 @@ class _Turns(Generic[_T]):
                 if self.rounds and not self._has_room:
                     break
                 failed = await self._known()
-                is_there = failed is None or isinstance(failed, Refused)
                 begun = time.monotonic()
-                tried = await self.very() if is_there else failed
+                is_gone = isinstance(failed, Untold) and not failed.is_there
+                tried = failed if is_gone else await self.very()
             if isinstance(tried, Answered):
                 return tried.given
             if failed is not None:
@@ -138,7 +142,7 @@ class _Turns(Generic[_T]):
 
         The other question may have felled what is asked: it gets the time to come back, and then has to be well twice
         in a row. Where it is not, or is there and refuses what it has an answer to, it fails by itself, and no round
-        counts. Refused means that it is there.
+        counts.
         """
         for found in range(self.needed):
             tried = await self.known()
@@ -349,7 +353,9 @@ async def _settled(
             well = found
             return Answered(found)
         why = f"{found.reason or found.outcome}: {found.text:.200}"
-        return Refused(why) if found.reason in _REFUSALS else Untold(why, is_last=not is_lost(found))
+        if found.reason in _REFUSALS:
+            return Refused(why)
+        return Untold(why, is_last=not is_lost(found), is_there=found.reason in _DEATHS)
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
         if arguments is None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Literal
 
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.endpoints.account import asks
-from rlenv.errors import EndpointError, EpisodeError
+from rlenv.errors import EndpointError, EpisodeError, RewardError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import SamplingSpec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message, Role
+from rlenv.rewards.outages import Answered, Refused, Untold, in_turn
 from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken
 
 __all__ = ["KIND", "ModelUserSpec"]
 
 _NAMES = frozenset(("task", "vars"))
-_ATTEMPTS = 3
+_ROUNDS = 10
+"""How often the model gives no reply to what the policy said, and one without it, before it has nothing left to say."""
+_REFUSALS = frozenset((*REFUSED, 403, 429, 451))
 _FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
 
 
@@ -61,23 +68,31 @@ class _Session:
             raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="user") from error
         opening = [Message("system", system), Message("user", "(The conversation begins.)")]
         messages = opening + [Message(_FLIPPED[message.role], message.content) for message in heard(dialogue)]
-        problem = "the simulated user gave an empty reply"
-        for attempt in range(_ATTEMPTS):
-            try:
-                if text := await self._ask(messages, attempt, deadline):
-                    return spoken(text)
-            except EndpointError as error:
-                problem = f"the simulated user: {error}"
-                if error.status not in REFUSED:
-                    raise EpisodeError(problem, reason="user") from error
-                break
-        # What the policy said may have done it. A user who can be asked without it has nothing left to say to it.
+        attempts = count(1)
+        found = await self._tried(messages, 0, deadline)
+        if isinstance(found, Refused):
+            # What the policy said may have done it. A user who can be asked without it has nothing left to say to it.
+            known = partial(self._tried, opening, 0, deadline)
+            within_s = deadline - time.monotonic()
+            with suppress(RewardError):
+                text = await in_turn(
+                    known, lambda: self._tried(messages, next(attempts), deadline), most=_ROUNDS, within_s=within_s
+                )
+                return None if text is None else spoken(text)
+        if not isinstance(found, Answered):
+            raise EpisodeError(found.why, reason="user")
+        return spoken(found.given)
+
+    async def _tried(
+        self, messages: Sequence[Message], attempt: int, deadline: float
+    ) -> Answered[str] | Refused | Untold:
         try:
-            if await self._ask(opening, 0, deadline):
-                return None
-        except EndpointError:
-            pass
-        raise EpisodeError(problem, reason="user")
+            text = await self._ask(messages, attempt, deadline)
+        except EndpointError as error:
+            why, status = f"the simulated user: {error}", error.status or 0
+            is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled
+            return Refused(why) if is_of_text else Untold(why, is_last=True)
+        return Answered(text) if text else Refused("the simulated user gave an empty reply")
 
     async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float) -> str:
         user, context = self._user, self._context

@@ -13,7 +13,7 @@ from benchmarks.faults.outages import MODES, campaign
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("transport", ["http", "judge"])
+@pytest.mark.parametrize("transport", ["http", "judge", "user"])
 def test_every_valid_number_is_that_of_a_server_that_is_well(transport: str, mode: str) -> None:
     found = asyncio.run(asyncio.wait_for(campaign(transport, mode, episodes=40, seed=1, at_once=8), 300))
     assert not found["wrong"]

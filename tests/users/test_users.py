@@ -273,6 +273,23 @@ def test_a_model_that_fails_makes_the_reward_invalid(
     assert trajectory.failure.reason == "user"
 
 
+@pytest.mark.parametrize(
+    "answer", [Reply(400, "no"), Reply(500, "no"), Reply(429, "no"), Reply(drops=True), " "], ids=str
+)
+def test_what_a_model_never_replies_to_ends_the_dialogue_and_an_outage_does_not(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    def of_what_was_said(body: Any) -> Any:
+        return answer if any("Which?" in one["content"] for one in body["messages"]) else "It is A17."
+
+    _, trajectory, _ = with_server(make_environment, monkeypatch, of_what_was_said, ["Which?"])
+    assert (trajectory.failure, trajectory.reason) == (None, "user")
+    once = iter([answer, answer])
+    actions = ["Which?", "<answer>5</answer>"]
+    said, trajectory, _ = with_server(make_environment, monkeypatch, lambda body: next(once, "A17."), actions)
+    assert (said, trajectory.reward.total) == (["A17."], 1.0)
+
+
 def test_a_model_that_does_not_answer_ends_with_the_episodes_time(
     make_environment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
