@@ -2,6 +2,7 @@
 
     environment = rlenv.load("spec.yaml")     # the async core
     env = rlenv.make("spec.yaml")             # gymnasium.Env over text
+    done = rlenv.evaluate("spec.yaml")        # many episodes with a policy, their figures, and a run that keeps them
 
 What stands here is what users type, plug-ins included; everything below may move. Everything is imported when first
 used, so that importing the package stays light.
@@ -13,9 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlenv.concurrency.portal import run_sync
     from rlenv.concurrency.scope import Scope
     from rlenv.episodes.environment import Environment, load
     from rlenv.episodes.episode import Episode
+    from rlenv.episodes.rollout import Job, play, rollout
     from rlenv.errors import (
         EndpointError,
         EpisodeError,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
         ResourceError,
         RewardError,
         RlenvError,
+        RunStopped,
         SpecError,
         ToolFailed,
         UnknownEntry,
@@ -36,7 +40,14 @@ if TYPE_CHECKING:
     from rlenv.gym.envs import make, make_vec
     from rlenv.language.kinds import CompileContext, Kind
     from rlenv.messages import Image, Message, Sampled, ToolCall, ToolResult
+    from rlenv.policies.base import Policy, PolicyContext, PolicySession
+    from rlenv.policies.openai import OpenAIPolicy, Sampling
+    from rlenv.policies.oracle import OraclePolicy
+    from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
     from rlenv.rewards.base import Measured, RewardContext
+    from rlenv.runs.evaluate import Evaluation, evaluate, evaluate_async
+    from rlenv.runs.folder import open_run
+    from rlenv.runs.policies import PolicyChoice
     from rlenv.tokens.encoder import TokenEncoder
     from rlenv.tools.base import ToolContext, ToolOutput
     from rlenv.trajectory import Step, Trajectory
@@ -44,15 +55,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "concurrency.portal": "run_sync",
     "concurrency.scope": "Scope",
     "episodes.environment": "Environment load",
     "episodes.episode": "Episode",
+    "episodes.rollout": "Job play rollout",
     "errors": "EndpointError EpisodeError Fault InvalidReward MissingExtra MissingVariable PolicyError ResourceError"
-    " RewardError RlenvError SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
+    " RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Sampled ToolCall ToolResult",
+    "policies.base": "Policy PolicyContext PolicySession",
+    "policies.openai": "OpenAIPolicy Sampling",
+    "policies.oracle": "OraclePolicy",
+    "policies.scripted": "RandomPolicy ScriptPolicy",
     "rewards.base": "Measured RewardContext",
+    "runs.evaluate": "Evaluation evaluate evaluate_async",
+    "runs.folder": "open_run",
+    "runs.policies": "PolicyChoice",
     "tokens.encoder": "TokenEncoder",
     "tools.base": "ToolContext ToolOutput",
     "trajectory": "Step Trajectory",
@@ -65,21 +85,33 @@ __all__ = [
     "Environment",
     "Episode",
     "EpisodeError",
+    "Evaluation",
     "Fault",
     "Image",
     "InvalidReward",
+    "Job",
     "Kind",
     "Measured",
     "Message",
     "MissingExtra",
     "MissingVariable",
+    "OpenAIPolicy",
+    "OraclePolicy",
+    "Policy",
+    "PolicyChoice",
+    "PolicyContext",
     "PolicyError",
+    "PolicySession",
+    "RandomPolicy",
     "ResourceError",
     "RewardContext",
     "RewardError",
     "RlenvError",
+    "RunStopped",
     "Sampled",
+    "Sampling",
     "Scope",
+    "ScriptPolicy",
     "SpecError",
     "Step",
     "TokenEncoder",
@@ -93,9 +125,15 @@ __all__ = [
     "UnsupportedTemplate",
     "UsageError",
     "__version__",
+    "evaluate",
+    "evaluate_async",
     "load",
     "make",
     "make_vec",
+    "open_run",
+    "play",
+    "rollout",
+    "run_sync",
 ]
 
 

@@ -18,6 +18,7 @@ RlenvError
 │   ├── ContentsLost       it does not write each content once, in order (rlenv.tokens.layouts)
 │   └── NoStopMark         it ends a turn with no mark that is known (rlenv.tokens.layouts)
 ├── Unencodable            an episode that cannot be a row of supervised training (rlenv.collect.encode)
+├── RunStopped             a run that was asked to end before its end: by its `stop` file, or by what it may cost
 ├── InvalidReward          a term with `on_invalid: raise` could not be measured; stops the run
 ├── ToolFailed             the tool's: the model sees its text, the episode goes on
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
@@ -57,6 +58,7 @@ __all__ = [
     "ResourceError",
     "RewardError",
     "RlenvError",
+    "RunStopped",
     "SpecError",
     "ToolFailed",
     "UnknownEntry",
@@ -203,6 +205,10 @@ class MissingVariable(UsageError):
 
 class UnsupportedTemplate(RlenvError):
     """A chat template whose token ids cannot be reproduced exactly; the message names the template and the place."""
+
+
+class RunStopped(RlenvError):
+    """A run was asked to end before its end, by the `stop` file in its folder or by what it may cost."""
 
 
 class InvalidReward(RlenvError):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.visible import visible
@@ -28,6 +29,7 @@ from rlenv.errors import MissingVariable, UsageError
 __all__ = [
     "LITERAL",
     "Filled",
+    "host_of",
     "leave_open",
     "logger",
     "margin",
@@ -421,6 +423,15 @@ def _watch_records() -> None:
         return record
 
     logging.setLogRecordFactory(clean)
+
+
+def host_of(address: str) -> str:
+    """Host and port of an address, without credentials, path and query; an address in a variable stays its name."""
+    try:
+        found = urlsplit(address).netloc.rpartition("@")[2]
+    except ValueError:
+        found = ""
+    return found or ", ".join(f"${{env:{name}}}" for name in names_in(address))
 
 
 def logger(name: str) -> logging.Logger:

@@ -39,11 +39,11 @@ ORDER = (
     "tokens",
     "tasks",
     "episodes",
+    "models",
     "runs",
     "retrieval",
     "checks",
     "audit",
-    "models",
     "collect",
     "preflight",
     "gym",
@@ -123,10 +123,9 @@ def test_the_package_hands_out_what_users_type() -> None:
 
 
 def test_the_package_never_imports_a_trainer_or_torch() -> None:
-    # A policy of the adapter's is imported where it is named, which says which extra is missing; the models'
-    # import transformers and torch where a GGUF file is made into a folder, and ask which architectures are known.
-    doors = {"rlenv.cli.policies"}
-    doors |= {f"rlenv.models.{name}" for name in ("architecture", "dequantised", "lacking")}
+    # The models' import transformers and torch where a GGUF file is made into a folder, and ask which architectures
+    # are known.
+    doors = {f"rlenv.models.{name}" for name in ("architecture", "dequantised", "lacking")}
     wrong = [
         f"{module} imports {name}"
         for module, path in MODULES.items()

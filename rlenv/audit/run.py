@@ -41,10 +41,8 @@ from rlenv.audit.talk import talk_to_user
 from rlenv.audit.verdicts import share_of
 from rlenv.audit.words import shrug
 from rlenv.audit.wrap import Planting, faulty, planted
-from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, rollout, together
-from rlenv.errors import InvalidReward, RlenvError
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import ToolCall
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
@@ -152,20 +150,8 @@ class _Run:
 
     async def _oracle(self, jobs: Sequence[Job]) -> list[Trajectory]:
         """The oracle's episodes; one whose script cannot go on has failed."""
-        environment = self.environment
-        oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-        places = asyncio.Semaphore(self.concurrency)
-
-        async def one(job: Job) -> Trajectory:
-            async with places, environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
-                try:
-                    return await drive(episode, oracle, limit_s=environment.spec.limits.episode_s)
-                except InvalidReward:
-                    raise
-                except RlenvError as error:
-                    return episode.fail("oracle", str(error))
-
-        return await together([one(job) for job in jobs])
+        oracle = OraclePolicy(self.environment.spec, self.environment.parts.dialect)
+        return await rollout(self.environment, oracle, jobs, concurrency=self.concurrency)
 
     async def _attack(self, split: str, usable: Sequence[Trajectory], tasks: int) -> None:
         """Plays all adversaries on tasks of a split."""

@@ -16,7 +16,7 @@ import rlenv
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.policies import add_policy, choice_of
 from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment, load
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 async def _measure(
     environment: Environment, args: argparse.Namespace, split: str
 ) -> tuple[list[Figures], dict[str, Latency]]:
-    policy = make_policy(argparse.Namespace(**{**vars(args), "concurrency": max(args.concurrency)}), environment)
+    policy = choice_of(args).make(environment, concurrency=max(args.concurrency))
     tasks = range(len(environment.tasks(split)))
     drawn = enumerate(islice(cycle(tasks), args.episodes))
     jobs = [Job(split, task, seed_of(0, split, task, number // len(tasks))) for number, task in drawn]

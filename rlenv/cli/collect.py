@@ -10,9 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.eval import MOST_SAMPLES
 from rlenv.cli.options import add_set, given, keywords, overrides
-from rlenv.cli.policies import OPTIONS, add_policy, check_options, make_policy
+from rlenv.cli.policies import OPTIONS, add_policy, check_options, choice_of
 from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
@@ -20,6 +19,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job
 from rlenv.errors import UsageError
 from rlenv.models import local_model
+from rlenv.runs.evaluate import MOST_SAMPLES
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
@@ -112,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
         template_kwargs=kwargs,
         **given(args, "split", "per_task", "balance", "seed", "concurrency"),
     )
-    policy = None if args.records else lambda: make_policy(_of_policy(args), environment)
+    policy = (
+        None if args.records else lambda: choice_of(_of_policy(args)).make(environment, concurrency=args.concurrency)
+    )
     with Progress(
         TextColumn("episodes"),
         BarColumn(),

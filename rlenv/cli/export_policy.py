@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlenv.cli.adapter import adapter
 from rlenv.cli.options import given
 from rlenv.cli.terminal import write, write_json
+from rlenv.models.adapter import adapter
 
 __all__ = ["add_arguments", "run"]
 

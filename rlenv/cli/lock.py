@@ -13,8 +13,7 @@ from rich.table import Table
 
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import told
-from rlenv.cli.terminal import write_error, write_json
+from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, read_info
@@ -78,7 +77,7 @@ def _named(name: str, args: argparse.Namespace) -> _Named:
 def _of_spec(name: str, args: argparse.Namespace, splits: list[str] | None) -> Lock:
     environment = load(name, set=overrides(args.set))
     known = None if splits is None else [split for split in splits if split in environment.spec.tasks]
-    return lock_of(environment, splits=known, say=told)
+    return lock_of(environment, splits=known, say=say)
 
 
 def _comparable(a: _Named, b: _Named, args: argparse.Namespace) -> tuple[Lock, Lock]:

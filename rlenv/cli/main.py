@@ -13,7 +13,7 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.nearest import all_known
 from rlenv.cli.options import refuse_unknown
 from rlenv.cli.terminal import show_traceback, write, write_error
-from rlenv.errors import RlenvError, SpecError
+from rlenv.errors import RlenvError, RunStopped, SpecError
 from rlenv.secrets import logger, redact
 
 __all__ = ["main"]
@@ -54,6 +54,7 @@ _COMMANDS = {
 }
 
 _PIPE_CLOSED = 128 + 13
+_INTERRUPTED = 128 + 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,12 +176,15 @@ def _tell(error: BaseException) -> int | None:
         count = len(error.faults)
         write_error(f"{redact(str(error))}\n{count} fault{'s' if count != 1 else ''}\n")
         return 1
+    if isinstance(error, RunStopped):
+        write_error(f"rlenv: {error}\n")
+        return _INTERRUPTED
     if isinstance(error, RlenvError):
         write_error(f"rlenv: {cut_middle(redact(str(error)), _MOST_TOLD)}\n")  # a record may hold any text as an id
         return 2
     if isinstance(error, KeyboardInterrupt):
         write_error("interrupted\n")
-        return 130
+        return _INTERRUPTED
     if isinstance(error, OSError) and error.filename is not None:
         write_error(f"rlenv: {cut_middle(str(error.filename), _MOST_TOLD)}: {error.strerror or type(error).__name__}\n")
         return 2

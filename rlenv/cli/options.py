@@ -30,6 +30,17 @@ def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoRe
     parser.error("; ".join(part for part in (f"unrecognized arguments: {' '.join(rest)}", hint) if part))
 
 
+def add_out(parser: argparse.ArgumentParser, *, help: str) -> None:
+    """Adds `-o DIR` and `--overwrite`."""
+    parser.add_argument("-o", "--out", metavar="DIR", help=help)
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder of -o")
+
+
+def add_record(parser: argparse.ArgumentParser) -> None:
+    """Adds `--record`."""
+    parser.add_argument("--record", action="store_true", help="keep what tools and models answer, for rlenv replay")
+
+
 def add_set(parser: argparse.ArgumentParser) -> None:
     """Adds `--set KEY=VALUE`."""
     parser.add_argument(

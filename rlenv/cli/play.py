@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import shlex
 import sys
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.markup import escape
 from rich.panel import Panel
 
-from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
-from rlenv.concurrency.lanes import entered, here
-from rlenv.episodes.drive import context_of
-from rlenv.episodes.environment import Environment, load
+from rlenv.cli.options import add_out, add_record, add_set, given, overrides
+from rlenv.cli.policies import add_policy, choice_of
+from rlenv.cli.spending import add_prices, prices_of, show_spending
+from rlenv.cli.terminal import say
+from rlenv.concurrency.lanes import entered
+from rlenv.episodes.drive import advance, context_of
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
 from rlenv.messages import Message, Sampled
-from rlenv.runs.locks.lock import Lock, lock_of
-from rlenv.runs.schema import Facts, Mode
-from rlenv.runs.usage import cost_of, spent
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.policies import Actor, actor_of
+from rlenv.runs.stage import Stage
+from rlenv.runs.usage import spent
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -38,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split")
     parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
     parser.add_argument("--seed", type=int, help="of the episode; by default that of the task's first in `rlenv eval`")
-    parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there, as a run")
-    add_overwrite(parser)
+    add_out(parser, help="keep the episode there, as a run")
     add_record(parser)
     add_prices(parser)
     add_set(parser)
@@ -47,78 +48,100 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
-    check_options(args)
-    check_folder_options(args)
-    prices = prices_of(args)
-    tapes = Tapes(args)
-    with tapes.compiled():
-        environment = load(args.spec, set=overrides(args.set))
-    console = Console()
+    choice = choice_of(args)
+    keep = given(args, "out", "overwrite", "record")
+    stage = Stage(kind="play", prices=prices_of(args), set=overrides(args.set), say=say, **keep)
+    environment, console = stage.load(args.spec), Console()
     # A task that is none begins no run.
     episode = environment.start(task=args.task, split=args.split, seed=args.seed)
-    split, args.seed = episode.split, episode.seed
-    with contextlib.ExitStack() as stack:
-        lock = _lock(args, environment, split) if args.out else None
-        out = stack.enter_context(kept_run(args, environment, lock=lock, split=split, task=args.task)) if lock else None
-        stack.enter_context(tapes.running(out, lock, environment))
-        stack.enter_context(counting(prices))
-        with entered(tapes.lane(0) if tapes.lane is not None else None):
-            trajectory = asyncio.run(stoppable(_play(args, environment, console), out))
-            show_spending(console, spent([trajectory], prices=prices))
-            if out is not None:
-                mode: Mode = "greedy" if args.temperature == 0 else "sampled"
-                cost, began = cost_of(trajectory.usage, prices), time.time() - trajectory.seconds
-                id = out.append(trajectory, Facts(mode=mode, started=began, cost=cost))
-                tapes.ended(id)
-                if id:
-                    console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
+    by_hand = args.policy == "you"
+    actor = Actor(_Hand(console), "you", {"kind": "you"}) if by_hand else actor_of(choice, environment, say=say)
+    return asyncio.run(_run(args, stage, environment, actor, episode, console))
+
+
+async def _run(
+    args: argparse.Namespace, stage: Stage, environment: Environment, actor: Actor, episode: Episode, console: Console
+) -> int:
+    lock = None
+    if stage.out:
+        who = {"policy": actor.facts, "tokenizer": actor.tokenizer}
+        lock = lock_of(environment, splits=[episode.split], seed=episode.seed, say=say, **who)
+    where = {"split": episode.split, "task": args.task}
+    lane = stage.lane(0) if stage.lane is not None else None
+    with (
+        stage.open(environment, lock=lock, policy=actor.name, model=actor.model, **where) as out,
+        entered(lane),
+    ):
+        trajectory = await stage.stoppable(_play(actor.policy, environment, episode, console))
+        show_spending(console, spent([trajectory], prices=stage.prices))
+        if out is not None:
+            id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
+            stage.ended(id)
+            if id:
+                console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
     return 1 if out is not None and out.lost else 0
 
 
-def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:
-    return lock_of(
-        environment,
-        splits=[split],
-        policy=policy_facts(args, say=told),
-        seed=args.seed,
-        tokenizer=policy_tokenizer(args),
-        say=told,
-    )
-
-
-async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> Trajectory:
-    policy = None if args.policy == "you" else make_policy(args, environment)
-    async with environment, environment.start(task=args.task, split=args.split, seed=args.seed) as episode:
-        prompt = environment.prompt_text(episode.messages)
-        console.print(Panel(escape(prompt), title=f"{environment.id} · task {args.task}", title_align="left"))
-        messages = list(episode.messages)
-        session = None
-        if policy is not None:
-            session = policy.start(context_of(episode))
-        else:
-            console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
-        while not episode.is_ended:
-            lane = here()
-            with entered(lane and lane.at(f"policy turn {len(episode.turns)}")):
-                action = await session.act(messages) if session is not None else _read(console)
-            if action is None:
-                await episode.truncate("left")
-                break
-            said = action.action if isinstance(action, Sampled) else action
-            message = said if isinstance(said, Message) else Message("assistant", said)
-            if session is not None:
-                text = environment.parts.dialect.render_action(message)
-                console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
-            messages.append(message)
-            step = await episode.step(action)
-            messages.extend(step.observation.messages)
-            if step.observation.messages:
-                shown = "\n".join(message.content for message in step.observation.messages)
-                console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
-        _report(console, episode.trajectory)
-    if policy is not None:
+async def _play(policy: Policy, environment: Environment, episode: Episode, console: Console) -> Trajectory:
+    try:
+        async with environment, episode:
+            prompt, title = environment.prompt_text(episode.messages), f"{environment.id} · task {episode.task_index}"
+            console.print(Panel(escape(prompt), title=title, title_align="left"))
+            messages, session = list(episode.messages), policy.start(context_of(episode))
+            if not isinstance(policy, _Hand):
+                session = _Shown(session, environment, console)
+            while not episode.is_ended:
+                try:
+                    step = await advance(episode, session, messages)
+                except EOFError:
+                    await episode.truncate("left")
+                    break
+                if step.observation.messages:
+                    shown = "\n".join(message.content for message in step.observation.messages)
+                    console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
+            _report(console, episode.trajectory)
+    finally:
         await policy.aclose()
     return episode.trajectory
+
+
+class _Hand:
+    """You, as a policy: what you type is the next action. EOFError once you leave."""
+
+    name = "you"
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def start(self, context: PolicyContext) -> _Hand:
+        self._console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
+        return self
+
+    async def act(self, messages: Sequence[Message]) -> str:
+        action = _read(self._console)
+        if action is None:
+            raise EOFError
+        return action
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A policy's session, of which each action is shown before it is taken."""
+
+    session: PolicySession
+    environment: Environment
+    console: Console
+
+    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
+        action = await self.session.act(messages)
+        said = action.action if isinstance(action, Sampled) else action
+        message = said if isinstance(said, Message) else Message("assistant", said)
+        text = self.environment.parts.dialect.render_action(message)
+        self.console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
+        return action
 
 
 def _read(console: Console) -> str | None:

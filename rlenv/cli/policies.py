@@ -5,20 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from rlenv.cli.adapter import adapter
 from rlenv.cli.options import fields
-from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.policies.base import Policy
-from rlenv.runs.locks.files import Say, file_sha256, tree_sha256
-from rlenv.runs.locks.parts import host_of
+from rlenv.runs.policies import KEY_VARIABLE, NAMES, PolicyChoice
 
-__all__ = ["OPTIONS", "add_policy", "check_options", "make_policy", "policy_facts", "policy_tokenizer"]
-
-_HELP = "oracle, random, script:FILE, openai, or hf:MODEL (as `rlenv train --model` takes it, with the verl extra)"
+__all__ = ["OPTIONS", "add_policy", "check_options", "choice_of"]
 
 _SERVER, _SAMPLED = ("openai",), ("openai", "hf")
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
@@ -29,14 +21,7 @@ _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "top_p": _SAMPLED,
     "policy_chat_template": ("hf",),
 }
-_DEFAULTS: Mapping[str, Any] = {
-    "api_key_env": "OPENAI_API_KEY",
-    "mode": "tools",
-    "request_timeout": 120.0,
-    "retries": 3,
-}
 _KINDS = ("you", "oracle", "random", "script", "openai", "hf")
-_WEIGHTS = (".safetensors", ".bin", ".json")
 OPTIONS = tuple(_TAKEN_BY)
 """The options of one kind of policy or another, as `add_policy` names them in the arguments."""
 
@@ -45,7 +30,7 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     """Adds `--policy` and what policies need; `of_policy`, such as `policy-`, tells what is the policy's from what is
     another model's: `--policy-model` names the model at the policy's server."""
     parser.set_defaults(of_policy=of_policy)
-    parser.add_argument("--policy", default="oracle", help=_HELP)
+    parser.add_argument("--policy", default="oracle", help=NAMES)
     endpoint = parser.add_argument_group("--policy openai")
     endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
     endpoint.add_argument(f"--{of_policy}model", help="the model's name at the server")
@@ -96,99 +81,18 @@ def check_options(args: argparse.Namespace) -> None:
     if kind == "openai" and args.base_url:
         from rlenv.endpoints.client import TWO_LOGINS, two_logins
 
-        variable = args.api_key_env or _DEFAULTS["api_key_env"]
+        variable = args.api_key_env or KEY_VARIABLE
         if two_logins(args.base_url, {"Authorization": ""} if os.environ.get(variable) else {}):
             hint = f"leave one out: {variable} is set, and --api-key-env names another variable"
             raise UsageError(f"--base-url: {TWO_LOGINS}", hint=hint)
 
 
-def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
+def choice_of(args: argparse.Namespace) -> PolicyChoice:
     """The policy that the options name.
 
     Raises:
-        UsageError: no such policy, or an option it needs is missing, or one is given that it does not take.
+        UsageError: an option is given that it does not take.
     """
-    name, _, rest = str(args.policy).partition(":")
-    dialect = environment.parts.dialect
     check_options(args)
-    args = argparse.Namespace(**{**vars(args), **_with_defaults(args)})
-    if name == "oracle":
-        from rlenv.policies.oracle import OraclePolicy
-
-        return OraclePolicy(environment.spec, dialect)
-    if name == "random":
-        from rlenv.policies.scripted import RandomPolicy
-
-        return RandomPolicy(dialect, environment.spec.answer)
-    if name == "script":
-        from rlenv.policies.scripted import ScriptPolicy
-
-        return ScriptPolicy(rest)
-    if name == "openai":
-        from rlenv.policies.openai import OpenAIPolicy, Sampling
-
-        if not args.base_url or not args.model:
-            raise UsageError("--policy openai needs --base-url and --model")
-        return OpenAIPolicy(
-            args.base_url,
-            args.model,
-            api_key=os.environ.get(args.api_key_env),
-            mode=args.mode,
-            sampling=Sampling(args.temperature, args.top_p, args.max_tokens, extra=fields(args.extra)),
-            timeout_s=args.request_timeout,
-            retries=args.retries,
-            concurrency=getattr(args, "concurrency", 64),
-        )
-    if name == "hf":
-        from rlenv.models import local_model
-
-        make = adapter("hf.policy", wanted_by="--policy hf:MODEL").make
-        place = local_model(rest, chat_template=args.policy_chat_template)
-        policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
-        return policy
-    raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")
-
-
-def policy_facts(args: argparse.Namespace, *, say: Say | None = None) -> dict[str, Any]:
-    """What the options say of the policy, for a lock: its kind, its model by content where it lies here, its sampling.
-
-    Raises:
-        UsageError: there is no such model or script.
-    """
-    kind, _, rest = str(args.policy).partition(":")
-    found: dict[str, Any] = {"kind": kind}
-    if kind == "script":
-        found["script"] = file_sha256(Path(rest))
-    if kind == "openai":
-        mode = args.mode or _DEFAULTS["mode"]
-        found |= {"model": args.model, "host": host_of(args.base_url or ""), "mode": mode}
-    if kind == "hf":
-        from rlenv.models import local_model
-
-        folder = Path(local_model(rest, chat_template=args.policy_chat_template))
-        is_here = folder.is_dir()
-        found["model"] = folder.name if is_here else rest  # a path is no part of what a model is
-        found["weights"] = tree_sha256(folder, suffixes=_WEIGHTS, say=say) if is_here else None
-    if kind in _SAMPLED:
-        sampling = {"temperature": args.temperature, "top_p": args.top_p}
-        more = {"max_tokens": args.max_tokens, "extra": fields(args.extra)} if kind == "openai" else {}
-        found["sampling"] = sampling | more
-    return found
-
-
-def policy_tokenizer(args: argparse.Namespace) -> Any:
-    """The tokenizer that a policy on this machine brings; None where a server has it, or there is none.
-
-    Raises:
-        UsageError: there is no such model.
-    """
-    kind, _, rest = str(args.policy).partition(":")
-    if kind != "hf":
-        return None
-    from rlenv.models import local_tokenizer
-
-    return local_tokenizer(rest, chat_template=args.policy_chat_template)
-
-
-def _with_defaults(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in _DEFAULTS.items() if getattr(args, name) is None}
+    given = {name: getattr(args, name) for name in OPTIONS if name not in ("extra", "policy_chat_template")}
+    return PolicyChoice(args.policy, extra=fields(args.extra), chat_template=args.policy_chat_template, **given)

@@ -67,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
             stack.enter_context(entered(Lane(player, "")))
             if not args.live:  # nobody is asked, so that no key is needed
                 stack.enter_context(leave_open())
-        spec, own = (args.spec, {}) if args.spec else _spec_of(args.file)
-        environment = environment_of(before, spec=spec, set={**own, **overrides(args.set)})
+        environment = environment_of(before, run=args.file, spec=args.spec, set=overrides(args.set))
         _check_live(args.live, environment)
         _say_what_is_taken(args, environment)
 
@@ -133,17 +132,6 @@ def _explained(
     why = {player.missed(id): said[lock] for id, lock in locks.items() if said[lock]}
     told = [tuple(f"{one}; {why[one]}" if one in why else one for one in each.differences) for each in found]
     return [replace(each, differences=differences) for each, differences in zip(found, told, strict=True)]
-
-
-def _spec_of(run: str) -> tuple[str | None, dict[str, str]]:
-    """The spec that a run's folder names, where it is still there, and what was set over it."""
-    info = read_info(run)
-    if info is None or not info.spec:
-        return None, {}
-    if not Path(info.spec).is_file():
-        write_error(f"rlenv: {info.spec}, which the run names, is not there: --spec names another\n")
-        return None, {}
-    return info.spec, dict(info.facts.get("set", {}))
 
 
 def _say_what_is_taken(args: argparse.Namespace, environment: Environment) -> None:

@@ -20,8 +20,7 @@ from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
-from rlenv.cli.options import add_set
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.options import add_out, add_set, overrides
 from rlenv.cli.scored import (
     Scored,
     Source,
@@ -33,13 +32,14 @@ from rlenv.cli.scored import (
     within,
 )
 from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
-from rlenv.cli.terminal import write_error, write_json
+from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.folder import read_info
+from rlenv.runs.folder import KeptRun, read_info
 from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
+from rlenv.runs.stage import Stage
 from rlenv.runs.summary import GroupSummary, summarise
 from rlenv.runs.usage import Spending, cost_of
 from rlenv.runs.variants import Weights, varied
@@ -68,10 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
-    parser.add_argument(
-        "-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run; of several variants a run each"
-    )
-    add_overwrite(parser)
+    add_out(parser, help="keep the rescored episodes there, as a run; of several variants a run each")
     add_prices(parser)
     add_set(parser)
 
@@ -82,13 +79,12 @@ def run(args: argparse.Namespace) -> int:
     source = Source.of(args.run)
     environments = environments_of(args, source, measures=bool(args.spec))
     with contextlib.ExitStack() as stack:
-        outs = _outs(args, environments, weights, stack)
+        stages, outs = _outs(args, environments, weights, stack)
         stack.enter_context(counting(prices))
-        first = next(iter(outs.values()), None)
+        first = stages[0] if stages else Stage(kind="rescore")
         measured = asyncio.run(
-            stoppable(
-                scored_again(environments, source, concurrency=args.concurrency, only_invalid=args.only_invalid),
-                first,
+            first.stoppable(
+                scored_again(environments, source, concurrency=args.concurrency, only_invalid=args.only_invalid)
             )
             if args.spec
             else _as_recorded(environments, source)
@@ -109,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 def _checked(args: argparse.Namespace) -> Weights:
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    check_folder_options(args)
+    _stage(args, args.out)
     if args.only_invalid and not args.spec:
         info = read_info(args.run)
         if info is None or not info.spec:
@@ -159,25 +155,26 @@ def _named(name: str, weights: Weights) -> str:
     return f"{name} {weights}"
 
 
+def _stage(args: argparse.Namespace, out: str | None) -> Stage:
+    replaced, prices = overrides(args.set), prices_of(args)
+    return Stage(kind="rescore", out=out, overwrite=args.overwrite, prices=prices, set=replaced, say=say)
+
+
 def _outs(
     args: argparse.Namespace, environments: Mapping[str, Environment], weights: Weights, stack: contextlib.ExitStack
-) -> dict[str, Any]:
+) -> tuple[list[Stage], dict[str, KeptRun]]:
     """The runs that the variants are kept in: the folder of -o for a single one, else folders in it."""
-    if not args.out:
-        return {}
-    names = {name: environment for name, environment in environments.items() if args.spec}
-    if weights:
+    names = {name: environment for name, environment in environments.items() if args.spec and args.out}
+    if weights and args.out:
         names |= {_named(name, weights): environment for name, environment in environments.items()}
-    outs = {}
+    stages, outs = [], {}
     for name, environment in names.items():
         # The rows are the recorded episodes' own, so no split is read.
-        lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told)
-        own = argparse.Namespace(**vars(args))
-        if len(names) > 1:
-            own.out = str(Path(args.out) / _folder(name))
-        own.variant = str(weights) if weights and name not in environments else ""
-        outs[name] = stack.enter_context(kept_run(own, environment, lock=lock, variant=own.variant))
-    return outs
+        lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=say)
+        stages.append(_stage(args, str(Path(args.out) / _folder(name)) if len(names) > 1 else args.out))
+        variant = str(weights) if weights and name not in environments else ""
+        outs[name] = stack.enter_context(stages[-1].kept(environment, lock=lock, variant=variant))
+    return stages, {name: out for name, out in outs.items() if out is not None}
 
 
 def _folder(name: str) -> str:

@@ -10,12 +10,10 @@ from pathlib import Path
 from rlenv._base.figures import figure
 from rlenv.cli.options import overrides
 from rlenv.cli.recorded import environment_of
-from rlenv.cli.terminal import write_error
 from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
-from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.prices import Prices
 from rlenv.runs.recorded import with_facts
@@ -73,13 +71,7 @@ def environments_of(args: argparse.Namespace, source: Source, *, measures: bool)
         short = [Path(path).stem for path in paths]
         names = short if len(set(short)) == len(short) else paths
         return {name: load(path, set=overrides(args.set)) for name, path in zip(names, paths, strict=True)}
-    info = read_info(source.path)
-    spec, own = (info.spec, dict(info.facts.get("set", {}))) if info is not None and info.spec else (None, {})
-    if spec is not None and not Path(spec).is_file():
-        write_error(f"rlenv: {spec}, which the run names, is not there: --spec names another\n")
-        spec, own = None, {}
-    environment = environment_of(source.before, spec=spec, set={**own, **overrides(args.set)})
-    return {"recorded": environment}
+    return {"recorded": environment_of(source.before, run=source.path, set=overrides(args.set))}
 
 
 async def scored_again(

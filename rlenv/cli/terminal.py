@@ -14,7 +14,7 @@ from typing import Any
 from rlenv._base.visible import visible
 from rlenv.secrets import redact
 
-__all__ = ["show_traceback", "write", "write_error", "write_json"]
+__all__ = ["say", "show_traceback", "write", "write_error", "write_json"]
 
 
 def write(text: str) -> None:
@@ -25,6 +25,11 @@ def write(text: str) -> None:
 def write_error(text: str) -> None:
     """Writes to standard error."""
     sys.stderr.write(visible(text))
+
+
+def say(line: str) -> None:
+    """Writes a line to standard error."""
+    write_error(f"{line}\n")
 
 
 def write_json(value: Any, *, indent: int | None = None) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import math
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlenv._base.visible import visible
+from rlenv.concurrency.portal import run_sync
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import UsageError
@@ -28,30 +25,6 @@ from rlenv.trajectory import Trajectory
 __all__ = ["TextEnv", "TextVectorEnv", "make", "make_vec"]
 
 _MAX_ACTION = 1 << 24  # characters; an action longer than this is no policy's
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-class _Loop:
-    """The one event loop of the sync face, in a thread of its own, so that it also works inside a running loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stack = ExitStack()
-        self._portal: BlockingPortal | None = None
-
-    def call(self, function: Callable[_P, Awaitable[_T]], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Runs a coroutine function on the loop and waits for it."""
-        with self._lock:
-            if self._portal is None:
-                self._portal = self._stack.enter_context(start_blocking_portal(name="rlenv-gym"))
-                atexit.register(self._stack.close)
-        return self._portal.call(lambda: function(*args, **kwargs))
-
-
-_loop = _Loop()
 
 
 def make(
@@ -120,8 +93,8 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         task, episode_seed = _choose(self.np_random, self.split, self._count, options)
-        _loop.call(self._close_episode)
-        self._episode = _loop.call(self._open, task, episode_seed)
+        run_sync(self._close_episode)
+        self._episode = run_sync(self._open, task, episode_seed)
         prompt = "" if self._episode.is_ended else self.environment.prompt_text(self._episode.messages)
         self._text = [prompt]
         return prompt, _reset_info(self._episode)
@@ -134,7 +107,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         if self._episode is None:
             raise UsageError("call reset() before step()")
-        step = _loop.call(self._episode.step, action)
+        step = run_sync(self._episode.step, action)
         self._text += (action, step.observation.text)
         return (
             step.observation.text,
@@ -161,8 +134,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """Closes the episode and shared resources; may be called twice."""
-        _loop.call(self._close_episode)
-        _loop.call(self.environment.aclose)
+        run_sync(self._close_episode)
+        run_sync(self.environment.aclose)
 
     async def _open(self, task: int, seed: int) -> Episode:
         episode = self.environment.start(task=task, split=self.split, seed=seed)
@@ -232,7 +205,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
             if own is not None:
                 self._generators[index] = np.random.default_rng(own)
             chosen[index] = _choose(self._generators[index], self.split, self._count, options)
-        _loop.call(self._open, chosen)
+        run_sync(self._open, chosen)
         infos: dict[str, Any] = {}
         for index in chosen:
             episode = self._running(index)
@@ -250,7 +223,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         """
         if len(actions) != self.num_envs:
             raise UsageError(f"{self.num_envs} environments need as many actions, not {len(actions)}")
-        steps = _loop.call(self._step, actions)
+        steps = run_sync(self._step, actions)
         infos: dict[str, Any] = {}
         for index, step in enumerate(steps):
             self._observations[index] = step.observation.text
@@ -269,7 +242,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes all episodes and shared resources."""
-        _loop.call(self._close)
+        run_sync(self._close)
 
     def _running(self, index: int) -> Episode:
         episode = self._episodes[index]

@@ -52,7 +52,10 @@ class PolicySession(Protocol):
 
 
 class Policy(Protocol):
-    """Something that acts; shared by all episodes."""
+    """Something that acts; shared by all episodes.
+
+    It may have `facts`, a mapping of JSON that a run's lock keeps: its `model`, its `sampling`.
+    """
 
     name: str
 

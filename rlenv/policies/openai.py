@@ -15,6 +15,7 @@ from rlenv.errors import EndpointError, PolicyError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import PolicyContext
+from rlenv.secrets import host_of
 
 __all__ = ["MAX_TOKENS", "OpenAIPolicy", "Sampling"]
 
@@ -104,6 +105,14 @@ class OpenAIPolicy:
         if self._client is None:
             self._client = Client(self._endpoint)
         return self._client
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The model, where it is served and how it is sampled, for a lock."""
+        endpoint, given = self._endpoint, self._endpoint.sampling
+        sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "max_tokens")}
+        sampling["extra"] = dict(given.extra)
+        return {"model": endpoint.model, "host": host_of(endpoint.base_url), "mode": self.mode, "sampling": sampling}
 
     def start(self, context: PolicyContext) -> _Session:
         """One episode's conversation."""

@@ -1,11 +1,13 @@
-"""Policies without a model: random ones and recorded ones."""
+"""Policies without a model of their own: random ones, recorded ones, and a function."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import random
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from typing import Any
 from rlenv.dialects.base import Dialect
 from rlenv.errors import UsageError
 from rlenv.language.spec import AnswerSpec
-from rlenv.messages import Message, ToolCall
+from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies.base import PolicyContext
 
-__all__ = ["RandomPolicy", "ScriptPolicy", "random_value"]
+__all__ = ["Act", "FunctionPolicy", "RandomPolicy", "ScriptPolicy", "random_value"]
+
+Act = Callable[[Sequence[Message]], Awaitable[str | Message | Sampled]]
 
 _WORDS = ("yes", "no", "the", "of", "Paris", "1", "42", "select", "name", "none", "total", "river", "2 + 2")
 
@@ -89,6 +93,27 @@ class RandomPolicy:
         return guess
 
 
+class FunctionPolicy:
+    """An async function as a policy: it takes the messages so far and gives the next action.
+
+    Raises:
+        UsageError: it is no async function.
+    """
+
+    def __init__(self, act: Act) -> None:
+        if not any(map(inspect.iscoroutinefunction, (act, getattr(type(act), "__call__", act)))):  # noqa: B004
+            raise UsageError(f"{act!r} is no policy", hint="give a Policy, a policy's name, or an async function")
+        self.name = getattr(act, "__name__", type(act).__name__)
+        self.act = act
+
+    def start(self, context: PolicyContext) -> FunctionPolicy:
+        """The function itself, which keeps nothing of an episode."""
+        return self
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
 class ScriptPolicy:
     """Plays actions from a file.
 
@@ -106,6 +131,7 @@ class ScriptPolicy:
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
+            self.facts = {"script": hashlib.sha256(path.read_bytes()).hexdigest()}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the script '{path}' cannot be read: {error}") from error
         self._scripts: list[list[str]] = []

@@ -9,6 +9,7 @@ and beside them what `rlenv.runs.journal` and `rlenv.runs.parts` describe.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
-from rlenv.errors import UsageError
+from rlenv.errors import RunStopped, UsageError
 from rlenv.runs.blobs import clear_blobs
 from rlenv.runs.claim import Claim
 from rlenv.runs.journal import loads
@@ -71,6 +72,7 @@ _OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", STOP, *_OLD)
 _RESUMED: Final = ("eval", "train")
 """Kinds whose commands go on with a run."""
 _STILL: Final = "stop it first, or name another folder"
+_STOPS: Final = (RunStopped, asyncio.CancelledError, KeyboardInterrupt, SystemExit, BrokenPipeError)
 _log = logger("rlenv.runs.folder")
 
 
@@ -378,7 +380,7 @@ class KeptRun:
         if error is None:
             state: State = "ended"
         else:
-            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit, BrokenPipeError)) else "failed"
+            state = "stopped" if isinstance(error, _STOPS) else "failed"
         self.close(state)
 
     def append(self, trajectory: Trajectory, facts: Facts) -> str:

@@ -23,7 +23,7 @@ from rlenv.language.type_faults import from_pydantic
 from rlenv.language.types import Float, Spec, Text
 from rlenv.trajectory import ModelUsage
 
-__all__ = ["PriceSpec", "Prices", "PricesSpec", "prices_in", "read_prices"]
+__all__ = ["PriceSpec", "Prices", "PricesSpec", "as_prices", "prices_in", "read_prices"]
 
 _MILLION = 1_000_000
 _Price = Annotated[Float, Field(ge=0, le=1e12)]  # an endless one would make a cost of no tokens no number
@@ -97,6 +97,15 @@ def read_prices(path: str | os.PathLike[str]) -> Prices:
     except ValidationError as error:
         raise SpecError(in_order(from_pydantic(error, document, (), PricesSpec), document)) from error
     return Prices(spec.currency, spec.models)
+
+
+def as_prices(prices: str | os.PathLike[str] | Prices | None) -> Prices | None:
+    """Prices as they are given, or those of a file.
+
+    Raises:
+        SpecError: the file has faults.
+    """
+    return prices if prices is None or isinstance(prices, Prices) else read_prices(prices)
 
 
 def prices_in(facts: Mapping[str, Any]) -> Prices | None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
-from rlenv.endpoints.account import merged
+from rlenv.endpoints.account import Account, counted, merged
+from rlenv.errors import UsageError
 from rlenv.runs.prices import Prices
 from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = [
+    "Budget",
     "RoleSpending",
     "Spending",
     "asked_tokens",
     "cost_of",
+    "counting",
     "money",
     "notes_of",
     "shown",
@@ -101,6 +106,83 @@ def spent_by(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Sp
         currency="" if prices is None else prices.currency,
         unpriced=() if prices is None else tuple(dict.fromkeys(o.model for o in now if prices.of(o.model) is None)),
     )
+
+
+class Budget:
+    """Adds up what episodes have cost, and says when that is more than a run may cost.
+
+    Models without a price, and answers that say no tokens, are in no sum: it says so once, since a run of which nothing
+    can be counted never ends by it.
+
+    Args:
+        most: the bound, None for none.
+        say: is told what is in no sum.
+
+    Raises:
+        UsageError: a bound without prices, or below 0.
+    """
+
+    def __init__(self, most: float | None, prices: Prices | None, say: Callable[[str], None]) -> None:
+        self._most, self._prices, self._say = most, prices, say
+        self._cost, self._left = 0.0, 0
+        self._uncounted: set[str] = set()
+        self.is_spent = asyncio.Event()
+        """Set once the run has cost more."""
+        if self._most is not None and prices is None:
+            raise UsageError("--max-cost needs to know what tokens cost", hint="add --prices FILE")
+        if self._most is not None and not self._most >= 0:
+            raise UsageError(f"--max-cost {self._most:g}: expected 0 or more")
+
+    def ended(self, trajectory: Trajectory, *, left: int) -> None:
+        """Takes what an episode has cost, and how many are left to be played."""
+        self._left = left
+        self._add(spent([trajectory], prices=self._prices), is_last=not left)
+
+    def asked(self, usage: Sequence[ModelUsage], left: int) -> None:
+        """Takes what asking about a group of episodes has cost, and how many groups are left."""
+        self._add(spent_by(usage, prices=self._prices), is_last=not left)
+
+    def _add(self, found: Spending, *, is_last: bool) -> None:
+        if self._most is not None:
+            missing = {f"{model}, which has no price" for model in found.unpriced}
+            missing |= {"answers whose server says no tokens"} if found.unknown else set()
+            for what in sorted(missing - self._uncounted):
+                self._say(f"--max-cost leaves out {what}")
+            self._uncounted |= missing
+            self._cost += found.cost or 0.0
+            if self._cost > self._most and not is_last:
+                self.is_spent.set()
+
+    def said(self) -> str:
+        """Why the run ends, once it is spent."""
+        assert self._prices is not None
+        currency = self._prices.currency
+        passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
+        if not self._left:
+            return f"{passed}; not all answers to a task are compared: --resume with a higher one does that (with -o)"
+        return (
+            f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
+        )
+
+
+@contextmanager
+def counting(prices: Prices | None, say: Callable[[str], None]) -> Iterator[Callable[[], Spending]]:
+    """Counts what the block asks of models, and gives what that is so far, episodes that came to no end included.
+
+    Where the block raises, `say` is told what it had asked for: nobody else says it any more.
+    """
+    account = Account()
+
+    def so_far() -> Spending:
+        return spent_by(account.entries(), prices=prices)
+
+    try:
+        with counted(account):
+            yield so_far
+    except BaseException:
+        if line := spending_line(so_far()):
+            say(line)
+        raise
 
 
 def asked_tokens(usage: Sequence[ModelUsage]) -> tuple[int | None, int | None]:

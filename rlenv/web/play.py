@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rlenv._base.jsonable import plain
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.neighbours import forget_files
 from rlenv.episodes.drive import advance, started
 from rlenv.episodes.environment import Environment
@@ -22,12 +20,11 @@ from rlenv.errors import EpisodeError, UsageError
 from rlenv.language.loader import load_document, loaded_of
 from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy, PolicySession
-from rlenv.policies.openai import OpenAIPolicy, Sampling
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.runs.policies import PolicyChoice
 from rlenv.runs.usage import shown, spent_by
 from rlenv.trajectory import TermResult, Turn
 
-__all__ = ["IDLE_S", "MOST", "Endpoint", "Plays", "Session"]
+__all__ = ["IDLE_S", "MOST", "Plays", "Session"]
 
 MOST: Final = 8
 """Sessions at once."""
@@ -35,24 +32,6 @@ IDLE_S: Final = 600.0
 """Seconds after its last step that a session is closed."""
 
 _COMPILES_S: Final = 60.0
-
-Who = Literal["you", "oracle", "openai"]
-_WHO: Final = ("you", "oracle", "openai")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The server whose model plays. `api_key_env` names the variable that holds its key."""
-
-    base_url: str
-    model: str
-    api_key_env: str = "OPENAI_API_KEY"
-    mode: Literal["tools", "text"] = "tools"
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    timeout_s: float = 120.0
-    retries: int = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -161,10 +140,9 @@ class Plays:
         split: str | None = None,
         task: int = 0,
         seed: int | None = None,
-        who: str = "you",
-        endpoint: Endpoint | None = None,
+        policy: PolicyChoice | None = None,
     ) -> Session:
-        """Opens an episode of the spec at `path`, or of a text that stands there unsaved.
+        """Opens an episode of the spec at `path`, or of a text that stands there unsaved; you play it without a policy.
 
         Raises:
             SpecError: the spec has faults.
@@ -173,12 +151,10 @@ class Plays:
         await self.close_idle()
         if len(self._sessions) + self._starting >= self.most:
             raise UsageError(f"{self.most} episodes are played at once already", hint="close one of them")
-        if who not in _WHO:
-            raise UsageError(f"no policy '{who}'", key="policy", hint=did_you_mean(who, _WHO))
         self._starting += 1
         try:
             environment = await asyncio.to_thread(_compiled, path, text)
-            session = await self._opened(environment, split, task, seed, who, endpoint)
+            session = await self._opened(environment, split, task, seed, policy)
         finally:
             self._starting -= 1
         self._sessions[session.id] = session
@@ -190,17 +166,16 @@ class Plays:
         split: str | None,
         task: int,
         seed: int | None,
-        who: str,
-        endpoint: Endpoint | None,
+        policy: PolicyChoice | None,
     ) -> Session:
         try:
-            policy = _policy(who, environment, endpoint)
+            acting = None if policy is None else policy.make(environment)
             episode = environment.start(task=task, split=split, seed=seed)
             await episode.open()
         except BaseException:
             await environment.aclose()
             raise
-        session = Session(secrets.token_urlsafe(9), environment, episode, policy, self.clock())
+        session = Session(secrets.token_urlsafe(9), environment, episode, acting, self.clock())
         session.messages = list(episode.messages)
         return session
 
@@ -268,24 +243,6 @@ def _compiled(path: Path, text: str | None) -> Environment:
         raise UsageError(f"a function of the spec ended the program (SystemExit: {error})") from error
     finally:
         _compiling.release()
-
-
-def _policy(who: str, environment: Environment, endpoint: Endpoint | None) -> Policy | None:
-    if who == "you":
-        return None
-    if who == "oracle":
-        return OraclePolicy(environment.spec, environment.parts.dialect)
-    if endpoint is None:
-        raise UsageError("a model at a server needs its address and its name", hint="give base_url and model")
-    return OpenAIPolicy(
-        endpoint.base_url,
-        endpoint.model,
-        api_key=os.environ.get(endpoint.api_key_env),
-        mode=endpoint.mode,
-        sampling=Sampling(endpoint.temperature, endpoint.top_p, endpoint.max_tokens),
-        timeout_s=endpoint.timeout_s,
-        retries=endpoint.retries,
-    )
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import orjson
 from aiohttp import web
 
 from rlenv._base.jsonable import plain, sendable
+from rlenv._base.nearest import did_you_mean
 from rlenv.checks.editor.complete import complete
 from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.faults import Mark, diagnose, marks
@@ -33,8 +34,9 @@ from rlenv.checks.editor.validator import Validator
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
+from rlenv.runs.policies import PolicyChoice
 from rlenv.web.jobs import Jobs
-from rlenv.web.play import Endpoint, Plays
+from rlenv.web.play import Plays
 from rlenv.web.specs import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
 
 __all__ = ["JOBS", "PLAYS", "ROOTS", "VALIDATOR", "add_routes"]
@@ -49,6 +51,7 @@ VALIDATOR: Final = web.AppKey("workbench_validator", Validator)
 _SWEEP_S: Final = 30.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Body = Mapping[str, Any]
+_WHO: Final = ("you", "oracle", "openai")
 
 
 def add_routes(app: web.Application) -> None:
@@ -306,31 +309,36 @@ async def _compile(request: web.Request) -> web.Response:
 async def _play(request: web.Request) -> web.Response:
     body = await _body(request)
     path = spec_at(_given(body, "spec", str), _roots(request))
-    who = _given(body, "policy", str, "you")
     session = await request.app[PLAYS].start(
         path,
         text=_given(body, "text", str, None),
         split=_given(body, "split", str, None),
         task=_given(body, "task", int, 0),
         seed=_given(body, "seed", int, None),
-        who=who,
-        endpoint=_endpoint(body) if who == "openai" else None,
+        policy=_policy(body),
     )
     return _json({"session": session.id, "state": session.state()})
 
 
-def _endpoint(body: _Body) -> Endpoint:
+def _policy(body: _Body) -> PolicyChoice | None:
+    """Who plays; None for whoever looks at the page."""
+    who = _given(body, "policy", str, "you")
+    if who not in _WHO:
+        raise UsageError(f"no policy '{who}'", key="policy", hint=did_you_mean(who, _WHO))
+    if who != "openai":
+        return None if who == "you" else PolicyChoice(who)
     mode = _given(body, "mode", str, "tools")
     if mode not in ("tools", "text"):
         raise UsageError(f"no mode '{mode[:40]}'", key="mode", hint="tools or text")
-    return Endpoint(
+    sampling = {name: _given(body, name, float, None) for name in ("temperature", "top_p")}
+    return PolicyChoice(
+        who,
         _given(body, "base_url", str),
         _given(body, "model", str),
-        _given(body, "api_key_env", str, "OPENAI_API_KEY"),
+        _given(body, "api_key_env", str, None),
         mode,
-        _given(body, "temperature", float, None),
-        _given(body, "top_p", float, None),
         _given(body, "max_tokens", int, None),
+        **sampling,
     )
 
 

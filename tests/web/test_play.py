@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import SpecError, UsageError
+from rlenv.runs.policies import PolicyChoice
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from rlenv.web.play import Endpoint, Plays
+from rlenv.web.play import Plays
 from tests.support.environments import BASE
 from tests.support.served import Asks, served
 
@@ -88,7 +89,7 @@ def test_a_call_that_cannot_be_read_is_shown_as_one(spec: Path) -> None:
 
 def test_the_oracle_takes_its_own_actions(spec: Path) -> None:
     async def play(plays: Plays) -> None:
-        session = await plays.start(spec, who="oracle")
+        session = await plays.start(spec, policy=PolicyChoice("oracle"))
         with pytest.raises(UsageError, match="takes no action of yours"):
             await plays.step(session.id, "mine")
         while not session.episode.is_ended:
@@ -102,7 +103,7 @@ def test_the_oracle_takes_its_own_actions(spec: Path) -> None:
 def test_a_model_at_a_server_plays(spec: Path) -> None:
     async def play(plays: Plays) -> None:
         async with FakeEndpoint([CALL, "<answer>5</answer>"]) as server:
-            session = await plays.start(spec, who="openai", endpoint=Endpoint(server.base_url, "m"))
+            session = await plays.start(spec, policy=PolicyChoice("openai", server.base_url, "m"))
             await plays.step(session.id, None)
             state = (await plays.step(session.id, None)).state()
             assert (state["policy"], state["reward"]["total"]) == ("openai", 1.5)
@@ -114,7 +115,7 @@ def test_a_model_at_a_server_plays(spec: Path) -> None:
 def test_a_server_that_refuses_makes_the_reward_invalid(spec: Path) -> None:
     async def play(plays: Plays) -> None:
         async with FakeEndpoint([Reply(401, "no")]) as server:
-            session = await plays.start(spec, who="openai", endpoint=Endpoint(server.base_url, "m", retries=0))
+            session = await plays.start(spec, policy=PolicyChoice("openai", server.base_url, "m", retries=0))
             state = (await plays.step(session.id, None)).state()
             assert state["ended"]
             assert state["failure"]["reason"] == "policy"
@@ -134,7 +135,9 @@ def test_a_text_is_played_without_being_saved(spec: Path) -> None:
     playing(play)
 
 
-@pytest.mark.parametrize("wrong", [{"task": 7}, {"split": "none"}, {"who": "oracl"}, {"who": "openai"}])
+@pytest.mark.parametrize(
+    "wrong", [{"task": 7}, {"split": "none"}, {"policy": PolicyChoice("oracl")}, {"policy": PolicyChoice("openai")}]
+)
 def test_what_is_not_there_is_refused(wrong: dict, spec: Path) -> None:
     async def play(plays: Plays) -> None:
         with pytest.raises(UsageError):

@@ -136,7 +136,7 @@ def file_sha256(path: Path, *, say: Say | None = None) -> str:
             return UNREADABLE
         size = path.stat().st_size
         if say is not None and size > _LARGE_BYTES:
-            say(f"hashing {path.name} ({size / 1e9:.1f} GB)")
+            say(f"hashing {path.name} ({size / 1e9:.1f} GB) …")
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
@@ -197,7 +197,7 @@ def rows_sha256(rows: Tasks, *, on_row: Callable[[Mapping[str, Any]], None], nam
         name: of the split, for `say`.
     """
     if say is not None and len(rows) > _LARGE_ROWS:
-        say(f"hashing the {len(rows):,} rows of {name}")
+        say(f"hashing the {len(rows):,} rows of {name} …")
     digest = hashlib.sha256()
     for index in range(len(rows)):
         try:

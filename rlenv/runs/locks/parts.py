@@ -10,7 +10,6 @@ from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from rlenv._base.jsonable import plain
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder
@@ -39,7 +38,7 @@ from rlenv.runs.locks.files import (
     rows_sha256,
     together,
 )
-from rlenv.secrets import names_in, resolve
+from rlenv.secrets import host_of, names_in, resolve
 from rlenv.tasks.rows import Tasks
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "dialect",
     "distributions",
     "endpoints",
-    "host_of",
     "limits",
     "prompts",
     "rewards",
@@ -310,15 +308,6 @@ def _resolved(entry: EndpointSpec) -> dict[str, str]:
         return {"model_sha256": text_sha256(resolve(entry.model))}
     except RlenvError:  # it is not set, and a look at the spec does not need it
         return {}
-
-
-def host_of(address: str) -> str:
-    """Host and port of an address, without credentials, path and query; an address in a variable stays its name."""
-    try:
-        found = urlsplit(address).netloc.rpartition("@")[2]
-    except ValueError:
-        found = ""
-    return found or ", ".join(f"${{env:{name}}}" for name in names_in(address))
 
 
 def limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:

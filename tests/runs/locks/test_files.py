@@ -56,7 +56,7 @@ def test_the_order_of_rows_counts_and_a_row_that_cannot_be_read_does_too() -> No
 def test_many_rows_are_told_before_they_are_read() -> None:
     said: list[str] = []
     digest([{}], said=said, order=[0] * 100_001)
-    assert said == ["hashing the 100,001 rows of train"]
+    assert said == ["hashing the 100,001 rows of train …"]
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_large_file_is_told_and_read_in_pieces(tmp_path: Path) -> None:
         file.truncate(200_000_001)  # sparse: it takes no disk
     said: list[str] = []
     assert len(file_sha256(tmp_path / "large.bin", say=said.append)) == 64
-    assert said == ["hashing large.bin (0.2 GB)"]
+    assert said == ["hashing large.bin (0.2 GB) …"]
     assert file_sha256(tmp_path / "none") == UNREADABLE
 
 

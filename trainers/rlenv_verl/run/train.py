@@ -256,7 +256,7 @@ def _driven(run: Run, stack: ExitStack, *, attempts: int | None = None) -> int:
 
 def _told(console: Console) -> Callable[[str], None]:
     """Says what takes long."""
-    return lambda line: console.print(f"{line} …", markup=False)
+    return lambda line: console.print(line, markup=False)
 
 
 def _say(variables: Variables, console: Console) -> None:

@@ -1,0 +1,214 @@
+"""The stage of a run that is played: its folder, its tape, its prices and its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from rlenv.concurrency.lanes import Lane, entered, here, offline
+from rlenv.episodes.environment import Environment, load
+from rlenv.errors import RunStopped, UsageError
+from rlenv.runs.command import kept_settings
+from rlenv.runs.folder import STOP, KeptRun, Kind, RunInfo, read_info
+from rlenv.runs.locks.files import Say
+from rlenv.runs.locks.lock import FOLDER, Lock
+from rlenv.runs.prices import Prices
+from rlenv.runs.schema import Facts, Mode
+from rlenv.runs.tapes.cassettes import Player, Recorder
+from rlenv.runs.tapes.reel import Reel
+from rlenv.runs.tapes.since import changed_since
+from rlenv.runs.usage import Budget, cost_of, counting
+from rlenv.secrets import leave_open, logger
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Stage", "log"]
+
+_EACH_S: Final = 1.0
+_T = TypeVar("_T")
+log: Final[Say] = logger("rlenv.runs").warning
+"""Tells the log what a command tells on standard error."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stage:
+    """The folder that a run is kept in, the tape that it is answered from or recorded on, and the limit of its cost.
+
+    Args:
+        out: the folder; None keeps nothing.
+        resume: play what the run in the folder lacks.
+        overwrite: replace the run in the folder.
+        record: keep what tools and models answer.
+        tape: the recorded run that answers tools and models; with `record` they are asked for what it lacks.
+        max_cost: end the run once it has cost more, by `prices`.
+        set: what replaces keys of the spec.
+        say: is told what a person should know while the run is played, line by line.
+
+    Raises:
+        UsageError: arguments that do not go together, or a tape that is none.
+    """
+
+    kind: Kind
+    out: str | Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    record: bool = False
+    tape: str | Path | None = None
+    prices: Prices | None = None
+    max_cost: float | None = None
+    set: Mapping[str, Any] = field(default_factory=dict)
+    say: Say = log
+    budget: Budget = field(init=False)
+    _recorder: Recorder | None = field(init=False)
+    _player: Player | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.overwrite and self.resume:
+            raise UsageError(
+                "--resume goes on with the run that --overwrite would replace", hint="leave one of them out"
+            )
+        for name in ("overwrite", "resume"):
+            if getattr(self, name) and not self.out:
+                raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")
+        if self.record and not self.out and not self.tape:
+            raise UsageError("--record needs a folder to keep the run in", hint="add -o DIR")
+        self.budget = Budget(self.max_cost, self.prices, self.say)
+        self._recorder = Recorder() if self.record else None
+        if self.tape:
+            self._player = Player(Reel.of(self.tape), by_content=True, recorder=self._recorder, copies=bool(self.out))
+
+    def load(self, spec: str | Path) -> Environment:
+        """The environment of a spec, whose servers are asked for their tools on the tape.
+
+        Where all is answered by the tape, no key is needed.
+        """
+        tape = self._player or self._recorder
+        with entered(None if tape is None else Lane(tape, "")), self._without_keys():
+            return load(spec, set=self.set)
+
+    def _without_keys(self) -> AbstractContextManager[object]:
+        return leave_open() if self._player is not None and self._player.is_offline else nullcontext()
+
+    @property
+    def lane(self) -> Callable[[int], Lane] | None:
+        """Gives each episode its lane; None without a tape."""
+        tape = self._player or self._recorder
+        return None if tape is None else lambda index: tape.lane()
+
+    def ended(self, id: str) -> None:
+        """Takes the id that the episode in the lane of this task is kept by."""
+        lane = here()
+        if self._recorder is not None and lane is not None:
+            self._recorder.bind(lane, id)
+
+    def facts_of(self, trajectory: Trajectory, *, mode: Mode, **facts: Any) -> Facts:
+        """What the run keeps of an episode that has just ended, beside its record."""
+        began, cost = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.prices)
+        return Facts(mode=mode, started=began, cost=cost, **facts)
+
+    @contextmanager
+    def open(
+        self, environment: Environment, *, lock: Lock | None, policy: str = "", model: str = "", **facts: Any
+    ) -> Iterator[KeptRun | None]:
+        """The run while it is played; None where none is kept. Nothing is let out that the tape is to answer.
+
+        What came of the tape, what could not be written, and what a run that fails had asked for is told.
+
+        Raises:
+            UsageError: see `KeptRun`; or the tape cannot be written.
+        """
+        with ExitStack() as stack:
+            out = stack.enter_context(self.kept(environment, lock=lock, policy=policy, model=model, **facts))
+            stack.enter_context(self._taped(out, lock, environment))
+            stack.enter_context(counting(self.prices, self.say))
+            yield out
+
+    @contextmanager
+    def kept(
+        self, environment: Environment, *, lock: Lock | None, policy: str = "", model: str = "", **facts: Any
+    ) -> Iterator[KeptRun | None]:
+        """The run in its folder until it ends; None where none is kept.
+
+        Raises:
+            UsageError: see `KeptRun`.
+        """
+        if not self.out:
+            yield None
+            return
+        priced = {} if self.prices is None else {"prices": self.prices.as_fact()}
+        program = Path(sys.argv[0]).name
+        info = RunInfo(
+            kind=self.kind,
+            command=("rlenv" if program == "__main__.py" else program, *sys.argv[1:]),
+            spec=os.path.abspath(environment.loaded.path),
+            environment=environment.id,
+            policy=policy,
+            model=model,
+            facts={**facts, **priced, "set": kept_settings(self.set)},
+        )
+        before = read_info(self.out) if self.resume else None
+        out = KeptRun(self.out, info, lock=lock, resume=self.resume, overwrite=self.overwrite)
+        old = before.attempts[-1].lock if before is not None and before.attempts else ""
+        if lock is not None and old not in ("", lock.hash12):
+            files = [str(out.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
+            self.say(f"the run goes on, but not with what it began with: rlenv lock diff {' '.join(files)}")
+        try:
+            with out:
+                yield out
+        finally:
+            if out.lost:
+                self.say(f"{out.path}: {out.lost} writes failed, and what they held of the run is not kept")
+
+    @contextmanager
+    def _taped(self, out: KeptRun | None, lock: Lock | None, environment: Environment) -> Iterator[None]:
+        tape = Path(self.tape or "")
+        with ExitStack() as stack:
+            if self._recorder is not None:
+                folder = out.path if out is not None else tape
+                try:
+                    self._recorder.open(folder, lock=lock.hash12 if lock is not None else "")
+                    if lock is not None:
+                        lock.write(folder)
+                except OSError as error:
+                    raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+                stack.callback(self._close, self._recorder)
+            if self._player is not None and self._player.is_offline:
+                stack.enter_context(offline())
+                stack.enter_context(self._without_keys())
+            yield
+        for hash12 in dict.fromkeys(self._player.missed_locks.values() if self._player is not None else ()):
+            if since := changed_since(tape, hash12, environment):
+                self.say(f"{tape} lacks what is asked: {since}")
+
+    def _close(self, recorder: Recorder) -> None:
+        recorder.close()
+        if recorder.lost:
+            self.say(f"{recorder.lost} entries of the tape could not be written: a replay of them will miss")
+
+    async def stoppable(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of `work`, which is cancelled once a file `stop` is in the run's folder, or the budget is spent.
+
+        Raises:
+            RunStopped: it was.
+        """
+        task, spent = asyncio.ensure_future(work), asyncio.ensure_future(self.budget.is_spent.wait())
+        stop = os.path.join(self.out or "", STOP)
+        try:
+            while (
+                task not in (await asyncio.wait((task, spent), timeout=_EACH_S, return_when=asyncio.FIRST_COMPLETED))[0]
+            ):
+                if spent.done():
+                    raise RunStopped(self.budget.said())
+                if self.out and os.path.exists(stop):  # noqa: ASYNC240 - a look at a name takes no time
+                    raise RunStopped(f"{stop} asks for the end")
+            return task.result()
+        finally:  # Ctrl-C itself cancels this one: what is played ends before the run is closed
+            spent.cancel()
+            task.cancel()
+            await asyncio.wait((task,))
