@@ -1,1 +1,1 @@
-"""Threads that may be left behind, timeouts that hold, scopes of what a process shares, and lanes of what leaves it."""
+"""Threads that may be left behind, processes that can be killed, timeouts, scopes, and lanes of what leaves one."""

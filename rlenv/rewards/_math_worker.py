@@ -1,11 +1,8 @@
-"""The process in which expressions are read and compared: one JSON line in, two out.
+"""The process in which expressions are read and compared.
 
-Started as `python -m rlenv.rewards._math_worker`; see `rlenv.rewards.mathematics`. It runs apart because computer
-algebra on what a policy wrote can take any time and memory, and only a process can be ended.
-
-The first line is about the accepted answers, which are the same for every policy, and the second about the answer.
-Each has its own share of processor time: at its end the process answers so, or, in the middle of what cannot be
-interrupted, is ended by the system with SIGXCPU.
+Started by `rlenv.rewards.mathematics`. It runs apart because computer algebra on what a policy wrote can take any time
+and memory, and only a process can be killed. The accepted answers, which are the same for every policy, are read first;
+they and the answer have each their own share of processor time.
 """
 
 from __future__ import annotations
@@ -13,54 +10,19 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import socket
+import warnings
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
+from rlenv.concurrency import served
 from rlenv.rewards._math_text import about, bare, brackets, holds_one, is_prose, plain_number, sides, split_unit, words
 
 _MEMORY_BYTES = 1 << 30
 # Decimals are compared to so many places: one that is right to twelve was computed, not guessed.
 _PLACES = 12
 _GOLDS_KEPT = 512
-
-
-class _UsedUp(BaseException):
-    """The processor time is used up; no `except Exception` of the library may take it for a fault of its own."""
-
-
-@contextmanager
-def _within(limit_s: float) -> Iterator[None]:
-    """Raises _UsedUp after `limit_s` seconds of processor time; ends the process where that does not get through."""
-    try:
-        import resource
-        import signal
-    except ImportError:  # not on this platform: whoever asks waits for so long at most
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise _UsedUp
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = int(used.ru_utime + used.ru_stime + limit_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (hard, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # not on this platform; the time limit still holds
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 
 def _parse(text: str) -> list[Any]:
@@ -172,12 +134,9 @@ def _verify(gold: tuple[Any, ...], mine: list[Any]) -> bool:
     )
 
 
-def _guarded(limit_s: float, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _guarded(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        with _within(limit_s):
-            return ask()
-    except _UsedUp:
-        return {"used_up": True}
+        return ask()
     except MemoryError:
         return {"memory": True}
     except RecursionError:
@@ -193,27 +152,22 @@ def _first_unreadable(golds: list[str]) -> dict[str, Any]:
     return {}
 
 
-def main() -> None:
-    """Answers until its input ends."""
-    _limit_memory()
+def serve(host: socket.socket, told: dict[str, Any]) -> None:
+    """Answers questions until the socket closes."""
     logging.disable(logging.CRITICAL)
-    out = sys.stdout
-    sys.stdout = sys.stderr  # nothing that a library writes can be taken for an answer
+    warnings.simplefilter("ignore")
     _equal(r"\sqrt{2}x+0.5", [r"x\sqrt{2}+\frac{1}{2}"])  # what is loaded once is no part of a question's time
 
-    def tell(answer: dict[str, Any]) -> None:
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+    def within(question: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        with served.within(cpu_s=question["cpu_s"], wall_s=question["wall_s"], memory=_MEMORY_BYTES):
+            return _guarded(work)
 
-    tell({"ready": True})
-    for line in sys.stdin:
-        question = json.loads(line)
-        golds, mine, limit_s = question["golds"], question["mine"], question["limit_s"]
-        about_golds = _guarded(limit_s, partial(_first_unreadable, golds))
-        tell(about_golds)
-        if not about_golds and mine is not None:
-            tell(_guarded(limit_s, partial(_equal, mine, golds)))
+    def ask(body: bytes, fd: int | None) -> tuple[bytes, None]:
+        question = json.loads(body)
+        golds, mine = question["golds"], question["mine"]
+        answer = {"of_gold": within(question, partial(_first_unreadable, golds))}
+        if not answer["of_gold"] and mine is not None:
+            answer["of_mine"] = within(question, partial(_equal, mine, golds))
+        return json.dumps(answer).encode(), None
 
-
-if __name__ == "__main__":
-    main()
+    served.answer(host, ask)

@@ -1,4 +1,4 @@
-"""Mathematical equality in processes that can be ended.
+"""Mathematical equality in processes that can be killed.
 
 What goes wrong is told apart by whose it is. An answer that uses up its processor time or memory, or that brings
 its process down, is a wrong one. An accepted answer that does so is a fault of the data. A process that has no
@@ -8,32 +8,29 @@ another process, and where that does not go either, nothing is known.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import asyncio
 import importlib.util
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
+from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.pool import Pool
+from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
+from rlenv.concurrency.served import ENDED_FULL
 from rlenv.errors import MissingExtra, RewardError
 
 __all__ = ["Verdict", "Workers", "shared_workers"]
 
-_START_S = 60.0
-_TRIES = 3
+_TRIES: Final = 3
 # How long a process may be without an answer beside the processor time that it may use: the machine is busy.
-_STALL_S = 30.0
-_STALL_FACTOR = 8.0
-_BY_SELF = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
+_STALL_S: Final = 30.0
+_STALL_FACTOR: Final = 8.0
+_CRASHES: Final = 2
+"""Once may be anything; what ends its process again does so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,95 +41,28 @@ class Verdict:
     note: str = ""
 
 
-class _Ended(Exception):
-    """The process ended in the middle; `is_used_up` where the system ended it for its processor time."""
-
-    def __init__(self, code: int | None) -> None:
-        self.is_used_up = code == -getattr(signal, "SIGXCPU", 0)
-        self.is_of_its_own = code is not None and (code >= 0 or -code in _BY_SELF)
-        super().__init__(f"it ended with {code}")
-
-
-class _Worker:
-    """One process and what it has written."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "rlenv.rewards._math_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        self.buffer = b""
-
-    def read(self, limit_s: float) -> Any:
-        """The next line as JSON, None after `limit_s` seconds of any time.
-
-        Raises:
-            _Ended: the process has ended.
-        """
-        stream = self.process.stdout
-        assert stream is not None
-        deadline = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while b"\n" not in self.buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    return None
-                part = stream.read(65_536)
-                if not part:
-                    raise _Ended(self._code())
-                self.buffer += part
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
-
-    def write(self, question: bytes) -> None:
-        """Raises _Ended where the process has ended."""
-        stream = self.process.stdin
-        assert stream is not None
-        try:
-            stream.write(question)
-        except OSError as error:
-            raise _Ended(self._code()) from error
-
-    def _code(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(5)
-        return None
-
-    def end(self) -> None:
-        self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-        self.process.wait()
-
-
 class Workers:
-    """A few processes that compare expressions; started when needed, ended with the interpreter or by `close`.
+    """A few processes that compare expressions; started when needed, ended with the interpreter or by `pool.close`.
 
     Args:
-        size: how many at once; by default half of the processors, at least 2 and at most 16.
+        size: how many at once; as many as there are processors where it is not given, two at least.
         stall_s: how many seconds a process may give no answer beside the processor time that it may use.
+        program: what compares; see `_math_worker`.
 
     Raises:
         MissingExtra: the library is not installed.
     """
 
-    def __init__(self, *, size: int | None = None, stall_s: float = _STALL_S) -> None:
+    def __init__(
+        self, *, size: int | None = None, stall_s: float = _STALL_S, program: str = "rlenv.rewards._math_worker:serve"
+    ) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtra("the rule math_equal", extra="math")
-        size = size or max(2, min(16, (os.cpu_count() or 2) // 2))
-        self.threads = ThreadPoolExecutor(size, thread_name_prefix="rlenv-math")
+        self.pool = Pool(Program(program, is_bare=True), limit=size)
         self._stall_s = stall_s
-        self._idle: list[_Worker] = []
-        self._lock = threading.Lock()
-        atexit.register(self.close)
 
-    def compare(self, mine: str, golds: Sequence[str], *, limit_s: float) -> Verdict:
-        """Compares in a process; blocks until it is known, or until the machine gives no processor for it.
+    async def compare(self, mine: str | None, golds: Sequence[str], *, limit_s: float) -> Verdict:
+        """Compares in a process; where there is no answer (None) the accepted ones are only read.
 
         An answer that cannot be read, or that takes more than `limit_s` seconds of processor time or more memory than
         a process has, is not equal.
@@ -141,131 +71,92 @@ class Workers:
             RewardError: an accepted answer cannot be read within the same limits, or nothing became known because
                 the process was stopped, starved or ended from outside.
         """
-        ended: _Ended | None = None
+        patience_s = self._stall_s + _STALL_FACTOR * limit_s
+        asked = {"golds": list(golds), "mine": mine, "cpu_s": limit_s, "wall_s": patience_s}
+
+        async def work(process: Process) -> dict[str, Any]:
+            async with asyncio.timeout(patience_s):
+                body, _ = await process.ask(json.dumps(asked).encode())
+            said: dict[str, Any] = json.loads(body)
+            return said
+
+        error: Exception | None = None
+        crashes = 0
         for _ in range(_TRIES):
             try:
-                about_golds, answer = self._ask(mine, golds, limit_s)
-            except _Ended as error:
-                if error.is_used_up:
-                    return Verdict(False, _used_up(limit_s))
-                # Once may be anything; what ends its process each time does so itself.
-                if ended is not None and ended.is_of_its_own and error.is_of_its_own:
-                    return Verdict(False, "it brings down the process that reads it")
-                ended = error
-                continue
-            _refuse(about_golds, golds, limit_s)
-            if answer.get("used_up"):
-                return Verdict(False, _used_up(limit_s))
-            if answer.get("memory"):
-                return Verdict(False, "it takes more memory than there is to compare")
-            note = answer.get("error") or ("cannot be read as one expression" if answer.get("unreadable") else "")
-            return Verdict(bool(answer.get("equal")), note)
-        raise RewardError(f"the process that compares expressions was ended from outside: {ended}")
+                said = await self.pool.run(work)
+            except Expired as late:
+                raise RewardError(
+                    f"the process that compares expressions gave no answer for {patience_s:g} s and had "
+                    "not used up its processor time: the machine stopped or starved it"
+                ) from late
+            except StartFailed as failed:
+                raise RewardError(f"the process that compares expressions did not start: {failed}") from failed
+            except Gone as gone:
+                error = gone
+                crashes += gone.cause in ("crash", "exit")
+                ends = {"used_up": gone.cause == "processor", "memory": gone.status == ENDED_FULL}
+                ends["crash"] = crashes >= _CRASHES
+                if not any(ends.values()):
+                    continue
+                if mine is not None:  # by itself, or the accepted answers did it
+                    await self.compare(None, golds, limit_s=limit_s)
+                said = {"of_gold" if mine is None else "of_mine": ends}
+            _refuse(said.get("of_gold", {}), golds, limit_s)
+            return _verdict(said.get("of_mine", {}), limit_s)
+        raise RewardError(f"the process that compares expressions was ended from outside: {error}") from error
 
     def check(self, golds: Sequence[str], *, limit_s: float) -> None:
-        """Reads accepted answers.
+        """Reads accepted answers, from any thread; an event loop that runs in it waits.
 
         Raises:
             RewardError: one of them cannot be read within `limit_s` seconds of processor time.
         """
-        about_golds, _ = self._ask(None, golds, limit_s)
-        _refuse(about_golds, golds, limit_s)
+        raised: list[BaseException] = []
 
-    def _ask(self, mine: str | None, golds: Sequence[str], limit_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the process says of the accepted answers and of the answer; in a fresh one where memory ran out.
-
-        Raises:
-            RewardError: the process did not answer, or ended over the accepted answers.
-            _Ended: the process ended over the answer.
-        """
-        question = json.dumps({"mine": mine, "golds": list(golds), "limit_s": limit_s}).encode() + b"\n"
-        for is_fresh in (False, True):
-            worker = self._take(is_fresh)
-            is_well = False
-            about_golds: Any = None
-            answer: Any = {}
+        def read() -> None:
             try:
-                worker.write(question)
-                about_golds = worker.read(self._patience(limit_s))
-                if about_golds == {} and mine is not None:
-                    answer = worker.read(self._patience(limit_s))
-                is_well = about_golds is not None and answer is not None
-            except _Ended as error:
-                if about_golds is None and error.is_used_up:
-                    about_golds = {"used_up": True}
-                elif about_golds is None and is_fresh:
-                    raise RewardError(f"the process that reads the accepted answers ended: {error}") from error
-                elif about_golds is None:
-                    continue  # it may have ended while it was idle
-                else:
-                    raise
-            finally:
-                if not is_well:
-                    worker.end()
-            if about_golds is None or answer is None:
-                raise RewardError(
-                    f"the process that compares expressions gave no answer for {self._patience(limit_s):g} s and had "
-                    "not used up its processor time: the machine stopped or starved it"
-                )
-            if is_well and (about_golds.get("memory") or answer.get("memory")):
-                worker.end()  # what others asked before may have filled it
-                if not is_fresh:
-                    continue
-            elif is_well:
-                with self._lock:
-                    self._idle.append(worker)
-            return about_golds, answer
-        raise AssertionError("the second try returns or raises")
+                asyncio.run(self.compare(None, golds, limit_s=limit_s))
+            except BaseException as error:
+                raised.append(error)
 
-    def _patience(self, limit_s: float) -> float:
-        return self._stall_s + _STALL_FACTOR * limit_s
-
-    def _take(self, is_fresh: bool) -> _Worker:
-        with self._lock:
-            if self._idle and not is_fresh:
-                return self._idle.pop()
-        worker = _Worker()
-        try:
-            started = worker.read(_START_S)
-        except _Ended:
-            started = None
-        if started is None:
-            worker.end()
-            raise RewardError(f"the process that compares expressions did not start within {_START_S:g} s")
-        return worker
-
-    def close(self) -> None:
-        """Ends the idle processes."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.end()
+        thread = threading.Thread(target=read, name="rlenv-math")
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
 
 
-def _used_up(limit_s: float) -> str:
-    return f"not decided within {limit_s:g} s of processor time"
+def _verdict(said: Mapping[str, Any], limit_s: float) -> Verdict:
+    if said.get("used_up"):
+        return Verdict(False, f"not decided within {limit_s:g} s of processor time")
+    if said.get("memory"):
+        return Verdict(False, "it takes more memory than there is to compare")
+    if said.get("crash"):
+        return Verdict(False, "it brings down the process that reads it")
+    note = said.get("error") or ("cannot be read as one expression" if said.get("unreadable") else "")
+    return Verdict(bool(said.get("equal")), note)
 
 
-def _refuse(about_golds: dict[str, Any], golds: Sequence[str], limit_s: float) -> None:
-    if about_golds.get("used_up"):
-        raise RewardError(f"expect: reading the gold value {golds[0]!r:.80} takes more than {limit_s:g} s")
-    if about_golds.get("memory"):
-        raise RewardError(f"expect: reading the gold value {golds[0]!r:.80} takes more memory than there is")
-    if about_golds.get("unreadable"):
-        gold = about_golds.get("gold", golds[0])
+def _refuse(said: Mapping[str, Any], golds: Sequence[str], limit_s: float) -> None:
+    """Raises RewardError where an accepted answer cannot be compared with."""
+    gold = said.get("gold", golds[0] if golds else "")
+    for key, why in (
+        ("used_up", f"takes more than {limit_s:g} s"),
+        ("memory", "takes more memory than there is"),
+        ("crash", "brings down the process that reads it"),
+    ):
+        if said.get(key):
+            raise RewardError(f"expect: reading the gold value {gold!r:.80} {why}")
+    if said.get("unreadable"):
         raise RewardError(f"expect: the gold value {gold!r:.80} cannot be read as mathematics")
 
 
-_shared: Workers | None = None
-
-
+@lru_cache(maxsize=1)
 def shared_workers() -> Workers:
     """The workers of this process.
 
     Raises:
         MissingExtra: the library is not installed.
     """
-    global _shared
-    if _shared is None:
-        _shared = Workers()
-    return _shared
+    return Workers()

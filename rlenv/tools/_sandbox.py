@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlenv.concurrency.work import only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
 from rlenv.tools._cell import Limits, Outcome, Request, read_result
 from rlenv.tools._pipes import Collected, collected, readable, sealed
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
-from rlenv.tools._work import only_child, work_of
 from rlenv.tools.base import ToolContext
 
 __all__ = ["Sandboxes", "check_sandbox", "sandbox_runner"]

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import queue
-import resource
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlenv.concurrency.served import READY, received, refuse, send
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
 from rlenv.language.kinds import CompileContext
 from rlenv.tools._worker_wire import MAX_BYTES, packed
@@ -31,10 +31,8 @@ _MAX_TRACE = 20_000
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(told: Mapping[str, Any]) -> None:
+def serve(link: socket.socket, told: Mapping[str, Any]) -> None:
     """Compiles the tool that `told` describes, says so, and answers calls; never returns."""
-    link = socket.socket(fileno=told["fd"])
-    link.set_inheritable(False)
     _die_with_parent()
     os.dup2(2, 1)  # the parent's output may be read by a program; what a function prints is for people
     own = os.getpid()
@@ -43,11 +41,10 @@ def serve(told: Mapping[str, Any]) -> None:
         bases = {key: Path(value) for key, value in told["bases"].items()}
         (tool,) = compile_python(told["name"], spec, CompileContext(base=Path(told["base"]), bases=bases))
     except RlenvError as error:
-        _send(link, packed({"is_ready": False, "message": str(error)}))
-        os._exit(1)
+        refuse(link, str(error))
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(link, requests), name="rlenv-worker", daemon=True).start()
-    _send(link, packed({"is_ready": True}))
+    _send(link, READY)
     # One loop for all calls: what a coroutine function keeps open belongs to the loop that it was opened on.
     with asyncio.Runner() as runner:
         while True:
@@ -60,7 +57,6 @@ def serve(told: Mapping[str, Any]) -> None:
 def _die_with_parent() -> None:
     """Asks the kernel, where it can be asked, to end this process with its parent: code that never gives the
     interpreter back keeps the thread that waits for the end of the socket from running."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -68,17 +64,15 @@ def _die_with_parent() -> None:
 def _receive(link: socket.socket, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Reads all the time, so that the end of the socket is seen while a function runs; then the group ends."""
     try:
-        with link.makefile("rb") as file:
-            while len(head := file.read(8)) == 8:
-                requests.put(json.loads(file.read(int.from_bytes(head, "big"))))
+        while (body := received(link)[0]) is not None:
+            requests.put(json.loads(body))
     finally:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _send(link: socket.socket, body: bytes) -> None:
     try:
-        link.sendall(len(body).to_bytes(8, "big"))
-        link.sendall(body)
+        send(link, body)
     except OSError:  # the parent is gone, or the function closed what is not its own
         os._exit(1)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from rlenv.calls.executor import Executor
+from rlenv.concurrency.work import only_child, work_of
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
@@ -26,7 +27,6 @@ from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import call, fake_tool, kept
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
-from rlenv.tools._work import only_child, work_of
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec
 

@@ -129,7 +129,7 @@ def test_nothing_of_a_statement_goes_on_after_its_end(folder: Path, sql: str) ->
             with pytest.raises(ToolFailed) as failed:
                 await ask(database, sql, cpu_s=0.05)
             assert (failed.value.reason, failed.value.whose) == ("timeout", "policy")
-            for pid in workers.processes:
+            for pid in workers.pool.processes:
                 before = cpu_of(pid)
                 for _ in range(3):
                     await ask(database, "SELECT 1 LIKE 1")
@@ -156,7 +156,7 @@ def test_a_process_that_is_stopped_or_killed_from_outside_is_not_the_policys_fai
                 await slow
             assert (failed.value.reason, failed.value.whose) == (reason, "infrastructure")
             assert failed.value.retryable
-            assert gone(pid) or pid not in workers.processes
+            assert gone(pid) or pid not in workers.pool.processes
             assert await ask(database, "SELECT count(*) FROM t WHERE b LIKE '_'") == [[4]]
 
     run(work)
@@ -171,7 +171,7 @@ def test_a_statement_that_is_given_up_is_killed(folder: Path) -> None:
             slow.cancel()
             await asyncio.wait((slow,))
             assert slow.cancelled()
-            assert pid not in workers.processes
+            assert pid not in workers.pool.processes
             assert await ask(database, "SELECT count(*) FROM t") == [[3]]
 
     run(work)
@@ -283,7 +283,9 @@ def test_many_episodes_with_slow_statements_leave_time_for_a_rewards_statement(f
 def test_a_statement_that_finds_no_process_in_its_time_is_not_the_policys_failure(folder: Path) -> None:
     async def work() -> None:
         async with opened(folder) as database:
-            busy = [asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50, seconds=50)) for _ in range(workers.limit)]
+            busy = [
+                asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50, seconds=50)) for _ in range(workers.pool.limit)
+            ]
             await asyncio.sleep(0)
             with pytest.raises(ToolFailed) as failed:
                 await ask(database, "SELECT 1 LIKE 1", seconds=0.1)
@@ -309,10 +311,10 @@ def test_a_process_has_nothing_of_the_trainers_but_the_statement(folder: Path, m
     os.set_inheritable(held, True)
 
     async def work() -> None:
-        workers.close()
+        workers.pool.close()
         async with opened(folder) as database:
             await ask(database, "SELECT 1 LIKE 1")
-        for pid in workers.processes:
+        for pid in workers.pool.processes:
             check_process(pid)
 
     try:
@@ -325,7 +327,7 @@ def test_a_process_that_went_home_for_want_of_work_is_replaced(folder: Path) -> 
     async def work() -> None:
         async with opened(folder) as database:
             await ask(database, "SELECT 1 LIKE 1")
-            for worker in list(workers._all):
+            for worker in list(workers.pool._all):
                 worker.socket.shutdown(socket.SHUT_WR)  # what it sees when nobody needs it any more
                 worker.process.wait()
                 assert worker.process.returncode == 0
@@ -338,14 +340,14 @@ def test_a_child_of_the_trainer_has_processes_of_its_own(folder: Path) -> None:
     async def work() -> set[int]:
         async with opened(folder) as database:
             assert await ask(database, "SELECT 1 LIKE 1") == [[1]]
-        return set(workers.processes)
+        return set(workers.pool.processes)
 
     ours = run(work)
     child = os.fork()
     if child == 0:
         try:
             theirs = run(work)
-            workers.close()
+            workers.pool.close()
             os._exit(0 if theirs and not theirs & ours else 1)
         finally:
             os._exit(2)

@@ -123,14 +123,14 @@ def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_i
     async def main() -> None:
         async with environment(tmp_path, seconds=3) as env:
             await play(env, call("SELECT 1 LIKE 1"), "<answer>x</answer>")  # so that there is a process
-            stopped = workers.processes
+            stopped = workers.pool.processes
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             played = await play(env, f"<answer>{answer}</answer>")
             assert played.reward.total is None
-            workers.close()  # with those that are stopped and were not asked
+            workers.pool.close()  # with those that are stopped and were not asked
             again = await play(env, f"<answer>{answer}</answer>")
             assert again.reward.total in (1.0, None)  # the breaker may have opened: never a wrong number
-            assert not set(stopped) & set(workers.processes)
+            assert not set(stopped) & set(workers.pool.processes)
 
     asyncio.run(asyncio.wait_for(main(), 110))

@@ -1,5 +1,6 @@
 """math_equal and sql_match: what they take for equal, and hostile answers."""
 
+import asyncio
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
-from rlenv.rewards.mathematics import Workers, _Ended, _Worker
+from rlenv.rewards.mathematics import Verdict, Workers
 from rlenv.rewards.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
 
@@ -153,76 +154,77 @@ def test_a_gold_value_that_cannot_be_compared_with_leaves_the_term_invalid_for_e
         equal(gold if answer == "the gold itself" else answer, gold, limit_s=0.3)
 
 
-def workers() -> Workers:
-    return Workers(size=1, stall_s=60.0)
-
-
-def pid_of(pool: Workers) -> int:
-    (idle,) = pool._idle
-    return idle.process.pid
+def compared(pool: Workers, mine: str, gold: str, *, limit_s: float = 5) -> Verdict:
+    return asyncio.run(pool.compare(mine, [gold], limit_s=limit_s))
 
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_says_nothing_about_the_answer() -> None:
-    pool = workers()
-    assert pool.compare("x", ["x"], limit_s=5).is_equal
-    stopped = pid_of(pool)
+    pool = Workers(size=1, stall_s=0.1)
+    assert compared(pool, "x", "x").is_equal
+    (stopped,) = pool.pool.processes
     os.kill(stopped, signal.SIGSTOP)
-    pool._stall_s = 0.1
     with pytest.raises(RewardError, match="stopped or starved"):
-        pool.compare("0.25+0.25", [r"\frac{1}{2}"], limit_s=0.01)
-    assert not Path(f"/proc/{stopped}").exists()
-    pool.close()
+        compared(pool, "0.25+0.25", r"\frac{1}{2}", limit_s=0.01)
+    assert stopped not in pool.pool.processes
+    pool.pool.close()
 
 
 @pytest.mark.slow
 def test_a_process_that_somebody_ends_costs_no_comparison() -> None:
-    pool = workers()
-    assert pool.compare("x", ["x"], limit_s=5).is_equal
-    os.kill(pid_of(pool), signal.SIGKILL)
-    assert pool.compare("0.25+0.25", ["1/2"], limit_s=5).is_equal
-    pool.close()
+    pool = Workers(size=1)
+    assert compared(pool, "x", "x").is_equal
+    os.kill(pool.pool.processes[0], signal.SIGKILL)
+    assert compared(pool, "0.25+0.25", "1/2").is_equal
+    pool.pool.close()
 
 
-class EndsOverAnswers(Workers):
-    """Ends its process with a signal as soon as it has said that the gold values are readable."""
+ENDS = """
+import json, os
+from rlenv.concurrency import served
 
-    def __init__(self, number: int, times: int) -> None:
-        super().__init__(size=1, stall_s=60.0)
-        self.number, self.left = number, times
-
-    def _take(self, is_fresh: bool) -> _Worker:
-        worker = super()._take(is_fresh)
-        if self.left:
-            self.left -= 1
-            read = worker.read
-
-            def ended(limit_s: float) -> object:
-                found = read(limit_s)
-                os.kill(worker.process.pid, self.number)
-                worker.process.wait()
-                worker.read = lambda limit_s: (_ for _ in ()).throw(_Ended(-self.number))  # type: ignore[method-assign]
-                return found
-
-            worker.read = ended  # type: ignore[method-assign]
-        return worker
+def serve(host, told):
+    def ask(body, fd):
+        if json.loads(body)["mine"] is None:
+            return b"{}", None
+        with open(__file__.replace("ends.py", "left"), "r+") as file:
+            number, left = map(int, file.read().split())
+            file.seek(0)
+            file.write(f"{number} {left - 1} ")
+        if left > 0:
+            os.kill(os.getpid(), number)
+        return b'{"of_mine": {"equal": true}}', None
+    served.answer(host, ask)
+"""
 
 
-@pytest.mark.slow
-def test_an_answer_that_brings_its_process_down_is_wrong_and_one_that_somebody_ends_is_not_measured() -> None:
-    crashing = EndsOverAnswers(signal.SIGSEGV, times=9)
-    assert not crashing.compare("x+1", ["x+1"], limit_s=5).is_equal
-    crashing.close()
-    once = EndsOverAnswers(signal.SIGSEGV, times=1)
-    assert once.compare("x+1", ["x+1"], limit_s=5).is_equal
-    once.close()
-    used_up = EndsOverAnswers(signal.SIGXCPU, times=1)
-    assert not used_up.compare("x+1", ["x+1"], limit_s=5).is_equal
-    used_up.close()
-    ended = EndsOverAnswers(signal.SIGKILL, times=9)
-    with pytest.raises(RewardError, match="from outside"):
-        ended.compare("x+1", ["x+1"], limit_s=5)
-    ended.close()
+@pytest.mark.parametrize(
+    ("number", "times", "is_equal"),
+    [
+        (signal.SIGSEGV, 1, True),
+        (signal.SIGSEGV, 9, False),
+        (signal.SIGBUS, 9, False),
+        (signal.SIGXCPU, 1, False),
+        (signal.SIGKILL, 1, True),
+        (signal.SIGKILL, 9, None),
+        (signal.SIGTERM, 9, None),
+    ],
+)
+def test_an_answer_that_brings_its_process_down_is_wrong_and_one_that_somebody_ends_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, times: int, is_equal: bool | None
+) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "left").write_text(f"{number:d} {times}")
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = Workers(size=1, program="ends:serve")
+    try:
+        if is_equal is None:
+            with pytest.raises(RewardError, match="from outside"):
+                compared(pool, "x+1", "x+1")
+        else:
+            assert compared(pool, "x+1", "x+1").is_equal == is_equal
+    finally:
+        pool.pool.close()
 
 
 def test_validation_reads_the_gold_values_and_shows_the_row(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class _File:
 
     async def release(self) -> None:
         """Has the worker that holds the copy open close it."""
-        if workers.holds(str(self.path.absolute())):
+        if workers.pool.holds(str(self.path.absolute())):
             with suppress(ToolFailed, ResourceError):
                 await self.ask("release")
 

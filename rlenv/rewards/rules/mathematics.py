@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -58,10 +57,7 @@ def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> 
         is_equal = _as_numbers(answer, golds)
         if is_equal is not None:
             return Measured(float(is_equal), answer)
-        loop = asyncio.get_running_loop()
-        verdict = await loop.run_in_executor(
-            workers.threads, lambda: workers.compare(answer, golds, limit_s=spec.limit_s)
-        )
+        verdict = await workers.compare(answer, golds, limit_s=spec.limit_s)
         return Measured(float(verdict.is_equal), answer, {"note": verdict.note} if verdict.note else {})
 
     return Term(name=name, spec=spec, measure_async=measure, check_gold=check, where=where_answer)

@@ -25,6 +25,8 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
+from rlenv.concurrency.processes import cause_of, ending
+from rlenv.concurrency.work import work_of
 from rlenv.secrets import redact
 from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, Gate, read_message, too_long
 from rlenv.tools._process import MARK, sweep
@@ -45,7 +47,6 @@ _STDERR_PER_PAUSE, _STDERR_PAUSE_S = 1_000_000, 0.5
 _GRACE_S = 1.0
 _DRAIN_S = 0.2
 _PAUSE_AT, _RESUME_AT = 256, 32
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 def child_environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -278,17 +279,14 @@ class Child(asyncio.SubprocessProtocol):
     @property
     def is_stopped(self) -> bool:
         """True where something has stopped the process (SIGSTOP), so that it answers nobody."""
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()[0] in "Tt"
-        except (OSError, IndexError):
-            return False
+        work = work_of(self.pid) if self.pid is not None else None
+        return work is not None and work.is_stopped
 
     @property
     def was_killed(self) -> bool:
         """True where a signal ended it that a program does not raise by what it does."""
         code = self._transport.get_returncode() if self._transport is not None else None
-        return code is not None and -code in _FROM_OUTSIDE
+        return code is not None and cause_of(code) == "outside"
 
     @property
     def fate(self) -> str:
@@ -296,10 +294,7 @@ class Child(asyncio.SubprocessProtocol):
         code = self._transport.get_returncode() if self._transport is not None else None
         if code is None:
             return "still running"
-        if code < 0:
-            with suppress(ValueError):
-                return f"signal {signal.Signals(-code).name}"
-        return f"exit code {code}"
+        return f"exit code {code}" if code >= 0 else f"signal {ending(code)}"
 
     @property
     def pid(self) -> int | None:

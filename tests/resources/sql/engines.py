@@ -126,9 +126,9 @@ def cpu_of(pid: int) -> float:
 
 async def at_work(workers: SqlWorkers) -> int:
     """The id of the process that uses processor time."""
-    before = {pid: cpu_of(pid) for pid in workers.processes}
+    before = {pid: cpu_of(pid) for pid in workers.pool.processes}
     while True:
         await asyncio.sleep(0.01)
-        for pid in workers.processes:
+        for pid in workers.pool.processes:
             if pid in before and cpu_of(pid) - before[pid] > 0.05:
                 return pid

@@ -40,4 +40,4 @@ def test_a_bug_of_an_engine_comes_out_with_its_traceback(
             run(workers.run(Request("SELECT 1", limits, WHERE)))
         assert says in str(found.value)
     finally:
-        workers.close()
+        workers.pool.close()

@@ -14,15 +14,17 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`state` is the letter of proc(5): R, S, D, T, Z. `cpu_s` counts all threads, to a hundredth of a second;
-    `delayed_s` is how long the first thread was ready and got no processor; `age_s` is counted from its start.
-    `threads` are those that have not ended; the first one counts until all have."""
+    """`state` is the letter of proc(5): R, S, D, T, Z. `cpu_s` counts all threads, `children_s` the children that
+    have ended, both to a hundredth of a second; `delayed_s` is how long the first thread was ready and got no
+    processor; `age_s` is counted from its start. `threads` are those that have not ended; the first one counts
+    until all have."""
 
     state: str
     cpu_s: float
     delayed_s: float
     age_s: float
     threads: int = 1
+    children_s: float = 0.0
 
     @property
     def has_ended(self) -> bool:
@@ -46,11 +48,11 @@ def work_of(pid: int) -> Work | None:
             # The name, which stands in parentheses, may hold anything.
             fields = file.read().rpartition(b")")[2].split()
         threads = int(fields[17])
-        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
+        cpu_s, children_s = ((int(fields[at]) + int(fields[at + 1])) / _TICKS for at in (11, 13))
         age_s = time.clock_gettime(_CLOCK) - int(fields[19]) / _TICKS
     except (OSError, IndexError, ValueError):
         return None
-    return Work(fields[0].decode(), cpu_s, _delayed_s(pid), age_s, threads)
+    return Work(fields[0].decode(), cpu_s, _delayed_s(pid), age_s, threads, children_s)
 
 
 def _delayed_s(pid: int) -> float:

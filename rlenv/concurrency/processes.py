@@ -1,0 +1,322 @@
+"""Processes that can be killed: what runs in them may take any time and memory, crash, or never end.
+
+A process is started, asked over a socket one thing at a time, measured by its processor time, and judged by how it
+ended, by one table for all. `rlenv.concurrency.pool` keeps some of one program, and `rlenv.concurrency.served` is the
+other end. Nothing here belongs to an event loop between calls.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from rlenv.concurrency.work import work_of
+
+__all__ = ["Cause", "Gone", "Process", "Program", "StartFailed", "cause_of", "ended", "ending"]
+
+Cause = Literal["exit", "crash", "processor", "time", "outside"]
+
+_CAUSES: Final[Mapping[Cause, tuple[str, ...]]] = MappingProxyType(
+    {
+        "crash": ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL", "SIGPIPE"),
+        "processor": ("SIGXCPU", "SIGPROF", "SIGVTALRM"),
+        "time": ("SIGALRM",),
+    }
+)
+"""The signals that a process brings upon itself, by what it does or by the limits that it was given. All others come
+from outside: from the system, where memory is short, or from a person."""
+_START_S: Final = 60.0
+_ENOUGH: Final = 0.9
+_PIECE: Final = 262_144
+_MAX_FRAME: Final = 96_000_000
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+# The path comes first: rlenv itself may stand on a folder that only this process knows of.
+_WHOLE: Final = (
+    "import json, sys; told = json.load(sys.stdin); sys.path[:] = told['path']; "
+    "from rlenv.concurrency.served import begin; begin(told)"
+)
+# The package without its __init__, which brings in more than an engine needs.
+_BARE: Final = _WHOLE.replace(
+    "from rlenv",
+    "import types; package = types.ModuleType('rlenv'); package.__path__ = [told['package']]; "
+    "sys.modules['rlenv'] = package; from rlenv",
+)
+_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ", "TMPDIR")
+
+
+def cause_of(status: int) -> Cause:
+    """What ended a process, by its status; negative for a signal."""
+    if status >= 0:
+        return "exit"
+    name = ending(status)
+    return next((cause for cause, names in _CAUSES.items() if name in names), "outside")
+
+
+def ending(status: int) -> str:
+    """A status for people: `status 3`, or the name of a signal."""
+    if status < 0 and -status in set(signal.Signals):
+        return signal.Signals(-status).name
+    return f"status {status}"
+
+
+class Gone(Exception):
+    """A process ended, with `status`, or broke its socket (None)."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.cause: Cause = "exit" if status is None else cause_of(status)
+        super().__init__("it closed its socket" if status is None else ending(status))
+
+
+class StartFailed(Exception):
+    """No process could be started; `is_told` where it said itself what is wrong, in the message."""
+
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
+        self.is_told = is_told
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs in a process, and how the time of one that does not end is judged."""
+
+    serve: str
+    """`module:function`, called there with the socket and what it is told."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    is_bare: bool = False
+    """An engine of rlenv's own: started quickly, with nothing of the environment, and it goes home without work.
+    Otherwise it may run an author's function, with all that this process has."""
+    waits: Mapping[str, str] = field(default_factory=dict)
+    """What it means that a process does not work at its deadline, by its state (S: it waits for anything, D: for a
+    disk, T: it was stopped); `stalled` where that is not said."""
+
+
+class Process:
+    """One process of a program.
+
+    Raises:
+        StartFailed: the system starts none.
+    """
+
+    def __init__(self, program: Program) -> None:
+        ours, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        told = {"path": [str(entry) for entry in sys.path], "package": str(_PACKAGE), "serve": program.serve, "fd": fd}
+        is_bare = program.is_bare
+        try:
+            with TemporaryFile() as given:
+                given.write(json.dumps({**told, "told": dict(program.told)}).encode())
+                given.seek(0)
+                self.process = subprocess.Popen(
+                    [sys.executable, *(("-I", "-S", "-c", _BARE) if is_bare else ("-c", _WHOLE))],
+                    stdin=given,
+                    stdout=subprocess.DEVNULL if is_bare else None,
+                    stderr=subprocess.DEVNULL if is_bare else None,
+                    env={name: os.environ[name] for name in _VARIABLES if name in os.environ} if is_bare else None,
+                    pass_fds=(fd,),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise StartFailed(f"no process can be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.socket = ours
+        self.is_ready = False
+        self.is_busy = False
+        """It owes an answer: a process that is left then has to be killed."""
+        self.holds = ""
+        """What it has open, in its user's words."""
+        self._program = program
+        self._started = time.monotonic()
+        self._received = bytearray()
+        self._fd: int | None = None
+        self._asked: tuple[float, float | None, float | None] | None = None
+
+    async def ready(self) -> None:
+        """Waits until it answers. Cancelled, it may be called again: the process goes on starting.
+
+        Raises:
+            Gone: it was ended from outside.
+            StartFailed: it cannot be started, or takes too long.
+        """
+        if self.is_ready:
+            return
+        try:
+            async with asyncio.timeout(self._started + _START_S - time.monotonic()):
+                body, _ = await self._frame()
+        except TimeoutError as error:
+            raise StartFailed(f"it was not ready within {_START_S:g} s") from error
+        except Gone as error:
+            if error.cause == "outside":
+                raise
+            raise StartFailed(f"it ended ({error})") from error
+        said = json.loads(body)
+        if said is not None:
+            raise StartFailed(str(said), is_told=True)
+        self.is_ready = True
+
+    async def ask(self, body: bytes, fd: int | None = None, *, cpu_s: float | None = None) -> tuple[bytes, int | None]:
+        """What the process answers, and a descriptor to be closed where one came with it.
+
+        Args:
+            cpu_s: the processor time that is its own; half of the time that it has, where that is not said.
+
+        Raises:
+            Gone: it ended first.
+        """
+        self._asked = (time.monotonic(), self.cpu_s(), cpu_s)
+        self.is_busy, self.holds = True, ""
+        frame = len(body).to_bytes(8, "big") + body
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        try:
+            try:
+                sent = self.socket.sendmsg([frame], rights)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                await asyncio.get_running_loop().sock_sendall(self.socket, memoryview(frame)[sent:])
+        except OSError as error:
+            raise await self._gone() from error
+        answer = await self._frame()
+        self.is_busy = False
+        return answer
+
+    async def _frame(self) -> tuple[bytes, int | None]:
+        """The next frame; what was read of it stays where the wait is cancelled."""
+        if not self._has_frame():
+            await self._more()
+        size = int.from_bytes(self._received[:8], "big")
+        if not self._has_frame() or size > _MAX_FRAME:
+            raise await self._gone()
+        body = bytes(memoryview(self._received)[8 : 8 + size])
+        self._received = bytearray()  # nothing follows an answer: a process is asked one thing at a time
+        fd, self._fd = self._fd, None
+        return body, fd
+
+    def _has_frame(self) -> bool:
+        found = self._received
+        return len(found) >= 8 and len(found) >= 8 + min(int.from_bytes(found[:8], "big"), _MAX_FRAME)
+
+    async def _more(self) -> None:
+        """Reads until there is a frame, or there will be none."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def read() -> bool:
+            try:
+                piece, fds, _, _ = socket.recv_fds(self.socket, _PIECE, 1)
+            except BlockingIOError:
+                return False
+            except OSError:
+                piece, fds = b"", []
+            if fds:
+                self._fd = fds[0]
+            self._received += piece
+            if not done.done() and (not piece or self._has_frame()):
+                done.set_result(None)
+            return bool(piece)
+
+        def end() -> None:
+            loop.remove_reader(watched)
+            while not done.done():  # a whole answer may lie in the socket still
+                if not read() and not done.done():
+                    done.set_result(None)
+
+        # A child that it forked may hold its socket open.
+        watched = _opened(self.process.pid) if not self._program.is_bare else -1
+        loop.add_reader(self.socket, read)
+        try:
+            if watched >= 0:
+                loop.add_reader(watched, end)
+            await done
+        finally:
+            loop.remove_reader(self.socket)
+            if watched >= 0:
+                loop.remove_reader(watched)
+                os.close(watched)
+
+    async def _gone(self) -> Gone:
+        """How it ended; the end of the socket is seen a little before the end of the process."""
+        for _ in range(500):
+            if (status := self.process.poll()) is not None:
+                return Gone(status)
+            await asyncio.sleep(0.001)
+        return Gone(None)
+
+    def went_home(self, error: Gone) -> bool:
+        """True where it ended for want of work: what it was asked meanwhile met it at the door."""
+        return self._program.is_bare and error.status == 0
+
+    def cpu_s(self) -> float | None:
+        """Processor seconds that it has used, with children that have ended where it may have some; None where nobody
+        counts them or it is gone."""
+        try:
+            own = time.clock_gettime((~self.process.pid << 3) | 2)
+        except (OSError, AttributeError):
+            return None
+        if self._program.is_bare:
+            return own
+        work = work_of(self.process.pid)
+        return own + (work.children_s if work is not None else 0.0)
+
+    def why_late(self) -> str:
+        """What the time went to of one that is given up now, in the words of `rlenv._base.reasons`."""
+        if self._asked is None or not self.is_busy:
+            return "stalled" if self.is_ready else "worker"
+        since, before, limit = self._asked
+        now, work = self.cpu_s(), work_of(self.process.pid)
+        if now is None or before is None or work is None:
+            return "late"
+        if work.is_stopped:
+            return self._program.waits.get("T", "stalled")
+        enough = (time.monotonic() - since) / 2 if limit is None else _ENOUGH * limit
+        return "timeout" if now - before >= enough else self._program.waits.get(work.state, "stalled")
+
+    def kill(self) -> None:
+        """Ends it and what it started and kept in its group, and does not wait for it."""
+        self.socket.close()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        # Also where it has ended: what it started may go on.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _opened(pid: int) -> int:
+    """A descriptor that can be read once the process has ended; -1 where there is none: not Linux, or an old one."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """The status with which `process` ends, reaped; negative for a signal."""
+    if (fd := _opened(process.pid)) < 0:
+        return await asyncio.to_thread(process.wait)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, lambda: None if done.done() else done.set_result(None))
+    try:
+        await done
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return process.wait()

@@ -1,0 +1,144 @@
+"""Processes that can be killed: what ends one is told by one table, and the next one asked is well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.pool import Pool
+from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending
+
+OWN = ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL")
+OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+CAUSES: dict[str, Cause] = {
+    **dict.fromkeys(OWN, "crash"),
+    **dict.fromkeys(("SIGXCPU", "SIGPROF"), "processor"),
+    "SIGALRM": "time",
+    **dict.fromkeys(OUTSIDE, "outside"),
+}
+ACTS = """
+import os, signal, time
+from rlenv.concurrency import served
+
+def act(body, fd):
+    what, _, number = body.decode().partition(" ")
+    if what == "signal":
+        if int(number) != signal.SIGKILL:
+            signal.signal(int(number), signal.SIG_DFL)
+        os.kill(os.getpid(), int(number))
+    if what == "exit":
+        os._exit(int(number))
+    if what == "work":
+        while True: pass
+    if what == "wait":
+        time.sleep(600)
+    return body[::-1], None
+
+def serve(host, told):
+    if told.get("is_broken"):
+        raise KeyError("not there")
+    served.answer(host, act)
+"""
+
+
+@contextmanager
+def opened(folder: Path, *, limit: int = 1, told: dict[str, Any] | None = None, **keys: Any) -> Iterator[Pool]:
+    (folder / "acts.py").write_text(ACTS, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    pool = Pool(Program("acts:serve", told or {}, is_bare=True, **keys), limit=limit)
+    try:
+        yield pool
+    finally:
+        sys.path.remove(str(folder))
+        pool.close()
+
+
+async def ask(pool: Pool, what: str, *, seconds: float | None = None, cpu_s: float | None = None) -> str:
+    async def work(process: Process) -> str:
+        return (await process.ask(what.encode(), cpu_s=cpu_s))[0].decode()
+
+    return await pool.run(work, until=None if seconds is None else time.monotonic() + seconds)
+
+
+@pytest.mark.parametrize(("name", "cause"), CAUSES.items())
+def test_what_a_process_does_itself_is_told_from_what_is_done_to_it(name: str, cause: Cause) -> None:
+    number = getattr(signal, name)
+    assert (cause_of(-number), ending(-number)) == (cause, name)
+    assert (cause_of(3), ending(3)) == ("exit", "status 3")
+
+
+def test_whatever_ends_a_process_is_told_once_and_the_next_one_is_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        for name, cause in [("SIGSEGV", "crash"), ("SIGXCPU", "processor"), ("SIGKILL", "outside")]:
+            with pytest.raises(Gone, match=name) as gone:
+                await ask(pool, f"signal {getattr(signal, name):d}")
+            assert gone.value.cause == cause
+            assert await ask(pool, "abc") == "cba"
+        with pytest.raises(Gone, match="status 7"):
+            await ask(pool, "exit 7")
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+        assert asyncio.run(ask(pool, "another loop")) == "pool rehtona"
+
+
+@pytest.mark.parametrize(
+    ("what", "waits", "reason"),
+    [("work", {}, "timeout"), ("wait", {}, "stalled"), ("wait", {"S": "late"}, "late")],
+)
+def test_a_process_that_does_not_end_is_killed_and_its_time_is_judged(
+    tmp_path: Path, what: str, waits: dict[str, str], reason: str
+) -> None:
+    async def main() -> None:
+        assert await ask(pool, "ab") == "ba"
+        (pid,) = pool.processes
+        with pytest.raises(Expired) as late:
+            await ask(pool, what, seconds=1.0, cpu_s=0.01)
+        assert late.value.reason == reason
+        assert pid not in pool.processes
+
+    with opened(tmp_path, waits=waits) as pool:
+        asyncio.run(main())
+
+
+def test_one_that_is_killed_while_nobody_needs_it_costs_no_question(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        assert asyncio.run(ask(pool, "ab")) == "ba"
+        (killed,) = pool._all
+        os.kill(killed.process.pid, signal.SIGKILL)
+        killed.process.wait()
+        assert asyncio.run(ask(pool, "ab")) == "ba"
+        assert pool.processes != [killed.process.pid]
+
+
+def test_who_finds_no_place_in_its_time_is_told_so_and_takes_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        busy = asyncio.ensure_future(ask(pool, "wait"))
+        await asyncio.sleep(0)
+        with pytest.raises(Expired) as late:
+            await ask(pool, "ab", seconds=0.05)
+        assert late.value.reason == "busy"
+        next_one = asyncio.ensure_future(ask(pool, "ab"))
+        busy.cancel()
+        assert await next_one == "ba"
+        assert busy.cancelled()
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+
+
+def test_a_program_that_cannot_be_loaded_is_told_with_its_traceback(tmp_path: Path) -> None:
+    with opened(tmp_path, told={"is_broken": True}) as pool:
+        with pytest.raises(StartFailed, match=r"(?s)Traceback.*not there") as failed:
+            asyncio.run(ask(pool, "ab"))
+        assert failed.value.is_told
