@@ -14,6 +14,8 @@ from rlenv._base.json_limits import TooMuchJson, read_json
 from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
+from rlenv.language.templates import TemplateError
+from rlenv.secrets import redact
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
 from rlenv.tools._signature import shorthand
 from rlenv.tools._wire import Answer, Request, exchange
@@ -73,12 +75,28 @@ def _selector(expression: str) -> Callable[[Any], Any]:
     return search
 
 
-def _check_url(url: str) -> None:
-    """A call decides what is asked, never whom: up to the path there are only letters, constants and secrets."""
-    if not _SERVER.match(url):
+def _check_url(url: str, vars: Mapping[str, Any]) -> None:
+    """A call decides what is asked, never whom: up to the path there are only letters, constants and secrets, and they
+    make a server's address. What is none would fail every call as if its arguments did."""
+    found = _SERVER.match(url)
+    if found is None:
         raise UsageError(
             f"'{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
             "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task",
+            key="url",
+        )
+    try:
+        server = str(compile_filling(found[0], key="url", parameters={}, vars=vars)(args={}, task={}))
+    except TemplateError as error:
+        raise UsageError(f"the server cannot be filled in: {error}", key="url") from error
+    try:
+        parts = urlsplit(server)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_address = False
+    if not is_address and "${env:" not in server:
+        raise UsageError(
+            f"'{found[0]}' gives '{redact(server):.100}', which is no server; expected http://HOST or https://HOST",
             key="url",
         )
 
@@ -233,7 +251,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
         raise UsageError("only a preset takes it", key="top_k")
     with under("parameters"):
         parameters = shorthand(spec.parameters)
-    _check_url(spec.url)
+    _check_url(spec.url, context.vars)
     fillings: dict[str, Filling] = {
         key: compile_filling(getattr(spec, key), key=key, parameters=parameters, vars=context.vars)
         for key in ("url", "headers", "query", "body")
