@@ -5,10 +5,10 @@ known one goes well each time before it. Where it goes well after all, that is w
 does. Whatever else happens tells nothing, and is tried again a few times; then nobody can tell, and what depends on it
 has no value. A judge that gives no verdict is asked by the same rule, with and without what the policy wrote.
 
-A server that fails by chance is told from one that fails by what it is asked by luck alone. Whatever its share of
-failures, 16 rounds charge a call that it lost to a policy with a probability of 1.8e-7 at most (the chain of `_Turns`,
-solved: the worst share is 0.59). Calls that cost much, by their time or by felling what is asked, are asked 4 times,
-each after 16 known ones: 6.2e-8.
+A server that fails by chance is told from one that fails by what it is asked by luck alone: the call is the policy's
+where, did both fail by one chance, so many failures would fall on the very call, and so few on the known one, less than
+once in 20 million times (`_Turns.is_sure`, Fisher's exact test). A known call that is met by what others do costs more
+rounds, and no verdict.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import comb
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.countdown import left_s, pause
@@ -42,16 +43,16 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_ROUNDS: Final = 16
-"""How often a call fails again, and a known one goes well, before the failure is the policy's; fewer, one at least,
-where the time for the reward has no room for as many."""
+_ROUNDS: Final = 13
+"""How often a call fails again, and a known one goes well and never fails, before the failure is the policy's."""
 _SLOW_S: Final = 1.0
-_DEAR_ROUNDS: Final = 4
-_DEAR_KNOWN: Final = 16
-"""A call that took so long, or that fells what it asks, is asked in fewer rounds, which are as sure by more known ones,
-quick as a rule, in each."""
+_DEAR_KNOWN: Final = 20
+"""A call that took so long, or that fells what it asks, is asked after so many known ones, quick as a rule, each time:
+4 rounds are as sure."""
 _FEWEST: Final = 8
-"""Rounds that a quick call is held against anybody by, where waiting for others left no time for all."""
+_FEWEST_SLOW: Final = 4
+"""What has to be as sure as so many rounds, where there was no time for all: waiting for others takes it from a quick
+call, and a slow one takes it itself. One round after the known calls is as sure as these 4."""
 _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
 _PATIENCE: Final = 12
@@ -59,7 +60,6 @@ _PATIENCE: Final = 12
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 0.4
 _DEATHS: Final = ("crashed", "killed", "stopped", "disconnected", "server_died")
-_REFUSALS: Final = ("server_error", "rate_limited")
 _LOST: Final = ("infrastructure", "unclear")
 
 
@@ -79,14 +79,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Untold:
-    """A try that failed by something else.
-
-    `is_last`: another one would be no use. `is_there`: the other question might be answered all the same.
-    """
+    """A try that failed by something else, such as that nobody is there. `is_last`: another one would be no use."""
 
     why: str
     is_last: bool = False
-    is_there: bool = False
 
 
 Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
@@ -99,38 +95,49 @@ class _Turns(Generic[_T]):
     known: Ask[Any]
     very: Ask[_T]
     most: int
+    """Rounds that are sure, where the known question is asked once in each and never fails."""
     until: float
     alone: AbstractAsyncContextManager[Any]
     each: int
     """How often the known question goes well before the other one is asked."""
     longest_s: float
     rounds: int = 0
+    """How often the other question was refused again, right after the known one went well."""
+    refused: int = 1
+    well: int = 0
+    failed: int = 0
+    """How often the known question failed; once for all the time that what is asked was gone."""
     untold: int = 0
     """Tries in a row that told nothing."""
-    needed: int = 0
+    is_gone: bool = False
 
     async def given(self) -> _T | None:
-        self.needed = self.each
-        while self.rounds < self.most and (not self.rounds or self._has_room):
+        while not self.is_sure(self.most) and (not self.rounds or self._has_room):
             async with self.alone:  # where many wait, for long
                 if self.rounds and not self._has_room:
                     break
                 failed = await self._known()
                 begun = time.monotonic()
-                is_gone = isinstance(failed, Untold) and not failed.is_there
-                tried = failed if is_gone else await self.very()
+                tried = failed if isinstance(failed, Untold) else await self.very()
             if isinstance(tried, Answered):
                 return tried.given
+            self.refused += isinstance(tried, Refused)
             if failed is not None:
                 await self._wait(failed, "what is known to work failed too")
             elif isinstance(tried, Untold):
                 await self._wait(tried, "its next try told nothing")
             else:
-                self.rounds, self.untold, self.needed = self.rounds + 1, 0, self.each
+                self.rounds, self.untold = self.rounds + 1, 0
                 self.longest_s = max(self.longest_s, time.monotonic() - begun)
-        if self.rounds < min(self.most, _FEWEST) and self.longest_s < _SLOW_S:  # others took the time, not the call
-            raise RewardError(f"there was time for {self.rounds} of {self.most} rounds")
+        if not self.is_sure(min(self.most, _FEWEST_SLOW if self.longest_s >= _SLOW_S else _FEWEST)):
+            raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
         return None
+
+    def is_sure(self, rounds: int) -> bool:
+        """Whether all this is as unlikely, did both fail by one chance, as that of so many rounds it is the very
+        question that fails, and never the known one."""
+        refused, asked = self.refused, self.refused + self.failed + self.well
+        return comb(refused + self.failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     @property
     def _has_room(self) -> bool:
@@ -140,18 +147,17 @@ class _Turns(Generic[_T]):
     async def _known(self) -> Refused | Untold | None:
         """How the known question failed; None where it went well as often as it has to.
 
-        The other question may have felled what is asked: it gets the time to come back, and then has to be well twice
-        in a row. Where it is not, or is there and refuses what it has an answer to, it fails by itself, and no round
-        counts.
+        The other question may have felled what is asked: it gets the time to come back.
         """
-        for found in range(self.needed):
+        for found in range(self.each):
             tried = await self.known()
             if not isinstance(tried, Answered):
-                self.needed = max(2, self.each)
-                if found or isinstance(tried, Refused):
-                    self.rounds = 0
+                self.untold = 0 if found else self.untold
+                was_gone, self.is_gone = self.is_gone, isinstance(tried, Untold)
+                self.failed += not (was_gone and self.is_gone)
                 return tried
-            if found and not self._has_room:
+            self.well, self.is_gone = self.well + 1, False
+            if self.rounds and not self._has_room:
                 break
         return None
 
@@ -179,7 +185,9 @@ async def in_turn(
     took_s: float = 0.0,
     is_dear: bool = False,
 ) -> _T | None:
-    """What `very` gives, asked in turn with `known`; None where it is refused `most` times and the known one never.
+    """What `very`, which was refused once, gives, asked in turn with `known`.
+
+    None where it is refused `most` times and the known one never, or what is as sure.
 
     Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
     `within_s` seconds have no room for as many. Each round is made under `alone`.
@@ -187,10 +195,9 @@ async def in_turn(
     Raises:
         RewardError: nobody can tell.
     """
-    is_dear = is_dear or took_s >= _SLOW_S
-    rounds, each = (min(most, _DEAR_ROUNDS), _DEAR_KNOWN) if is_dear else (most, 1)
+    each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
     until = time.monotonic() + within_s
-    return await _Turns(known, very, rounds, until, alone or nullcontext(), each, took_s).given()
+    return await _Turns(known, very, most, until, alone or nullcontext(), each, took_s).given()
 
 
 def is_lost(result: ToolResult) -> bool:
@@ -353,9 +360,8 @@ async def _settled(
             well = found
             return Answered(found)
         why = f"{found.reason or found.outcome}: {found.text:.200}"
-        if found.reason in _REFUSALS:
-            return Refused(why)
-        return Untold(why, is_last=not is_lost(found), is_there=found.reason in _DEATHS)
+        is_there = found.whose == "unclear" and found.reason != "late"
+        return Refused(why) if is_there else Untold(why, is_last=not is_lost(found))
 
     async def ask_again() -> Answered[ToolResult] | Refused | Untold:
         if arguments is None:

@@ -346,7 +346,7 @@ def test_a_call_that_fails_time_after_time_beside_one_that_works_is_the_policys(
     assert measured.value == 0.0
     assert measured.details["reason"] == reason
     fells = reason in ("crashed", "killed", "stopped", "disconnected")
-    assert calls.asked == ["mine", "gold", *([*["gold"] * 16, "mine"] * 4 if fells else ["gold", "mine"] * 16)]
+    assert calls.asked == ["mine", "gold", *([*["gold"] * 20, "mine"] * 4 if fells else ["gold", "mine"] * 13)]
 
 
 @pytest.mark.parametrize("reason", [reason for reason in WHOSE if WHOSE[reason] == "unclear"])
@@ -376,8 +376,8 @@ def test_the_policys_own_call_that_worked_before_is_not_failed_by_two_faults_aro
 
 @pytest.mark.parametrize("reason", ["server_died", "late", "unavailable"])
 def test_a_tool_that_the_policys_call_fells_gets_the_time_to_come_back(reason: str) -> None:
-    gone = [failed(reason), failed(reason), *[[[1]]] * 16]
-    calls = InTurn({"mine": [failed("crashed")], "gold": [[[1]], *gone * 4]})
+    gone = [failed(reason), failed(reason), *[[[1]]] * 20]
+    calls = InTurn({"mine": [failed("crashed")], "gold": [[[1]], *gone * 9]})
     assert run(verify(), calls).value == 0.0
 
 
