@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment, load
     from rlenv.episodes.episode import Episode
     from rlenv.episodes.rollout import Job, play, rollout
+    from rlenv.episodes.token_episode import TokenEpisode
     from rlenv.errors import (
         EndpointError,
         EpisodeError,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     )
     from rlenv.gym.envs import make, make_vec
     from rlenv.language.kinds import CompileContext, Kind
-    from rlenv.messages import Image, Message, Sampled, ToolCall, ToolResult
+    from rlenv.messages import Image, Message, Observation, Sampled, ToolCall, ToolResult
     from rlenv.policies.base import Policy, PolicyContext, PolicySession
     from rlenv.policies.openai import OpenAIPolicy, Sampling
     from rlenv.policies.oracle import OraclePolicy
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from rlenv.runs.evaluate import Evaluation, evaluate, evaluate_async
     from rlenv.runs.folder import open_run
     from rlenv.runs.policies import PolicyChoice
+    from rlenv.tokens.bound import bind
     from rlenv.tokens.encoder import TokenEncoder
     from rlenv.tools.base import ToolContext, ToolOutput
     from rlenv.trajectory import Step, Trajectory
@@ -60,11 +62,12 @@ _WHERE = {
     "episodes.environment": "Environment load",
     "episodes.episode": "Episode",
     "episodes.rollout": "Job play rollout",
+    "episodes.token_episode": "TokenEpisode",
     "errors": "EndpointError EpisodeError Fault InvalidReward MissingExtra MissingVariable PolicyError ResourceError"
     " RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
     "language.kinds": "CompileContext Kind",
-    "messages": "Image Message Sampled ToolCall ToolResult",
+    "messages": "Image Message Observation Sampled ToolCall ToolResult",
     "policies.base": "Policy PolicyContext PolicySession",
     "policies.openai": "OpenAIPolicy Sampling",
     "policies.oracle": "OraclePolicy",
@@ -73,6 +76,7 @@ _WHERE = {
     "runs.evaluate": "Evaluation evaluate evaluate_async",
     "runs.folder": "open_run",
     "runs.policies": "PolicyChoice",
+    "tokens.bound": "bind",
     "tokens.encoder": "TokenEncoder",
     "tools.base": "ToolContext ToolOutput",
     "trajectory": "Step Trajectory",
@@ -95,6 +99,7 @@ __all__ = [
     "Message",
     "MissingExtra",
     "MissingVariable",
+    "Observation",
     "OpenAIPolicy",
     "OraclePolicy",
     "Policy",
@@ -115,6 +120,7 @@ __all__ = [
     "SpecError",
     "Step",
     "TokenEncoder",
+    "TokenEpisode",
     "ToolCall",
     "ToolContext",
     "ToolFailed",
@@ -125,6 +131,7 @@ __all__ = [
     "UnsupportedTemplate",
     "UsageError",
     "__version__",
+    "bind",
     "evaluate",
     "evaluate_async",
     "load",

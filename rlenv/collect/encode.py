@@ -9,10 +9,9 @@ from typing import Any
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, RlenvError, UnsupportedTemplate
 from rlenv.messages import Message, Observation
-from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.bound import said_of, thinking_of
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
-from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Encoded", "EncodedRow", "Step", "Unencodable", "encode_episode", "encode_steps"]

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlenv.dialects.observation import Cut, cut_chars
+from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = ["bind", "cut_of", "thinking_of"]
+__all__ = ["bind", "cut_of", "said_of", "thinking_of"]
 
 
 def bind(
@@ -62,3 +63,22 @@ def cut_of(environment: Environment, encoder: TokenEncoder) -> Cut:
         return lambda text: by_chars(text)  # a cut of the caller's own: limits are then counted in tokens
     by_tokens = encoder.cut(max_tokens=spec.max_tokens, keep=spec.keep)
     return lambda text: by_tokens(by_chars(text))
+
+
+def said_of(text: str, parsed: ParsedAction, *, thinking: Sequence[tuple[str, str]]) -> Message:
+    """The assistant's message of an action, as a server that reads the family's text would give it back.
+
+    Content, thinking and calls are what the dialect read. A call that cannot be read has no structured form: the whole
+    text behind the thinking is the content then, as it is with such a server.
+
+    Args:
+        text: the action.
+        parsed: its reading.
+        thinking: the marks around thinking.
+    """
+    if all(isinstance(call, ToolCall) for call in parsed.calls):
+        return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
+    if parsed.thinking:
+        for _, close in thinking:
+            text = text.partition(close)[2] or text
+    return Message("assistant", text.strip(), thinking=parsed.thinking)

@@ -11,8 +11,8 @@ from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import said_of
 from rlenv.tokens.encoder import History
-from rlenv.tokens.said import said_of
 from tests.support import real
 from tests.support.templates import FORGETS
 

@@ -17,7 +17,7 @@ import pytest
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
-from rlenv.tokens.said import said_of
+from rlenv.tokens.bound import said_of
 from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.estimators.episode_rows import RowLabel
 from tests.support.kept import held_out

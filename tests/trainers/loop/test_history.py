@@ -11,7 +11,7 @@ import pytest
 from rlenv.episodes.environment import load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
-from rlenv.tokens.said import said_of
+from rlenv.tokens.bound import said_of
 from tests.trainers.conftest import quiet
 from tests.trainers.histories import FORGETFUL, SPEC, Said, check_rows, conversation, play
 

@@ -13,9 +13,8 @@ from rlenv.errors import PolicyError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
-from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.bound import said_of, thinking_of
 from rlenv.tokens.encoder import History
-from rlenv.tokens.said import said_of
 from rlenv_verl.cpu.decode import Sampling
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.export.weights import load_model

@@ -12,30 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from rlenv._base.bounded import cut_middle, encodable
-from rlenv.episodes.episode import Episode
+from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
-from rlenv.messages import Message, Sampled
 from rlenv.runs.schema import ending_of
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenRows
-from rlenv.tokens.bound import cut_of, thinking_of
+from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
-from rlenv.tokens.said import said_of
 from rlenv.trajectory import Failure, Trajectory
 from rlenv_verl.loop.caches import PROCESS, ProcessState
 from rlenv_verl.loop.fate import CRASH, SAFE, STRAGGLER, failure_policy
 from rlenv_verl.loop.group import Sibling
 from rlenv_verl.loop.group import stragglers as stragglers_of
 from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown_of
-from rlenv_verl.loop.keep import KEEP_GB, Keeper, nothing_of, with_ids
+from rlenv_verl.loop.keep import KEEP_GB, Keeper, nothing_of
 from rlenv_verl.loop.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.loop.reward_model import served_by_reward_model
 from rlenv_verl.loop.sample import Play, SampleTask, Timed, figures_of, outputs_of
@@ -103,7 +100,6 @@ class RlenvAgentLoop(AgentLoopBase):
         self.environment = process.environment(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
-        self.thinking = thinking_of(self.environment)
         places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
         self.encoder = process.encoder(
             tokenizer,
@@ -112,16 +108,10 @@ class RlenvAgentLoop(AgentLoopBase):
             self.processor,
             settings.processor_kwargs,
             history=history,
-            thinking=self.thinking,
+            thinking=thinking_of(self.environment),
             end_ids=end_ids_of(*places),
             vocab_size=vocab_size_of(*places),
         )
-        # What ends a turn ends the generation, whatever the server knows of the model by itself.
-        self.stops: dict[str, Any] = {"stop_token_ids": self.encoder.stop_token_ids}
-        # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
-        if stops := list(self.environment.stops):
-            self.stops |= {"stop": stops, "include_stop_str_in_output": True}
-        self.cut = cut_of(self.environment, self.encoder)
         self.seed, self.seeds = seed, seeds
         self.turn_tokens = turn_tokens
         self.keeper: Keeper | None = None
@@ -250,16 +240,28 @@ class RlenvAgentLoop(AgentLoopBase):
         self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
     ) -> Trajectory:
         """The record of one episode, with what its group says of it."""
-        episode = self.environment.start(task=task.index, split=task.split, seed=self._seed_of(task), cut=self.cut)
-        sibling.episode = episode
+        settings = self.settings
+        played = TokenEpisode(
+            self.environment,
+            self.encoder,
+            task=task.index,
+            split=task.split,
+            seed=self._seed_of(task),
+            turn_tokens=self.turn_tokens,
+            max_prompt_tokens=settings.prompt_length,
+            max_response_tokens=settings.response_length,
+            max_total_tokens=settings.context_length,
+        )
+        sibling.episode = episode = played.episode
         try:
             async with sibling.timeout():
                 play.activity.waits_for("resources")
-                await episode.open()
-                await self._play(episode, sampling, play)
+                await played.open()
+                play.tokens = played.tokens
+                await self._play(played, sampling, play)
         except TimeoutError as error:
             if sibling.is_cut:
-                await _cut_short(episode, play)
+                await _cut_short(played)
             else:
                 episode.fail(CRASH, f"TimeoutError: {error}")
         except (_ServerFault, UnsupportedTemplate, InvalidReward):
@@ -267,12 +269,13 @@ class RlenvAgentLoop(AgentLoopBase):
         except Exception as error:  # the episode's boundary; what was sampled so far is kept beside the failure
             episode.fail(CRASH, f"{type(error).__name__}: {error}")
         finally:
-            await episode.aclose()
+            if played.step_s:
+                play.metrics["tool_calls"] = played.step_s
+            await played.aclose()
         if play.tokens is not None:
             play.rows = self._rows(play.tokens)
         if self.keeper is not None:  # before its siblings have ended: a run that is killed until then keeps it
-            kept = episode.trajectory if play.tokens is None else with_ids(episode.trajectory, play.tokens)
-            play.id = self.keeper.keep(kept, play.facts(task))
+            play.id = self.keeper.keep(episode.trajectory, play.facts(task))
         play.activity.waits_for("siblings")
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
         scored = await sibling.scored(episode.trajectory, self.environment, counts=counts)
@@ -280,94 +283,34 @@ class RlenvAgentLoop(AgentLoopBase):
             self.keeper.late(play.id, **ending_of(scored))
         return scored
 
-    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
-        """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
-        play.tokens = tokens = None if episode.is_ended else await self._first_prompt(episode)
+    async def _play(self, played: TokenEpisode, sampling: Mapping[str, Any], play: Play) -> None:
+        """Plays an open episode to its end; the tokens so far are in `play.tokens` whatever happens."""
+        episode, tokens = played.episode, played.tokens
         if tokens is None:
-            return episode.trajectory
+            return
+        self.process.require_template(self.environment, self.encoder, episode.messages)
         request = uuid4().hex
-        while True:
-            room = tokens.remaining
-            if not room:
-                return await episode.truncate("response_tokens")
-            most = room if self.turn_tokens is None else min(self.turn_tokens, room)
+        while not played.is_ended:
             play.activity.waits_for("generation")
             with Timed("generate_sequences", play.metrics):
-                answer = await self._generate(request, tokens, {**sampling, **self.stops, "max_tokens": most})
+                answer = await self._generate(request, tokens, {**sampling, **played.sampling})
             extra = answer.extra_fields
             play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
             if answer.stop_reason in ("aborted", "abort"):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
-                return episode.fail("aborted", "the rollout server aborted the generation")
+                episode.fail("aborted", "the rollout server aborted the generation")
+                return
             clean = clean_length(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer)
             if clean < len(answer.token_ids):
                 # Nobody can tell what image it would show, so that no id of it may go on. What stands before it is
                 # scored: a policy must not leave out its own sample by a word.
-                action = tokens.add_sampled(*self._up_to(clean, answer, is_first=not len(tokens)))
-                play.actions.append(action)
-                return await episode.truncate(STRAY, action=action)
-            action = tokens.add_sampled(answer.token_ids, answer.log_probs)
-            play.actions.append(action)
+                played.take(*self._up_to(clean, answer, is_first=not len(tokens)))
+                await played.truncate(STRAY)
+                return
             play.activity.waits_for(STEP)
-            with Timed("tool_calls", play.metrics):
-                step = await episode.step(Sampled(action, "length" if self._is_cut(answer, most, action) else ""))
-            if step.is_last:
-                return episode.trajectory
-            turn = episode.turns[-1]
-            said = said_of(turn.action, turn.parsed, thinking=self.thinking)
-            try:
-                if not await tokens.add_observation_async(step.observation, said=said):
-                    return await episode.truncate("response_tokens")
-            except UnsupportedTemplate:
-                # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
-                # turn, such as how many calls it writes.
-                return await episode.truncate("template")
-
-    async def _first_prompt(self, episode: Episode) -> TokenRows | None:
-        """The prompt that `episode` begins with; None where it has failed over it."""
-        limit = self.environment.spec.limits.response_tokens
-        budget = self.settings.response_length
-        start = partial(
-            self.encoder.start_rows,
-            episode.messages,
-            tools=self.environment.tool_schemas,
-            max_prompt_tokens=self.settings.prompt_length,
-            max_response_tokens=budget if limit is None else min(budget, limit),
-            max_total_tokens=self.settings.context_length,
-        )
-        try:
-            has_images = any(message.images for message in episode.messages)
-            tokens = await asyncio.to_thread(start) if has_images else start()
-        except EpisodeError as error:
-            episode.fail(error.reason, str(error))
-            return None
-        except UnsupportedTemplate as error:
-            if not self._takes_prompts_of(episode.messages):
-                raise
-            episode.fail("prompt", str(error))  # this row's, and no other sample's
-            return None
-        self.process.require_template(self.environment, self.encoder, episode.messages)
-        return tokens
-
-    def _is_cut(self, answer: Any, most: int, action: str) -> bool:
-        """Whether the limit of tokens ended a turn, and not the policy.
-
-        Expected: the server's word. Actual (veRL 0.9.1): `completed` for both (vllm_async_server.py). Remove when it
-        tells them apart.
-        """
-        ids = answer.token_ids
-        ended = ids[-1] in self.encoder.end_ids or action.endswith(self.environment.stops or "\0") if ids else True
-        return len(ids) >= most and not ended
-
-    def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
-        """Whether the chat template takes a prompt of these roles at all."""
-        if any(message.images for message in messages) and self.encoder.images is None:
-            return False
-        try:
-            self.encoder.encode_prompt([Message(message.role, "x") for message in messages])
-        except UnsupportedTemplate:
-            return False
-        return True
+            # veRL 0.9.1 says `completed` of a turn that the limit of tokens has cut too (vllm_async_server.py), so that
+            # its word is not handed on.
+            await played.step(answer.token_ids, answer.log_probs)
 
     def _up_to(self, clean: int, answer: Any, *, is_first: bool) -> tuple[list[int], list[float] | None]:
         """The first `clean` ids of an answer. Where an episode would have none, the end token stands for the rest."""
@@ -415,13 +358,12 @@ class RlenvAgentLoop(AgentLoopBase):
         return seed_of(self.seed, task.split, task.index, step)
 
 
-async def _cut_short(episode: Episode, play: Play) -> None:
+async def _cut_short(played: TokenEpisode) -> None:
     """Ends an episode that its group's deadline has interrupted, and scores what there is of it."""
-    if not episode.messages:  # the prompt is what opening gives
-        episode.fail(STRAGGLER, "most of the group had ended before its resources were open")
-        return
-    missing = play.actions[len(episode.turns) :]
-    await episode.truncate(STRAGGLER, action=missing[0] if missing else None)
+    if played.episode.messages:  # the prompt is what opening gives
+        await played.truncate(STRAGGLER)
+    else:
+        played.episode.fail(STRAGGLER, "most of the group had ended before its resources were open")
 
 
 class _ServerFault(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +16,9 @@ from rlenv.trajectory import Record, Trajectory
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
-    from rlenv.tokens import TokenRows
     from rlenv_verl.loop.sample import SampleTask
 
-__all__ = ["KEEP_GB", "Keeper", "nothing_of", "with_ids"]
+__all__ = ["KEEP_GB", "Keeper", "nothing_of"]
 
 KEEP_GB: Final = 5.0
 """`run.keep_gb` where a run says nothing: the bodies of episodes that are kept whatever they are, in 10⁹ bytes."""
@@ -105,14 +103,6 @@ def _held_bytes(run: Path) -> int:
                     with contextlib.suppress(FileNotFoundError):  # sealed in the meantime
                         total += entry.stat().st_size
     return total
-
-
-def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
-    """The record with the ids that were sampled in each turn, as they were."""
-    whole = ((row.response_ids, row.turn_spans) for row in tokens.rows)  # the ids are a new list each time
-    sampled = [tuple(ids[start:end]) for ids, spans in whole for start, end in spans]
-    turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
-    return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
 
 
 def nothing_of(environment: Environment, task: SampleTask, *, seed: int) -> Record:

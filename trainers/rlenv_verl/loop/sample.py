@@ -68,7 +68,6 @@ class Play:
     policy: FailurePolicy
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: TokenRows | None = None
-    actions: list[str] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     rows: list[Row] = field(default_factory=list)

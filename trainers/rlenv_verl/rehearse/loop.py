@@ -17,10 +17,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
+from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy, OracleSession
 from rlenv.tokens import TokenEncoder
-from rlenv.trajectory import Trajectory
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 from rlenv_verl.loop.sample import Play
 from rlenv_verl.rehearse.script import SCRIPT_KEY, Filler, Kind, kind_of, padded
@@ -69,9 +69,9 @@ class RehearsalLoop(RlenvAgentLoop):
         _keep([{**who, "validation": held_out, "row": at, **_account(one)} for at, one in enumerate(rows)])
         return output
 
-    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
-        self.script = _Script(self.environment, episode)
-        return await super()._play(episode, sampling, play)
+    async def _play(self, played: TokenEpisode, sampling: Mapping[str, Any], play: Play) -> None:
+        self.script = _Script(self.environment, played.episode)
+        await super()._play(played, sampling, play)
 
     async def _generate(self, request: str, tokens: Any, params: dict[str, Any]) -> Any:
         assert self.script is not None

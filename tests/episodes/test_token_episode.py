@@ -1,0 +1,189 @@
+"""A rollout function for another trainer, as its page has it: rows are the ids of the whole conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+import rlenv
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+
+pytest.importorskip("tokenizers")
+PAGE = Path(__file__).parents[2] / "docs" / "training" / "tokens.md"
+END = "<|im_end|>"
+SPEC = """
+rlenv: 1
+name: words
+tasks: {train: {rows: [{question: "Look up plum", answer: "stone"}]}}
+prompt: {user: "{{ task.question }}"}
+tools: {look: {kind: python, function: "words.py:look"}}
+answer: {from: tag}
+rewards: {correct: {kind: rule, rule: exact_match}}
+"""
+GROWING = SPEC + "dialect: search_r1\n"
+CUT = SPEC + "observation: {max_tokens: 60, keep: head}\n"
+LIMITED = SPEC + "limits: {response_tokens: 80}\n"
+WORDS = """
+def look(word: str) -> str:
+    '''Looks a word up.
+
+    Args:
+        word: the word.
+    '''
+    return " ".join([f"a {word} is a fruit with a stone"] * 20)
+"""
+CALL = '<tool_call>\n{"name": "look", "arguments": {"word": "plum"}}\n</tool_call>'
+ANSWER = "<answer>stone</answer>"
+
+
+def the_pages_function() -> Callable[..., Any]:
+    """The function that the page shows."""
+    (code,) = re.findall(r"^async def rollout\(.*?(?=\n\n\n)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) < 60
+    names: dict[str, Any] = {"rlenv": rlenv}
+    exec(code, names)
+    function: Callable[..., Any] = names["rollout"]
+    return function
+
+
+@dataclass
+class Sampler:
+    """Says given texts, ends them as a policy would, and stops where it is told to."""
+
+    texts: Sequence[str]
+    sampled: list[list[int]] = field(default_factory=list)
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, stop_token_ids: Sequence[int], stop: Any = (), **_: Any
+    ) -> tuple[list[int], list[float]]:
+        assert max_tokens > 0
+        text = self.texts[len(self.sampled)]
+        ids = small_tokenizer().encode(text).ids
+        if not text.endswith(tuple(stop) or "\0"):
+            ids = [*ids, small_tokenizer().token_to_id(END)]
+            assert ids[-1] in stop_token_ids
+        self.sampled.append(ids[:max_tokens])
+        return self.sampled[-1], [-0.5] * len(self.sampled[-1])
+
+
+def played(
+    folder: Path, spec: str, texts: Sequence[str], **limits: Any
+) -> tuple[dict[str, Any], Sampler, rlenv.Environment, rlenv.Trajectory]:
+    """The one row of an episode by the page's function, what was sampled, and the record."""
+    (folder / "words.py").write_text(WORDS)
+    (folder / "spec.yaml").write_text(spec)
+    environment, sampler = rlenv.load(folder / "spec.yaml"), Sampler(texts)
+    encoder = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE)
+
+    async def run() -> tuple[list[dict[str, Any]], rlenv.Trajectory]:
+        async with environment:
+            found: tuple[list[dict[str, Any]], rlenv.Trajectory] = await the_pages_function()(
+                environment, encoder, sampler, task=0, split="train", **{"max_response_tokens": 8192, **limits}
+            )
+            return found
+
+    (row,), trajectory = asyncio.run(run())
+    return row, sampler, environment, trajectory
+
+
+def rendered(environment: rlenv.Environment, trajectory: rlenv.Trajectory) -> str:
+    """The text of the whole conversation: the template's own, by jinja alone; in a dialect of one growing turn the
+    dialect's behind the prompt."""
+    template = jinja2.Environment().from_string(CHAT_TEMPLATE)
+    template.environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    messages = [message.as_dict() for message in trajectory.messages]
+    if environment.same_turn is not None:
+        text = template.render(messages=messages, add_generation_prompt=True)
+        for turn in trajectory.turns:
+            text += turn.action
+            if turn.observation is not None:
+                text += environment.parts.dialect.render_observation(turn.observation.messages)
+        return text
+    for turn in trajectory.turns:
+        messages.append({"role": "assistant", "content": turn.action})
+        if turn.observation is not None:
+            messages += [{"role": one.role, "content": one.content} for one in turn.observation.messages]
+    tools = list(environment.tool_schemas)
+    return template.render(messages=messages, tools=tools, add_generation_prompt=not trajectory.answer)
+
+
+def length(text: str) -> int:
+    """The tokens of a turn with its end."""
+    return len(small_tokenizer().encode(text).ids) + 1
+
+
+SITUATIONS: dict[str, tuple[str, tuple[str, ...], dict[str, Any], str]] = {
+    "plain": (SPEC, (CALL, ANSWER), {}, "answer"),
+    "a cut result": (CUT, (CALL, ANSWER), {}, "answer"),
+    "a limit of the spec's": (LIMITED, (CALL, ANSWER), {}, "response_tokens"),
+    "one growing turn": (GROWING, ("<search> plum </search>", ANSWER), {}, "answer"),
+    "a cut action": (SPEC, (CALL, ANSWER), {"turn_tokens": length(ANSWER)}, "answer"),
+    "a cut action at the end": (SPEC, (CALL,), {"max_response_tokens": 9}, "response_tokens"),
+}
+
+
+def check(row: Mapping[str, Any], sampler: Sampler, whole: str) -> None:
+    """What was sampled is trained, all of it and nothing else, and the ids are those of the whole text."""
+    ids = [*row["prompt_ids"], *row["completion_ids"]]
+    assert len(row["completion_ids"]) == len(row["mask"]) == len(row["logprobs"])
+    trained = [
+        (token, value)
+        for token, value, one in zip(*(row[key] for key in ("completion_ids", "logprobs", "mask")), strict=True)
+        if one
+    ]
+    assert trained == [(token, -0.5) for turn in sampler.sampled for token in turn]
+    assert whole.startswith(small_tokenizer().decode(ids, skip_special_tokens=False))
+    sampled_at = [False] * len(row["prompt_ids"]) + [bool(one) for one in row["mask"]]
+    for is_sampled, run in groupby(zip(sampled_at, ids, strict=True), key=lambda pair: pair[0]):
+        of_the_environment = [token for _, token in run]
+        text = small_tokenizer().decode(of_the_environment, skip_special_tokens=False)
+        # What quotes a mark is text, and stays text: that is no mark's token.
+        assert is_sampled or "tool_call>" in text or small_tokenizer().encode(text).ids == of_the_environment
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_pages_rows_are_the_whole_conversation(situation: str, tmp_path: Path) -> None:
+    spec, texts, limits, reason = SITUATIONS[situation]
+    row, sampler, environment, trajectory = played(tmp_path, spec, texts, **limits)
+    check(row, sampler, rendered(environment, trajectory))
+    assert trajectory.reason == reason
+    assert trajectory.reward.total == (1.0 if reason == "answer" else 0.0)
+    if spec is CUT:
+        turn = trajectory.turns[0]
+        assert turn.observation is not None
+        assert "left out" in turn.observation.messages[0].content
+    if "turn_tokens" in limits:
+        assert trajectory.turns[0].was_cut
+    if spec is LIMITED:
+        assert len(row["mask"]) <= 80
+
+
+def test_a_budget_that_is_used_up_ends_the_episode_as_it_stands(tmp_path: Path) -> None:
+    row, *_ = played(tmp_path, SPEC, (CALL, ANSWER))
+    answered = len(row["mask"]) - row["mask"][::-1].index(0)
+    row, sampler, environment, trajectory = played(tmp_path, SPEC, (CALL,), max_response_tokens=answered)
+    check(row, sampler, rendered(environment, trajectory))
+    assert (len(row["mask"]), trajectory.reason) == (answered, "response_tokens")
+    assert trajectory.reward.total == 0.0
+
+
+def test_a_prompt_that_does_not_fit_has_no_rows_and_no_reward(tmp_path: Path) -> None:
+    environment = rlenv.load("arithmetic")
+    encoder = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE)
+
+    async def play() -> rlenv.TokenEpisode:
+        async with environment, rlenv.TokenEpisode(environment, encoder, max_prompt_tokens=3) as one:
+            return one
+
+    one = asyncio.run(play())
+    assert (one.rows, one.is_ended, one.trajectory.reward.total) == ([], True, None)
+    with pytest.raises(rlenv.UsageError):
+        _ = one.context_ids
