@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from rlenv.runs.parts import (
     told,
     write_part,
 )
-from rlenv.runs.writer import host_name
+from rlenv.runs.writer import host_name, kernel_name
 from rlenv.secrets import logger
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Packed:
 
 
 def is_alive(segment: str) -> bool:
-    """Whether the writer of a segment may still write: its process lives, or is on another host, where nobody sees."""
+    """Whether the writer of a segment may still write: its process lives, or is where nobody here sees it: on another
+    host, or in another container."""
     named = segment.rsplit("-", 3)
     if len(named) < 4 or not _is_here(segment) or not named[1].isdecimal():
         return True
@@ -90,7 +92,7 @@ def seal_abandoned(run: Path) -> None:
 
     What is not or cannot be sealed stays a journal, which is read as well. Whoever packs the run at the time does it.
     """
-    if all(map(is_alive, segments(run))):
+    if all(_may_write(run, segment) for segment in segments(run)):
         return
     try:
         with _alone(run):
@@ -105,7 +107,7 @@ def _sealed(run: Path, *, force: bool) -> tuple[int, list[str]]:
     """How many journals were sealed, and the segments that are left."""
     sealed, left = 0, list[str]()
     for segment in sorted(segments(run)):
-        if is_alive(segment) and not (force and not _is_here(segment)):
+        if _may_write(run, segment) and not (force and not _is_here(segment)):
             left.append(segment)
             continue
         if part_of(run, "episodes", segment).exists():  # killed between the renaming and the removal of the journals
@@ -128,7 +130,18 @@ def _packed(run: Path, *, force: bool) -> Packed:
 
 
 def _is_here(segment: str) -> bool:
-    return segment.rsplit("-", 3)[0] == host_name()
+    """Whether the number of its process means one of those seen here. Names of older versions hold the host alone."""
+    return segment.rsplit("-", 3)[0] in (host_name(), host_name() + kernel_name())
+
+
+def _may_write(run: Path, segment: str) -> bool:
+    """As `is_alive`; a writer of this host's name that has written nothing since this machine started ended with it."""
+    own, host = host_name(), segment.rsplit("-", 3)[0]
+    if not is_alive(segment) or not host.startswith(own) or kernel_name()[:6] in ("", host[len(own) :][:6]):
+        return is_alive(segment)
+    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    journals = (path_of(run, segment, kind) for kind in KINDS)
+    return any(path.stat().st_mtime >= started for path in journals if path.exists())
 
 
 def _sweep(run: Path) -> None:

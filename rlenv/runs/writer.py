@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
@@ -24,7 +25,7 @@ from rlenv.runs.schema import Facts, late_of, row_of
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["KeepPolicy", "RunWriter", "Syncing", "host_name", "writer_name"]
+__all__ = ["KeepPolicy", "RunWriter", "Syncing", "host_name", "kernel_name", "writer_name"]
 
 _log = logger("rlenv.runs.writer")
 _SYNC_S: Final = 1.0
@@ -62,8 +63,8 @@ class KeepPolicy:
 
 
 def writer_name() -> str:
-    """A name that no other writer has: the host, the process, and chance. It says whose a journal is."""
-    return f"{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
+    """A name that no other writer has: the host, its kernel, the process, and chance. It says whose a journal is."""
+    return f"{host_name()}{kernel_name()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def host_name() -> str:
@@ -72,6 +73,21 @@ def host_name() -> str:
     name = socket.gethostname().lower()
     letters = "".join(letter for letter in name if letter.isascii() and letter.isalnum())
     return (letters[:5] or "host") + hashlib.blake2b(name.encode(errors="replace")).hexdigest()[:7]
+
+
+@functools.cache
+def kernel_name() -> str:
+    """Where the number of a process means one process: 6 digits for this start of the machine, and 6 for the namespace.
+
+    Containers may share a host's name and have numbers of their own. "" where neither can be read.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return "".join(
+            hashlib.blake2b(one.encode()).hexdigest()[:6] for one in (boot, os.readlink("/proc/self/ns/pid"))
+        )
+    except OSError:
+        return ""
 
 
 class RunWriter:

@@ -19,7 +19,7 @@ from rlenv.runs.pack import is_alive, pack, seal_abandoned
 from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
-from rlenv.runs.writer import KeepPolicy, RunWriter, host_name
+from rlenv.runs.writer import KeepPolicy, RunWriter, host_name, kernel_name
 from tests.support.kept import TOKENS, episode, keep
 
 
@@ -89,6 +89,25 @@ def test_a_journal_of_a_writer_that_is_gone_is_sealed_and_a_living_ones_is_not(t
     assert sorted(RunReader(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
 
 
+@pytest.mark.skipif(not kernel_name(), reason="only Linux tells containers apart")
+@pytest.mark.parametrize("what", ["boot", "namespace"])
+def test_a_process_number_of_another_container_or_start_of_the_machine_is_not_looked_for(
+    tmp_path: Path, what: str
+) -> None:
+    writer = RunWriter(tmp_path)
+    writer.append(episode(0), Facts())
+    (segment,) = (path.name.split(".")[0] for path in (tmp_path / "journal").glob("*.rows.jsonl"))
+    boot, namespace = kernel_name()[:6], kernel_name()[6:]
+    kernel = f"{'0' * 6}{namespace}" if what == "boot" else f"{boot}{'0' * 6}"
+    other = orphaned(tmp_path, segment, owner=f"{host_name()}{kernel}-{dead()}")
+    assert is_alive(other)
+    assert pack(tmp_path).left == (other,)
+    for path in (tmp_path / "journal").iterdir():
+        os.utime(path, (0, 0))
+    assert pack(tmp_path).left == (() if what == "boot" else (other,)), "written before this start of the machine"
+    writer.close()
+
+
 def test_a_run_that_goes_on_seals_what_its_killed_writer_left(tmp_path: Path) -> None:
     """Whoever reads the parts with other programs finds every episode."""
     with KeptRun(tmp_path, RunInfo("eval")) as run:
@@ -136,8 +155,8 @@ def test_a_sealing_that_was_interrupted_is_done_again(tmp_path: Path, left: str)
     assert RunReader(tmp_path).table["fate"].to_pylist() == ["trained"]
     for kind in ("episodes", "bodies", "late"):
         (part,) = (tmp_path / kind).iterdir()
-        part.rename(part.with_name(part.name.replace(f"{host_name()}-{os.getpid()}", owner)))
-    journal.rename(journal.with_name(journal.name.replace(f"{host_name()}-{os.getpid()}", owner)))
+        part.rename(part.with_name(part.name.replace(f"{host_name()}{kernel_name()}-{os.getpid()}", owner)))
+    journal.rename(journal.with_name(journal.name.replace(f"{host_name()}{kernel_name()}-{os.getpid()}", owner)))
     pack(tmp_path)
     assert not list((tmp_path / "journal").iterdir())
     assert len(RunReader(tmp_path).table) == 1
