@@ -93,9 +93,9 @@ class DiskStore:
         if self._ttl_s is not None:
             raw.execute("DELETE FROM kept WHERE owner = ? AND at <= ?", (self._owner, self._clock() - self._ttl_s))
         raw.execute(
-            "DELETE FROM kept WHERE owner = ?1 AND rowid IN "
-            "(SELECT rowid FROM kept WHERE owner = ?1 ORDER BY at DESC, rowid DESC LIMIT -1 OFFSET ?2)",
-            (self._owner, self._max_entries),
+            "DELETE FROM kept WHERE owner = :owner AND rowid IN "
+            "(SELECT rowid FROM kept WHERE owner = :owner ORDER BY at DESC, rowid DESC LIMIT -1 OFFSET :most)",
+            {"owner": self._owner, "most": self._max_entries},
         )
 
     def _connection(self) -> sqlite3.Connection:

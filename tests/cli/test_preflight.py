@@ -14,6 +14,8 @@ import pytest
 from rlenv.cli.main import main
 from tests.support.lengths import FORGETS, model, spec
 
+pytest.importorskip("psutil", reason="the verl extra is not installed")
+
 __all__ = ["model", "spec"]
 ROOT = Path(__file__).resolve().parents[2]
 REPLIES = 'user: {kind: scripted, replies: ["fox fox"]}\n'

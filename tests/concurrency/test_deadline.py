@@ -113,7 +113,9 @@ def test_a_coroutine_that_is_left_behind_runs_to_its_end_and_never_touches_its_c
         with pytest.raises(Expired):
             await drive(stubborn(scope(), go_on, ended), 0.01, on_stray=strays.append)
         gc.collect()
-        await asyncio.sleep(0.2)  # the scopes' own times are over
+        over = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, over.set)  # behind the timers of all scopes
+        await over.wait()
         me = asyncio.current_task()
         assert me is not None
         assert not me.cancelling()

@@ -145,6 +145,7 @@ def test_a_mistake_in_a_template_is_told_at_its_place_by_every_command(
     path = written(tmp_path, template, source)
     words = [command[0], str(path), *command[1:]]
     if command[0] == "train":
+        pytest.importorskip("psutil", reason="the verl extra is not installed")
         words += ["-o", str(tmp_path / "run")]
     assert main(words) in (1, 2)
     printed = "".join(capsys.readouterr())

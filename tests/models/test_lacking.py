@@ -14,6 +14,8 @@ from rlenv.episodes.environment import Environment
 from rlenv.models import Looked, first_prompts, lacks, looked_at
 from tests.support.model_files import IDS, tensors
 
+pytest.importorskip("transformers", reason="the verl extra is not installed")
+
 Model = Callable[..., Path]
 Make = Callable[..., Environment]
 

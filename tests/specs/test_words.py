@@ -136,6 +136,7 @@ def test_the_report_says_what_is_not_as_claimed(
     control: float,
     unlike: str,
 ) -> None:
+    pytest.importorskip("matplotlib", reason="the verl extra is not installed")
     _left(tmp_path, **{"seed-0": (0.3, seed), "control": (0.3, control)})
     found = part("real_report").report(tmp_path, ["seed-0", "control"])
     assert found.unlike == unlike
