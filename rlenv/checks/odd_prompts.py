@@ -21,6 +21,7 @@ Path = tuple[str | int, ...]
 _EXPRESSIONS: Final = frozenset(("gate", "success", "for_each", "report_by", "python", "function", "path", "pattern"))
 _LONE: Final = re.compile(r"(?:task|vars|resources)(?:\.\w+)+")
 _SINGLE: Final = re.compile(r"(?<![{\w])(?:\$?\{|%\(|\$|<<|\[\[)\s*((?:(?:task|vars)\.)?[A-Za-z_]\w*)(?:\s*[}\])>]|\b)")
+_FILLED: Final = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 _TAG: Final = re.compile(r"<([A-Za-z_][\w-]*)>")
 _NAMED_TOOL: Final = re.compile(
     r"`(\w+)`\s+(?:tool|function)\b|\b(?:tool|function)\s+(?:called\s+|named\s+)?`(\w+)`"
@@ -79,6 +80,7 @@ def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
             message = f"'{text}' is a text here, and not the value of that name"
             yield subject.document.warning(path, message, f'write "{{{{ {text} }}}}"', "no-braces")
             continue
+        text = _FILLED.sub(" ", text)
         for found in _SINGLE.finditer(text):
             name = found[1].removeprefix("task.")
             is_known = found[1].startswith(("task.", "vars.")) or (name in columns and text[found.start()] != "$")

@@ -688,7 +688,10 @@ def test_what_is_odd_is_said_by_its_kind_with_a_fix(sound: Path, name: str) -> N
     assert all(warning.hint and warning.level == "warning" for warning in report.warnings)
 
 
-@pytest.mark.parametrize("given", [{}, asks(), judged(), {"tools.say": COMMAND}, talks()], ids=str)
+LISTED = {"prompt.user": "{{ [[task.question]][0][0] }}"}
+
+
+@pytest.mark.parametrize("given", [{}, asks(), judged(), {"tools.say": COMMAND}, talks(), LISTED], ids=str)
 def test_what_is_sound_is_left_alone(sound: Path, given: Mapping[str, Any]) -> None:
     allowed = {"no-oracle"} if "user" in given else set()
     sound.write_text(without_none(given, SOUND), encoding="utf-8")
