@@ -308,8 +308,8 @@ class Link:
             if self.current is connection:
                 _log.warning("MCP server '%s' does not answer any more; it is replaced", self._server.name)
                 self._forget(connection)
-        except (MCPError, ValueError, RuntimeError):
-            pass  # it answers
+        except Exception:  # it answers, or the next call finds the connection broken and says so
+            pass
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
