@@ -439,7 +439,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # values
     "milliseconds": ("limits", {"tools.look.timeout_s": 30_000}),
-    "no port": ("address", {"tools.look.url": "https://example.com:99999/{{ args.place }}"}),
+    "no port": ("address", asks(endpoint={"base_url": "https://example.com:99999/v1"})),
     "a path twice": ("address", asks(endpoint={"base_url": "https://example.com/v1/v1"})),
     "a place that nobody filled in": ("unfinished", asks(endpoint={"model": "your-model"})),
     "a shell's sign": ("no-shell", {"tools.say": COMMAND | {"argv": ["/bin/echo", "{{ args.word }}", "|", "wc"]}}),

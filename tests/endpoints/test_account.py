@@ -179,7 +179,8 @@ def test_a_judge_that_never_answers_well_has_still_cost_what_it_has(tmp_path: Pa
 
 
 def test_empty_replies_of_users_and_tools_are_failed_tries(tmp_path: Path) -> None:
-    replies = ["", "###", ""]
+    # The model is asked again, beside a question that it has an answer to.
+    replies = ["", "###", "###"]
 
     def answer(body: Mapping[str, Any]) -> Any:
         if body["model"] == "other":
@@ -187,7 +188,7 @@ def test_empty_replies_of_users_and_tools_are_failed_tries(tmp_path: Path) -> No
         return call("ask", text="why") if len(body["messages"]) > 100 else "hello"
 
     (trajectory,) = play(tmp_path, USER + RULE, answer)
-    assert (by_role(trajectory)["user"].requests, by_role(trajectory)["user"].failed) == (2, 1)
+    assert (by_role(trajectory)["user"].requests, by_role(trajectory)["user"].failed) == (3, 1)
 
     def asking(body: Mapping[str, Any]) -> Any:
         if body["model"] == "other":
