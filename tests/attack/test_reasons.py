@@ -255,6 +255,26 @@ def test_a_call_that_code_made_is_asked_again_where_it_was_kept(kept: Any, expec
     assert verdict(term, reward_context(turns=turns, call=call)) == expected
 
 
+@pytest.mark.parametrize("reason", [reason for reason, whose in WHOSE.items() if whose != "policy"])
+def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: str) -> None:
+    code = replace(TOOL, name="run", kind="code", example=None)
+    term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL, "run": code})
+    lost = replace(failed(reason), name="run")
+    made = ToolResult("run", "", "ok", details={"called": {"tool": {"ok": 1}}})
+    turns = [Turn(0, "c", ParsedAction("", "a", (ToolCall("run", {"code": "tool()"}, start=0, end=1),)), (lost,))]
+
+    def worth(then: ToolResult, known: ToolResult) -> Verdict:
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            assert name == "run"
+            return then if arguments["code"] == "tool()" else known
+
+        return verdict(term, reward_context(turns=turns, call=call))
+
+    assert worth(made, ok()) == 1.0
+    assert worth(lost, ok()) == (0.0 if WHOSE[reason] == "unclear" else INVALID)
+    assert worth(lost, failed("server_down")) == INVALID
+
+
 def test_calls_that_code_made_are_calls() -> None:
     inside = replace(ok(), details={"called": {"other": {"ok": 900}}})
     assert verdict(compile_term(rule="tool_call_count", max=2), reward_context(turns=episode(inside))) == 0.0

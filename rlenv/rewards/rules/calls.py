@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -29,6 +29,8 @@ __all__ = [
 
 _REFUSED = ("unknown_tool", "bad_arguments", "malformed")
 _MOST_PLACES = 64
+_MOST_OF_CODE = 64
+"""Calls that a piece of code may have made that was lost."""
 
 
 class ValidCallsSpec(RuleSpec):
@@ -140,7 +142,8 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
-    context_tools = {spec.tool: context.tools[spec.tool]}
+    callers = {name for name, tool in context.tools.items() if tool.kind == "code"}
+    asked = {name: tool for name, tool in context.tools.items() if name == spec.tool or name in callers}
 
     def fits(count: int) -> bool:
         return count >= spec.min and (spec.max is None or count <= spec.max)
@@ -170,24 +173,37 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
 
     async def measure_async(context: RewardContext) -> Measured:
         found = sum(count for outcome, count in made(context) if outcome == "ok")
-        lost = [one for one in lost_calls(context, last_only=last_only) if one.tool == spec.tool]
+        lost = _lost(spec.tool, lost_calls(context, last_only=last_only), callers)
         if not lost:
             return measured(found)
         repeated, lost = _repeated(lost, context)
-        left, error = len(lost), None
-        async for result in settling(lost, context=context, tools=context_tools):
+        unsettled = list(lost)
+        left, error = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None
+        async for result in settling(lost, context=context, tools=asked):
+            one = unsettled.pop(0)
             if not _differ(fits, found, left, repeated):
                 break
             if isinstance(result, RewardError):
                 error = error or result
                 continue
-            left -= 1
-            found += result.outcome == "ok"
+            left -= _MOST_OF_CODE if one.tool in callers else 1
+            found += _well(result, spec.tool)
         if _differ(fits, found, left, repeated):
             raise error or RewardError(f"{left} calls of '{spec.tool}' failed by no fault of the policy's")
         return measured(found, found + repeated)
 
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
+
+
+def _lost(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
+    """The lost calls of a tool; and code that was lost and says nothing of its calls, of which nobody knows any."""
+    return [one for one in lost if one.tool == tool or (one.tool in callers and not any(_made_by_code(one.result)))]
+
+
+def _well(result: ToolResult, tool: str) -> int:
+    """How many calls of a tool went well in a call that is one, or that made some."""
+    inside = sum(count for called, outcome, count in _made_by_code(result) if (called, outcome) == (tool, "ok"))
+    return (result.name == tool and result.outcome == "ok") + inside
 
 
 def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
@@ -206,12 +222,12 @@ def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> W
 def _repeated(lost: Sequence[Lost], context: RewardContext) -> tuple[int, list[Lost]]:
     """How many lost calls were made again and went well then, so that they may count or not; and the other ones."""
     well = [
-        call.arguments
+        (call.name, call.arguments)
         for turn in context.turns
         for call, result in zip(turn.parsed.calls, turn.results, strict=False)
-        if isinstance(call, ToolCall) and call.name == lost[0].tool and result.outcome == "ok"
+        if isinstance(call, ToolCall) and result.outcome == "ok"
     ]
-    left = [one for one in lost if one.arguments not in well]
+    left = [one for one in lost if (one.tool, one.arguments) not in well]
     return len(lost) - len(left), left
 
 
