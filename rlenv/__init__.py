@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     )
     from rlenv.gym.envs import make, make_vec
     from rlenv.language.kinds import CompileContext, Kind
+    from rlenv.language.spec import SamplingSpec
     from rlenv.messages import Image, Message, Observation, Sampled, ToolCall, ToolResult
     from rlenv.policies.base import Policy, PolicyContext, PolicySession
-    from rlenv.policies.openai import OpenAIPolicy, Sampling
+    from rlenv.policies.openai import OpenAIPolicy
     from rlenv.policies.oracle import OraclePolicy
     from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
     from rlenv.rewards.base import Measured, RewardContext
@@ -69,7 +70,8 @@ _WHERE = {
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Observation Sampled ToolCall ToolResult",
     "policies.base": "Policy PolicyContext PolicySession",
-    "policies.openai": "OpenAIPolicy Sampling",
+    "language.spec": "SamplingSpec",
+    "policies.openai": "OpenAIPolicy",
     "policies.oracle": "OraclePolicy",
     "policies.scripted": "RandomPolicy ScriptPolicy",
     "rewards.base": "Measured RewardContext",
@@ -83,65 +85,14 @@ _WHERE = {
 }
 _LAZY = {name: f"rlenv.{module}" for module, names in _WHERE.items() for name in names.split()}
 
-__all__ = [
-    "CompileContext",
-    "EndpointError",
-    "Environment",
-    "Episode",
-    "EpisodeError",
-    "Evaluation",
-    "Fault",
-    "Image",
-    "InvalidReward",
-    "Job",
-    "Kind",
-    "Measured",
-    "Message",
-    "MissingExtra",
-    "MissingVariable",
-    "Observation",
-    "OpenAIPolicy",
-    "OraclePolicy",
-    "Policy",
-    "PolicyChoice",
-    "PolicyContext",
-    "PolicyError",
-    "PolicySession",
-    "RandomPolicy",
-    "ResourceError",
-    "RewardContext",
-    "RewardError",
-    "RlenvError",
-    "RunStopped",
-    "Sampled",
-    "Sampling",
-    "Scope",
-    "ScriptPolicy",
-    "SpecError",
-    "Step",
-    "TokenEncoder",
-    "TokenEpisode",
-    "ToolCall",
-    "ToolContext",
-    "ToolFailed",
-    "ToolOutput",
-    "ToolResult",
-    "Trajectory",
-    "UnknownEntry",
-    "UnsupportedTemplate",
-    "UsageError",
-    "__version__",
-    "bind",
-    "evaluate",
-    "evaluate_async",
-    "load",
-    "make",
-    "make_vec",
-    "open_run",
-    "play",
-    "rollout",
-    "run_sync",
-]
+__all__ = ["CompileContext", "EndpointError", "Environment", "Episode", "EpisodeError", "Evaluation", "Fault", "Image"]
+__all__ += ["InvalidReward", "Job", "Kind", "Measured", "Message", "MissingExtra", "MissingVariable", "Observation"]
+__all__ += ["OpenAIPolicy", "OraclePolicy", "Policy", "PolicyChoice", "PolicyContext", "PolicyError", "PolicySession"]
+__all__ += ["RandomPolicy", "ResourceError", "RewardContext", "RewardError", "RlenvError", "RunStopped", "Sampled"]
+__all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "SpecError", "Step", "TokenEncoder", "TokenEpisode", "ToolCall"]
+__all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "Trajectory", "UnknownEntry"]
+__all__ += ["UnsupportedTemplate", "UsageError", "__version__", "bind", "evaluate", "evaluate_async", "load", "make"]
+__all__ += ["make_vec", "open_run", "play", "rollout", "run_sync"]
 
 
 def __getattr__(name: str) -> Any:

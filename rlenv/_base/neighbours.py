@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["file_module", "find_below", "forget_files", "is_meant_beside", "loaded_beside"]
+__all__ = ["file_module", "find_below", "forget_files", "is_meant_beside"]
 
 _PREFIX = "rlenv_spec_"
 _STANDARD = frozenset(sys.stdlib_module_names)
@@ -47,13 +47,6 @@ def file_module(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def loaded_beside(folder: Path) -> list[Path]:
-    """The files of modules that were imported from `folder` (absolute, without links) so far."""
-    prefix = f"{_PREFIX}{_digest(str(folder))}."
-    files = (getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name.startswith(prefix))
-    return sorted(Path(file) for file in files if file)
 
 
 def forget_files() -> None:

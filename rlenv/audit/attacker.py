@@ -24,8 +24,8 @@ from rlenv.audit.subject import Subject
 from rlenv.dialects.control_tokens import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.endpoints.account import asks
-from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EndpointError, EpisodeError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message
@@ -282,10 +282,9 @@ class _Attack:
 
     async def _itself(self, gold: Trajectory, strategy: Strategy) -> Trajectory:
         """An episode that the model plays itself, by what it wrote."""
-        async with self.environment.start(task=gold.task_index, split=gold.split, seed=gold.seed) as episode:
-            self._check()
-            policy = Itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
-            return await drive(episode, policy, limit_s=self.environment.spec.limits.episode_s)
+        self._check()
+        policy = Itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
+        return await play(self.environment, policy, Job(gold.split, gold.task_index, gold.seed))
 
     def tried(self, threshold: float) -> Tried:
         """What came of it all."""

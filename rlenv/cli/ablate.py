@@ -21,12 +21,13 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
+from rlenv.cli.spending import add_prices, counting, show_spending_line
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.ablation import Ablation, ablation
 from rlenv.runs.figures.agreement import Agreement
 from rlenv.runs.figures.charts import Row, interval_chart
+from rlenv.runs.prices import as_prices
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 where the figures could be made."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    prices, files = prices_of(args), _files(args)
+    prices, files = as_prices(args.prices), _files(args)
     source = Source.of(args.run)
     args.spec = [args.spec] if args.spec else []
     environments = environments_of(args, source, measures=bool(args.spec))

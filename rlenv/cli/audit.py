@@ -22,7 +22,7 @@ from rlenv.audit.run import Progress, audit
 from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
+from rlenv.cli.spending import add_prices, counting, show_spending_line
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
                 attacker=attacker,
             )
 
-    with counting(prices_of(args)) as so_far:
+    with counting(args.prices) as so_far:
         report = asyncio.run(main())
     spending = so_far()
     if not written(args, {**report.as_dict(), "usage": plain(spending)}):

@@ -16,7 +16,7 @@ from rlenv._base.figures import figure
 from rlenv.audit.disagreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.cli.console import Console
-from rlenv.cli.spending import counting, prices_of, show_spending_line
+from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -68,7 +68,7 @@ def judged(args: argparse.Namespace, environment: Environment) -> int:
             )
 
     try:
-        with counting(prices_of(args)) as so_far:
+        with counting(args.prices) as so_far:
             report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
     except TimeoutError:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"

@@ -17,7 +17,7 @@ from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, choice_of
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending_line
+from rlenv.cli.spending import add_prices, counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--episodes and --concurrency are at least 1")
     environment = load(args.spec, set=overrides(args.set))
     split = args.split or next(iter(environment.spec.tasks))
-    with counting(prices_of(args)) as so_far:
+    with counting(args.prices) as so_far:
         rows, latency = asyncio.run(_measure(environment, args, split))
     spending = so_far()
     machine = {"rlenv": rlenv.__version__, "python": platform.python_version(), "machine": platform.platform()}

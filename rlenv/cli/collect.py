@@ -12,7 +12,7 @@ from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, given, keywords, overrides
 from rlenv.cli.policies import OPTIONS, add_policy, check_options, choice_of
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
+from rlenv.cli.spending import add_prices, counting, show_spending
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.episodes.environment import Environment, load
@@ -93,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
     if args.k is not None and args.k > MOST_SAMPLES:
         raise UsageError(f"-k is at most {MOST_SAMPLES:,}")
     _check_source(args)
-    prices = prices_of(args)
     environment = load(args.spec, set=overrides(args.set))
     keep = Keep.of(args.keep, terms=environment.spec.rewards, keeps_invalid=args.keep_invalid, keeps_cut=args.keep_cut)
     kwargs = keywords(args.kwarg)
@@ -128,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         def told(count: int) -> None:
             progress.update(bar, completed=count)
 
-        with counting(prices) as so_far:
+        with counting(args.prices) as so_far:
             report = collect(environment, encoder, settings, policy=policy, on_episode=told)
     spending = so_far()
     if args.json:

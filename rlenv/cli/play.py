@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_out, add_record, add_set, given, overrides
 from rlenv.cli.policies import add_policy, choice_of
-from rlenv.cli.spending import add_prices, prices_of, show_spending
+from rlenv.cli.spending import add_prices, show_spending
 from rlenv.cli.terminal import say
 from rlenv.concurrency.lanes import entered
 from rlenv.episodes.drive import advance, context_of
@@ -23,7 +23,6 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.policies import Actor, actor_of
 from rlenv.runs.stage import Stage
 from rlenv.runs.usage import spent
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     choice = choice_of(args)
     keep = given(args, "out", "overwrite", "record")
-    stage = Stage(kind="play", prices=prices_of(args), set=overrides(args.set), say=say, **keep)
+    stage = Stage(kind="play", prices=args.prices, set=overrides(args.set), say=say, **keep)
     environment, console = stage.load(args.spec), Console()
     # A task that is none begins no run.
     episode = environment.start(task=args.task, split=args.split, seed=args.seed)
@@ -62,18 +61,10 @@ def run(args: argparse.Namespace) -> int:
 async def _run(
     args: argparse.Namespace, stage: Stage, environment: Environment, actor: Actor, episode: Episode, console: Console
 ) -> int:
-    lock = None
-    if stage.out:
-        who = {"policy": actor.facts, "tokenizer": actor.tokenizer}
-        lock = lock_of(environment, splits=[episode.split], seed=episode.seed, say=say, **who)
-    where = {"split": episode.split, "task": args.task}
-    lane = stage.lane(0) if stage.lane is not None else None
-    with (
-        stage.open(environment, lock=lock, policy=actor.name, model=actor.model, **where) as out,
-        entered(lane),
-    ):
+    facts, lane = {"split": episode.split, "task": args.task}, stage.lane
+    with stage.open(environment, actor, facts, seed=episode.seed) as out, entered(lane and lane(0)):
         trajectory = await stage.stoppable(_play(actor.policy, environment, episode, console))
-        show_spending(console, spent([trajectory], prices=stage.prices))
+        show_spending(console, spent([trajectory], prices=stage.costs))
         if out is not None:
             id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
             stage.ended(id)

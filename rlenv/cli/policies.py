@@ -14,9 +14,8 @@ __all__ = ["OPTIONS", "add_policy", "check_options", "choice_of"]
 
 _SERVER, _SAMPLED = ("openai",), ("openai", "hf")
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("base_url", "model", "api_key_env", "mode", "max_tokens", "extra", "request_timeout", "retries"), _SERVER
-    ),
+    **dict.fromkeys(("base_url", "model", "api_key_env", "mode", "extra", "request_timeout", "retries"), _SERVER),
+    "max_tokens": _SAMPLED,
     "temperature": _SAMPLED,
     "top_p": _SAMPLED,
     "policy_chat_template": ("hf",),
@@ -38,7 +37,6 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     endpoint.add_argument(
         "--mode", choices=("tools", "text"), help="the server's own tool calls (the default), or raw text"
     )
-    endpoint.add_argument("--max-tokens", type=int, help="of one action")
     endpoint.add_argument(
         "--extra",
         metavar="KEY=VALUE",
@@ -58,6 +56,7 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     sampling = parser.add_argument_group("--policy openai and hf")
     sampling.add_argument("--temperature", type=float, help="0 is greedy")
     sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--max-tokens", type=int, help="of one action; of hf 256 by default")
 
 
 def check_options(args: argparse.Namespace) -> None:

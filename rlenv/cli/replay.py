@@ -13,13 +13,14 @@ from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
-from rlenv.cli.spending import add_prices, counting, prices_of
+from rlenv.cli.spending import add_prices, counting
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import FOLDER, read_lock
+from rlenv.runs.prices import as_prices
 from rlenv.runs.recorded import whole_groups, with_ids
 from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.tapes.cassettes import Player
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where an episode came out differently, or none could be played."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    prices = prices_of(args)
+    prices = as_prices(args.prices)
     episodes = with_ids(args.file, args.n)
     before = [trajectory for _, trajectory in episodes]
     player = _player(args)

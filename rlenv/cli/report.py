@@ -7,10 +7,11 @@ import contextlib
 import os
 from pathlib import Path
 
-from rlenv.cli.spending import add_prices, prices_of
+from rlenv.cli.spending import add_prices
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
+from rlenv.runs.prices import as_prices
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Writes the file; exit code 0."""
     from rlenv.runs.figures.report import report
 
-    prices = prices_of(args)
+    prices = as_prices(args.prices)
     if args.episodes < 0:
         raise UsageError("--episodes is at least 0")
     for name in args.runs:

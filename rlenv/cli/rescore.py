@@ -20,7 +20,7 @@ from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
-from rlenv.cli.options import add_out, add_set, overrides
+from rlenv.cli.options import add_out, add_set, given, overrides
 from rlenv.cli.scored import (
     Scored,
     Source,
@@ -31,12 +31,13 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, counting, prices_of, show_spending
+from rlenv.cli.spending import add_prices, counting, show_spending
 from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import KeptRun, read_info
 from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.prices import as_prices
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
 from rlenv.runs.stage import Stage
@@ -75,20 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
-    weights, prices = _checked(args), prices_of(args)
+    weights, prices = _checked(args), as_prices(args.prices)
     source = Source.of(args.run)
     environments = environments_of(args, source, measures=bool(args.spec))
     with contextlib.ExitStack() as stack:
         stages, outs = _outs(args, environments, weights, stack)
         stack.enter_context(counting(prices))
         first = stages[0] if stages else Stage(kind="rescore")
-        measured = asyncio.run(
-            first.stoppable(
-                scored_again(environments, source, concurrency=args.concurrency, only_invalid=args.only_invalid)
-            )
-            if args.spec
-            else _as_recorded(environments, source)
-        )
+        measured = {name: Scored(environment, source.before) for name, environment in environments.items()}
+        if args.spec:
+            again = scored_again(environments, source, concurrency=args.concurrency, only_invalid=args.only_invalid)
+            measured = asyncio.run(first.stoppable(again))
         found = _variants(measured, weights, source, keeps_measured=bool(args.spec))
         for name, out in outs.items():
             samples: dict[tuple[str, int], Iterator[int]] = defaultdict(count)
@@ -136,10 +134,6 @@ def _weight(item: str) -> tuple[str, float]:
     raise UsageError(f"--weight {item}: expected TERM=NUMBER, such as correct=0.5")
 
 
-async def _as_recorded(environments: Mapping[str, Environment], source: Source) -> dict[str, Scored]:
-    return {name: Scored(environment, source.before) for name, environment in environments.items()}
-
-
 def _variants(
     measured: Mapping[str, Scored], weights: Weights, source: Source, *, keeps_measured: bool
 ) -> dict[str, Scored]:
@@ -156,8 +150,8 @@ def _named(name: str, weights: Weights) -> str:
 
 
 def _stage(args: argparse.Namespace, out: str | None) -> Stage:
-    replaced, prices = overrides(args.set), prices_of(args)
-    return Stage(kind="rescore", out=out, overwrite=args.overwrite, prices=prices, set=replaced, say=say)
+    keep = given(args, "overwrite", "prices")
+    return Stage(kind="rescore", out=out, set=overrides(args.set), say=say, **keep)
 
 
 def _outs(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.spending import add_prices, kept_prices, show_spending
+from rlenv.cli.spending import add_prices, show_spending
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
@@ -25,6 +25,7 @@ from rlenv.runs.figures.spending import asked, asked_in
 from rlenv.runs.figures.steps import Listed, Overview, overview
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
 from rlenv.runs.pack import pack
+from rlenv.runs.prices import as_prices, prices_in
 from rlenv.runs.recorded import in_order
 from rlenv.runs.usage import Spending, money, spent_by
 
@@ -73,7 +74,7 @@ class _Figures:
     @staticmethod
     def of(path: Path, args: argparse.Namespace) -> _Figures:
         reader, info = open_run(path), read_info(path)
-        prices = kept_prices(args, info)
+        prices = as_prices(args.prices) or (None if info is None else prices_in(info.facts))  # those it was made with
         try:
             rows = Snapshot(reader)
         except MissingExtra:  # all rows are in journals; what came later is not looked at

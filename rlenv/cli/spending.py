@@ -12,11 +12,10 @@ from rich.table import Table
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import say
 from rlenv.runs import usage
-from rlenv.runs.folder import RunInfo
-from rlenv.runs.prices import Prices, as_prices, prices_in
+from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.usage import Spending, money, notes_of, spending_line, tokens_said
 
-__all__ = ["add_prices", "counting", "kept_prices", "prices_of", "show_spending", "show_spending_line"]
+__all__ = ["add_prices", "counting", "show_spending", "show_spending_line"]
 
 
 def add_prices(parser: argparse._ActionsContainer) -> None:
@@ -24,27 +23,9 @@ def add_prices(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
 
 
-def counting(prices: Prices | None = None) -> AbstractContextManager[Callable[[], Spending]]:
+def counting(prices: str | Prices | None = None) -> AbstractContextManager[Callable[[], Spending]]:
     """Counts what the block asks of models (`rlenv.runs.usage.counting`), and says it where the block raises."""
-    return usage.counting(prices, say)
-
-
-def kept_prices(args: argparse.Namespace, info: RunInfo | None) -> Prices | None:
-    """The prices of `--prices`, or else those that a run was made with; None where there are neither.
-
-    Raises:
-        SpecError: the file has faults.
-    """
-    return prices_of(args) or (None if info is None else prices_in(info.facts))
-
-
-def prices_of(args: argparse.Namespace) -> Prices | None:
-    """The prices of `--prices`, None where it is not given.
-
-    Raises:
-        SpecError: the file has faults.
-    """
-    return as_prices(args.prices)
+    return usage.counting(as_prices(prices), say)
 
 
 def show_spending(console: Console, spending: Spending) -> None:

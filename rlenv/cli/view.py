@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from rlenv.cli.spending import add_prices, prices_of
+from rlenv.cli.spending import add_prices
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import UsageError
+from rlenv.runs.prices import as_prices
 
 if TYPE_CHECKING:
     from rlenv.web.guard import Guard
@@ -120,7 +121,7 @@ def _serve(args: argparse.Namespace) -> int:
     for root in roots:
         if not root.exists():
             raise UsageError(f"there is no run at {root}")
-    shelf = Shelf(roots, prices=prices_of(args))
+    shelf = Shelf(roots, prices=as_prices(args.prices))
     found = shelf.found()
     if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")

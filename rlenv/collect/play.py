@@ -10,9 +10,8 @@ from typing import IO
 from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in
 from rlenv.dialects.observation import Cut
-from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, together
+from rlenv.episodes.rollout import Job, play, together
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
 from rlenv.runs import files as record
@@ -73,9 +72,7 @@ async def play_jobs(
 
     async def work() -> None:
         for index in queue:
-            job = jobs[index]
-            async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
-                ended = [await drive(episode, policy, limit_s=environment.spec.limits.episode_s)]
+            ended = [await play(environment, policy, jobs[index], cut=cut)]
             if scorer.has_group_terms:
                 group = waiting.setdefault(index // samples, [])
                 group += ended

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlenv.concurrency.lanes import Lane, entered, here
+from rlenv.dialects.observation import Cut
 from rlenv.episodes.drive import drive
 from rlenv.policies.base import Policy
 from rlenv.trajectory import Trajectory
@@ -29,9 +30,13 @@ class Job:
     seed: int | None = None
 
 
-async def play(environment: Environment, policy: Policy, job: Job) -> Trajectory:
-    """Plays one episode to its end. A policy that fails gives a trajectory with an invalid reward."""
-    async with environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
+async def play(environment: Environment, policy: Policy, job: Job, *, cut: Cut | None = None) -> Trajectory:
+    """Plays one episode to its end. A policy that fails gives a trajectory with an invalid reward.
+
+    Args:
+        cut: how results are cut; None: by the spec's characters.
+    """
+    async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
         return await drive(episode, policy, limit_s=environment.spec.limits.episode_s)
 
 

@@ -19,6 +19,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import UsageError
 from rlenv.gym.text_space import TextSpace
+from rlenv.messages import Message
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
@@ -97,7 +98,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._episode = run_sync(self._open, task, episode_seed)
         prompt = "" if self._episode.is_ended else self.environment.prompt_text(self._episode.messages)
         self._text = [prompt]
-        return prompt, _reset_info(self._episode)
+        return prompt, _info(self._episode, self._episode.messages)
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Takes one action.
@@ -114,7 +115,7 @@ class TextEnv(gymnasium.Env[str, str]):
             _number(step.reward),
             step.terminated,
             step.truncated,
-            _step_info(self._episode, step),
+            _info(self._episode, step.observation.messages),
         )
 
     @property
@@ -210,7 +211,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         for index in chosen:
             episode = self._running(index)
             self._observations[index] = "" if episode.is_ended else self.environment.prompt_text(episode.messages)
-            infos = self._add_info(infos, _reset_info(episode), index)
+            infos = self._add_info(infos, _info(episode, episode.messages), index)
         return tuple(self._observations), infos
 
     def step(
@@ -227,7 +228,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         infos: dict[str, Any] = {}
         for index, step in enumerate(steps):
             self._observations[index] = step.observation.text
-            infos = self._add_info(infos, _step_info(self._running(index), step), index)
+            infos = self._add_info(infos, _info(self._running(index), step.observation.messages), index)
         return (
             tuple(self._observations),
             np.array([_number(step.reward) for step in steps], dtype=np.float64),
@@ -296,18 +297,9 @@ def _number(reward: float | None) -> float:
     return math.nan if reward is None else reward
 
 
-def _reset_info(episode: Episode) -> dict[str, Any]:
+def _info(episode: Episode, messages: Sequence[Message]) -> dict[str, Any]:
     return {
-        "messages": [message.as_dict() for message in episode.messages],
-        "task": dict(episode.task),
-        "task_index": episode.task_index,
-        **_outcome(episode),
-    }
-
-
-def _step_info(episode: Episode, step: Step) -> dict[str, Any]:
-    return {
-        "messages": [message.as_dict() for message in step.observation.messages],
+        "messages": [message.as_dict() for message in messages],
         "task": dict(episode.task),
         "task_index": episode.task_index,
         **_outcome(episode),

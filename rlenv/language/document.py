@@ -20,7 +20,7 @@ from rlenv._base.paths import is_file, is_folder, names_in, read_file
 from rlenv.errors import Fault, SpecError
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text
 
-__all__ = ["SourceDocument", "Span", "override_value", "parse_override", "parse_source", "read_source"]
+__all__ = ["SourceDocument", "Span", "override_value", "parse_source", "read_source"]
 
 PathLike = str | tuple[str | int, ...]
 
@@ -222,20 +222,6 @@ def parse_source(text: str, *, file: str = "<text>", base: Path | None = None) -
     folder = Path.cwd() if base is None else base
     root = parse_text(text, file=file, base=folder)
     return _flatten(root, Path(file), ())
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`key.path=VALUE`, as given to `--set`, to the path and its value (see `override_value`).
-
-    Raises:
-        SpecError: there is no `=`, or the value is not YAML.
-    """
-    path, equals, value = text.partition("=")
-    path = path.strip()
-    if not equals or not path:
-        fault = Fault(f"--set {text}", 0, 0, "", "expected KEY=VALUE", "for example: --set limits.turns=4")
-        raise SpecError([fault])
-    return path, override_value(path, value)
 
 
 def override_value(path: str, text: str) -> Any:

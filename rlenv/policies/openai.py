@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from rlenv.dialects.control_tokens import broken_message, broken_schemas
@@ -17,25 +16,11 @@ from rlenv.messages import Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.secrets import host_of
 
-__all__ = ["MAX_TOKENS", "OpenAIPolicy", "Sampling"]
+__all__ = ["MAX_TOKENS", "OpenAIPolicy"]
 
 MAX_TOKENS: Final = 4096
 """The most tokens of an action in raw text where neither the sampling nor the spec has a limit; fewer where the
 server's context has no room for so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """What is sent with every request. None leaves a field to the server.
-
-    `extra` are other fields, sent as they stand; one that is None is not sent, also where rlenv would send it itself.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class OpenAIPolicy:
@@ -49,6 +34,7 @@ class OpenAIPolicy:
     Args:
         mode: `tools` sends the tools' schemas and reads the server's own tool calls; `text` sends the prompt as raw
             text to `{base_url}/completions` and reads calls from the text by the spec's dialect.
+        sampling: sent with every request; what is None is left to the server.
         timeout_s: for one request; what is tried again, and how, stands at `rlenv.endpoints.Endpoint`. After the
             `retries` the episode's reward is invalid.
     """
@@ -62,12 +48,11 @@ class OpenAIPolicy:
         *,
         api_key: str | None = None,
         mode: Literal["tools", "text"] = "tools",
-        sampling: Sampling | None = None,
+        sampling: SamplingSpec | None = None,
         timeout_s: float = 120.0,
         retries: int = 3,
         concurrency: int = 64,
     ) -> None:
-        given = sampling if sampling is not None else Sampling()
         endpoint = Endpoint(
             name="",
             base_url=base_url.rstrip("/"),
@@ -76,13 +61,7 @@ class OpenAIPolicy:
             concurrency=concurrency,
             timeout_s=timeout_s,
             retries=retries,
-            sampling=SamplingSpec(
-                temperature=given.temperature,
-                top_p=given.top_p,
-                max_tokens=given.max_tokens,
-                seed=given.seed,
-                extra=given.extra,
-            ),
+            sampling=sampling if sampling is not None else SamplingSpec(),
         )
         self.mode: Literal["tools", "text"] = mode
         self._endpoint = endpoint

@@ -20,9 +20,8 @@ from rlenv.policies.base import Policy
 from rlenv.policies.scripted import Act
 from rlenv.runs.folder import KeptRun, open_run, read_info
 from rlenv.runs.locks.files import Say
-from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.policies import Actor, PolicyChoice, actor_of
-from rlenv.runs.prices import Prices, as_prices
+from rlenv.runs.prices import Prices
 from rlenv.runs.stage import Stage, log
 from rlenv.runs.summary import Summary, success_width, summarise
 from rlenv.tasks.rows import SEEDS, seed_of
@@ -114,7 +113,7 @@ async def evaluate_async(
     """
     _check(n=n, k=k, concurrency=concurrency, until_width=until_width)
     keep: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "record": record, "tape": tape}
-    stage = Stage(kind="eval", prices=as_prices(prices), max_cost=max_cost, set=set or {}, say=say, **keep)
+    stage = Stage(kind="eval", prices=prices, max_cost=max_cost, set=set or {}, say=say, **keep)
     plan = _Plan(split, n, k, seed, concurrency, until_width, on_end)
     return await plan.evaluated(stage, stage.load(spec), policy)
 
@@ -153,13 +152,12 @@ class _Plan:
         jobs = [Job(split, task, self._seed(seeds, split, task, at)) for task in tasks for at in range(self.k)]
         actor = actor_of(policy, environment, concurrency=self.concurrency, say=stage.say)
         try:
-            lock = self._lock(stage, environment, actor, split, seeds) if stage.out or stage.record else None
-            with stage.open(environment, lock=lock, policy=actor.name, model=actor.model, **facts) as out:
+            with stage.open(environment, actor, facts, seed=self.seed, seeds=seeds, k=self.k) as out:
                 run = _Run(stage, environment, actor, jobs, self.k, out)
                 begun = time.monotonic()
                 trajectories = await stage.stoppable(run.play(self))
                 by = environment.spec.tasks[split].report_by
-                summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=stage.prices)
+                summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=stage.costs)
                 figures = {
                     "environment": environment.id,
                     "spec": str(environment.loaded.path),
@@ -185,10 +183,6 @@ class _Plan:
 
     def _seed(self, seeds: str | None, split: str, task: int, sample: int) -> int:
         return self.seed * _OLD_SEEDS + sample if seeds is None else seed_of(self.seed, split, task, sample)
-
-    def _lock(self, stage: Stage, environment: Environment, actor: Actor, split: str, seeds: str | None) -> Lock:
-        who = {"policy": actor.facts, "tokenizer": actor.tokenizer}
-        return lock_of(environment, splits=[split], seed=self.seed, seeds=seeds, k=self.k, say=stage.say, **who)
 
     def batches(self, jobs: int) -> list[range]:
         """The jobs between two looks at the interval: whole tasks, at least as many as are played at once; all by

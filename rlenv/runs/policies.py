@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
+from rlenv.language.spec import SamplingSpec
 from rlenv.models import local_model, local_tokenizer
 from rlenv.models.adapter import adapter
 from rlenv.policies.base import Policy
-from rlenv.policies.scripted import Act, FunctionPolicy
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import Act, FunctionPolicy, RandomPolicy, ScriptPolicy
 from rlenv.runs.locks.files import Say, tree_sha256
 from rlenv.runs.schema import Mode
 
@@ -30,7 +32,7 @@ class PolicyChoice:
     """A policy by its name: `oracle`, `random`, `script:FILE`, `openai` or `hf:MODEL`; the others are what two of these
     take, None where their own default holds.
 
-    `openai` takes all but `chat_template`, `hf` that one, `temperature` and `top_p`.
+    `openai` takes all but `chat_template`, `hf` that one, `temperature`, `top_p` and `max_tokens`.
     """
 
     name: str = "oracle"
@@ -57,37 +59,33 @@ class PolicyChoice:
         """
         kind, _, rest = self.name.partition(":")
         if kind == "oracle":
-            from rlenv.policies.oracle import OraclePolicy
-
             return OraclePolicy(environment.spec, environment.parts.dialect)
         if kind == "random":
-            from rlenv.policies.scripted import RandomPolicy
-
             return RandomPolicy(environment.parts.dialect, environment.spec.answer)
         if kind == "script":
-            from rlenv.policies.scripted import ScriptPolicy
-
             return ScriptPolicy(rest)
         if kind == "openai":
             return self._openai(concurrency)
         if kind == "hf":
-            make = adapter("hf.policy", wanted_by="--policy hf:MODEL").make
+            load = adapter("hf.policy", wanted_by="--policy hf:MODEL").load_policy
             place = local_model(rest, chat_template=self.chat_template)
-            policy: Policy = make(place, environment, temperature=self.temperature, top_p=self.top_p)
+            sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
+            policy: Policy = load(place, environment, **sampling)
             return policy
         raise UsageError(f"no policy '{self.name}'; expected {NAMES}")
 
     def _openai(self, concurrency: int) -> Policy:
-        from rlenv.policies.openai import OpenAIPolicy, Sampling
+        from rlenv.policies.openai import OpenAIPolicy
 
         if not self.base_url or not self.model:
             raise UsageError("--policy openai needs --base-url and --model")
+        sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "extra")}
         given = {"mode": self.mode, "timeout_s": self.request_timeout, "retries": self.retries}
         return OpenAIPolicy(
             self.base_url,
             self.model,
             api_key=os.environ.get(self.api_key_env or KEY_VARIABLE),
-            sampling=Sampling(self.temperature, self.top_p, self.max_tokens, extra=self.extra),
+            sampling=SamplingSpec(**sampling),
             concurrency=concurrency,
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         )
@@ -143,6 +141,6 @@ def actor_of(
     facts |= {
         "model": folder.name if is_here else rest,  # a path is no part of what a model is
         "weights": tree_sha256(folder, suffixes=_WEIGHTS, say=say) if is_here else None,
-        "sampling": {"temperature": choice.temperature, "top_p": choice.top_p},
+        "sampling": {"temperature": choice.temperature, "top_p": choice.top_p, "max_tokens": choice.max_tokens},
     }
     return Actor(made, choice.name, facts, local_tokenizer(rest, chat_template=choice.chat_template))

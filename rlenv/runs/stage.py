@@ -18,8 +18,9 @@ from rlenv.errors import RunStopped, UsageError
 from rlenv.runs.command import kept_settings
 from rlenv.runs.folder import STOP, KeptRun, Kind, RunInfo, read_info
 from rlenv.runs.locks.files import Say
-from rlenv.runs.locks.lock import FOLDER, Lock
-from rlenv.runs.prices import Prices
+from rlenv.runs.locks.lock import FOLDER, Lock, lock_of
+from rlenv.runs.policies import Actor
+from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.schema import Facts, Mode
 from rlenv.runs.tapes.cassettes import Player, Recorder
 from rlenv.runs.tapes.reel import Reel
@@ -46,7 +47,8 @@ class Stage:
         overwrite: replace the run in the folder.
         record: keep what tools and models answer.
         tape: the recorded run that answers tools and models; with `record` they are asked for what it lacks.
-        max_cost: end the run once it has cost more, by `prices`.
+        prices: what tokens cost, or the file that says it.
+        max_cost: end the run once it has cost more.
         set: what replaces keys of the spec.
         say: is told what a person should know while the run is played, line by line.
 
@@ -60,10 +62,11 @@ class Stage:
     overwrite: bool = False
     record: bool = False
     tape: str | Path | None = None
-    prices: Prices | None = None
+    prices: str | Path | Prices | None = None
     max_cost: float | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
     say: Say = log
+    costs: Prices | None = field(init=False)
     budget: Budget = field(init=False)
     _recorder: Recorder | None = field(init=False)
     _player: Player | None = field(init=False, default=None)
@@ -78,7 +81,8 @@ class Stage:
                 raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")
         if self.record and not self.out and not self.tape:
             raise UsageError("--record needs a folder to keep the run in", hint="add -o DIR")
-        self.budget = Budget(self.max_cost, self.prices, self.say)
+        self.costs = as_prices(self.prices)
+        self.budget = Budget(self.max_cost, self.costs, self.say)
         self._recorder = Recorder() if self.record else None
         if self.tape:
             self._player = Player(Reel.of(self.tape), by_content=True, recorder=self._recorder, copies=bool(self.out))
@@ -109,24 +113,33 @@ class Stage:
 
     def facts_of(self, trajectory: Trajectory, *, mode: Mode, **facts: Any) -> Facts:
         """What the run keeps of an episode that has just ended, beside its record."""
-        began, cost = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.prices)
+        began, cost = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.costs)
         return Facts(mode=mode, started=began, cost=cost, **facts)
 
     @contextmanager
     def open(
-        self, environment: Environment, *, lock: Lock | None, policy: str = "", model: str = "", **facts: Any
+        self, environment: Environment, actor: Actor, facts: Mapping[str, Any], **made_of: Any
     ) -> Iterator[KeptRun | None]:
         """The run while it is played; None where none is kept. Nothing is let out that the tape is to answer.
+
+        Args:
+            facts: what the run says of itself, its `split` among them.
+            made_of: what its lock says beside (`lock_of`): seed, seeds, k.
 
         What came of the tape, what could not be written, and what a run that fails had asked for is told.
 
         Raises:
             UsageError: see `KeptRun`; or the tape cannot be written.
         """
+        lock = None
+        if self.out or self.record:
+            who: dict[str, Any] = {"policy": actor.facts, "tokenizer": actor.tokenizer}
+            lock = lock_of(environment, splits=[facts["split"]], say=self.say, **who, **made_of)
         with ExitStack() as stack:
-            out = stack.enter_context(self.kept(environment, lock=lock, policy=policy, model=model, **facts))
+            kept = self.kept(environment, lock=lock, policy=actor.name, model=actor.model, **facts)
+            out = stack.enter_context(kept)
             stack.enter_context(self._taped(out, lock, environment))
-            stack.enter_context(counting(self.prices, self.say))
+            stack.enter_context(counting(self.costs, self.say))
             yield out
 
     @contextmanager
@@ -141,7 +154,7 @@ class Stage:
         if not self.out:
             yield None
             return
-        priced = {} if self.prices is None else {"prices": self.prices.as_fact()}
+        priced = {} if self.costs is None else {"prices": self.costs.as_fact()}
         program = Path(sys.argv[0]).name
         info = RunInfo(
             kind=self.kind,

@@ -240,26 +240,25 @@ class _Laws:
         )
 
     async def _sampled(self, job: Job, tokenizer: Any, chat_template: str | None) -> tuple[TokenTrajectory, list[int]]:
-        from rlenv.tokens.bound import bind, cut_of
+        from rlenv.episodes.token_episode import TokenEpisode
+        from rlenv.tokens.bound import bind
 
-        environment = self._environment
-        encoder = bind(tokenizer, environment, chat_template=chat_template)
-        cut = cut_of(environment, encoder)
-        async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
-            session, messages = self._policy.start(context_of(episode)), list(episode.messages)
-            tokens = encoder.start(episode.messages, tools=environment.tool_schemas)
+        encoder = bind(tokenizer, self._environment, chat_template=chat_template)
+        place: dict[str, Any] = {"task": job.task, "split": job.split, "seed": job.seed}
+        async with TokenEpisode(self._environment, encoder, **place) as played:
+            session, messages = self._policy.start(context_of(played.episode)), list(played.episode.messages)
             sampled: list[int] = []
-            while True:
+            while not played.is_ended:
                 action = await session.act(messages)
                 said = action.action if isinstance(action, Sampled) else action
                 if not isinstance(said, str):
                     raise broken("ids are looked at for a policy that gives texts", short(said))
                 ids = [*encoder.encode_text(said), encoder.stop_id]
                 sampled += ids
-                step = await episode.step(Sampled(tokens.add_sampled(ids), "stop", tuple(ids)))
-                messages += [_message_of(action), *step.observation.messages]
-                if step.is_last or not await tokens.add_observation_async(step.observation):
-                    return tokens, sampled
+                await played.step(ids, finish_reason="stop")
+                observed = played.episode.turns[-1].observation
+                messages += [_message_of(action), *(observed.messages if observed is not None else ())]
+            return played.rows[0], sampled
 
 
 class _InTime:

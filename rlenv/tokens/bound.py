@@ -25,6 +25,8 @@ def bind(
     template_kwargs: Mapping[str, Any] | None = None,
     stop: str | Sequence[str] | None = None,
     images: ProcessorImages | None = None,
+    end_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
 ) -> TokenEncoder:
     """The encoder with which an environment's episodes are played: its dialect says where turns go on and think.
 
@@ -37,6 +39,8 @@ def bind(
         chat_template=chat_template,
         template_kwargs=template_kwargs,
         stop=stop,
+        end_ids=end_ids,
+        vocab_size=vocab_size,
         same_turn=environment.same_turn,
         images=images,
         history=history,

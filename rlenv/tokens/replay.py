@@ -14,8 +14,8 @@ block of it where the dialogue says so. Each observation is then one of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rlenv.errors import EpisodeError, UnsupportedTemplate
@@ -301,14 +301,3 @@ class _Played:
             f"accepted, although the template writes {after[max(at - 20, 0) : at + 20]!r} where"
             f" {context[max(at - 20, 0) : at + 20]!r} was sampled"
         )
-
-
-def with_answers(dialogue: Dialogue, contents: Mapping[int, str]) -> Dialogue:
-    """A dialogue whose turns are answered with other contents."""
-    turns = tuple(
-        replace(turn, answers=tuple(replace(one, content=contents[number]) for one in turn.answers))
-        if number in contents
-        else turn
-        for number, turn in enumerate(dialogue.turns)
-    )
-    return replace(dialogue, turns=turns)

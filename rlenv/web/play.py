@@ -154,23 +154,16 @@ class Plays:
         self._starting += 1
         try:
             environment = await asyncio.to_thread(_compiled, path, text)
-            session = await self._opened(environment, split, task, seed, policy)
+            session = await self._opened(environment, policy, task=task, split=split, seed=seed)
         finally:
             self._starting -= 1
         self._sessions[session.id] = session
         return session
 
-    async def _opened(
-        self,
-        environment: Environment,
-        split: str | None,
-        task: int,
-        seed: int | None,
-        policy: PolicyChoice | None,
-    ) -> Session:
+    async def _opened(self, environment: Environment, policy: PolicyChoice | None, **place: Any) -> Session:
         try:
             acting = None if policy is None else policy.make(environment)
-            episode = environment.start(task=task, split=split, seed=seed)
+            episode = environment.start(**place)
             await episode.open()
         except BaseException:
             await environment.aclose()

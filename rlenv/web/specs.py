@@ -16,7 +16,7 @@ from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
 
-__all__ = ["SpecChanged", "below", "read_spec", "read_versioned", "save_spec", "spec_at", "specs_below"]
+__all__ = ["SpecChanged", "below", "read_versioned", "save_spec", "spec_at", "specs_below"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
 _DEPTH: Final = 8
@@ -100,15 +100,6 @@ def _is_spec(path: Path) -> bool:
             return _SPEC.search(file.read(_HEAD)) is not None
     except OSError:
         return False
-
-
-def read_spec(path: Path) -> str:
-    """The text of a spec.
-
-    Raises:
-        UsageError: it cannot be read, or is not UTF-8.
-    """
-    return _decoded(path, _content(path))
 
 
 def read_versioned(path: Path) -> tuple[str, str]:

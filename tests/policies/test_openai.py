@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.openai import OpenAIPolicy, Sampling
+from rlenv.language.spec import SamplingSpec
+from rlenv.policies.openai import OpenAIPolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 
@@ -56,7 +57,7 @@ def test_the_servers_own_tool_calls_are_run_and_answered_by_id(make_environment:
             return chat({"role": "assistant", "content": None, "tool_calls": calls})
         return chat({"role": "assistant", "content": "<answer>5</answer>"})
 
-    sampling = Sampling(temperature=0.5, max_tokens=64)
+    sampling = SamplingSpec(temperature=0.5, max_tokens=64)
     trajectory = run(make_environment(), handler, api_key="k", sampling=sampling)
     assert trajectory.success is True
     assert [tool["function"]["name"] for tool in bodies[0]["tools"]] == ["calculate"]

@@ -12,7 +12,7 @@ from rlenv.endpoints import Client, Endpoint
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import EndpointError
 from rlenv.language.spec import SamplingSpec
-from rlenv.policies.openai import MAX_TOKENS, OpenAIPolicy, Sampling
+from rlenv.policies.openai import MAX_TOKENS, OpenAIPolicy
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.trajectory import Trajectory
 
@@ -23,7 +23,7 @@ THOUGHT = "Two and three are to be added, which a calculator does best, and so I
 
 
 def play(
-    environment: Any, answers: Iterable[Any], *, mode: Any = "text", sampling: Sampling | None = None, **server: Any
+    environment: Any, answers: Iterable[Any], *, mode: Any = "text", sampling: SamplingSpec | None = None, **server: Any
 ) -> tuple[Trajectory, FakeEndpoint]:
     async def main() -> tuple[Trajectory, FakeEndpoint]:
         async with FakeEndpoint(answers, **server) as fake:
@@ -61,7 +61,7 @@ def test_an_action_is_whole_though_nobody_gave_a_limit(make_environment: Any) ->
 
 
 def test_the_samplings_limit_wins_and_a_cut_action_is_told_so(make_environment: Any) -> None:
-    trajectory, server = play(make_environment(), [THOUGHT + CALL, ANSWER], sampling=Sampling(max_tokens=12))
+    trajectory, server = play(make_environment(), [THOUGHT + CALL, ANSWER], sampling=SamplingSpec(max_tokens=12))
     assert server.requests[0]["max_tokens"] == 12
     assert trajectory.turns[0].finish_reason == "length"
 
@@ -107,7 +107,7 @@ def test_a_limit_that_nobody_gave_is_lowered_to_what_the_context_has_left(make_e
 
 @pytest.mark.parametrize("mode", ["text", "tools"])
 def test_a_limit_that_was_asked_for_is_lowered_as_well(make_environment: Any, mode: str) -> None:
-    sampling = Sampling(max_tokens=399)
+    sampling = SamplingSpec(max_tokens=399)
     trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=400, sampling=sampling)
     assert trajectory.success is True
     asked = [request["max_tokens"] for request in server.requests]
@@ -119,7 +119,7 @@ def test_a_limit_that_was_asked_for_is_lowered_as_well(make_environment: Any, mo
 
 @pytest.mark.parametrize("mode", ["text", "tools"])
 def test_the_least_number_of_tokens_comes_down_with_the_limit(make_environment: Any, mode: str) -> None:
-    sampling = Sampling(max_tokens=399, extra={"min_tokens": 390})
+    sampling = SamplingSpec(max_tokens=399, extra={"min_tokens": 390})
     trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=400, sampling=sampling)
     assert trajectory.success is True
     first, second = server.requests
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_count_refuses_as_it_does(make_environment: Any) 
     def answer(body: Mapping[str, Any]) -> Any:
         return Reply(400, "too long") if body["max_tokens"] > 50 else ANSWER
 
-    trajectory, server = play(make_environment(), answer, sampling=Sampling(max_tokens=60))  # type: ignore[arg-type]
+    trajectory, server = play(make_environment(), answer, sampling=SamplingSpec(max_tokens=60))  # type: ignore[arg-type]
     assert trajectory.failure is not None
     assert trajectory.failure.reason == "refused"
     assert len(server.requests) == 1
@@ -271,7 +271,7 @@ def test_a_server_that_refuses_a_field_is_named_with_the_way_out(make_environmen
     assert "unknown field add_special_tokens" in trajectory.failure.message
     assert "`--extra skip_special_tokens=null`" in trajectory.failure.message
     left_out = dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"))
-    trajectory, server = play(make_environment(), strict, sampling=Sampling(extra=left_out))  # type: ignore[arg-type]
+    trajectory, server = play(make_environment(), strict, sampling=SamplingSpec(extra=left_out))  # type: ignore[arg-type]
     assert trajectory.success is True
     assert set(server.requests[0]) == {"model", "prompt", "max_tokens", "seed", "stop"}
 
@@ -294,5 +294,5 @@ def test_a_later_refusal_says_nothing_of_the_fields() -> None:
 def test_other_fields_are_sent_as_they_stand(make_environment: Any) -> None:
     extra = {"repetition_penalty": 1.0, "skip_special_tokens": True}
     for mode in ("text", "tools"):
-        _, server = play(make_environment(), [ANSWER], mode=mode, sampling=Sampling(extra=extra))
+        _, server = play(make_environment(), [ANSWER], mode=mode, sampling=SamplingSpec(extra=extra))
         assert extra.items() <= server.requests[0].items()

@@ -81,7 +81,7 @@ def test_the_run_is_the_commands_but_for_its_times(tmp_path: Path, address: str,
     assert main([*command, "--set", "limits.turns=2", "-o", str(tmp_path / "by_command")]) == 0
     who: Any = policy
     if policy == "openai":
-        who = rlenv.OpenAIPolicy(address, "policy-1", sampling=rlenv.Sampling(temperature=0.0))
+        who = rlenv.OpenAIPolicy(address, "policy-1", sampling=rlenv.SamplingSpec(temperature=0.0))
     done = rlenv.evaluate(
         spec,
         who,

@@ -21,8 +21,9 @@ from rlenv.episodes.nested import nest
 from rlenv.errors import MissingExtra
 from rlenv.language.kinds import BUILT_IN
 from rlenv.language.shipped import shipped
+from rlenv.language.spec import SamplingSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.policies.openai import OpenAIPolicy, Sampling
+from rlenv.policies.openai import OpenAIPolicy
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
 from rlenv.testing import (
@@ -442,7 +443,7 @@ def test_the_endpoints_policy_keeps_the_laws(make_environment: Make, mode: Any) 
     async def main() -> None:
         async with FakeEndpoint(lambda body: "<answer>5</answer>") as server, FakeEndpoint([Reply(500)]) as down:
             made, lost = (
-                OpenAIPolicy(one.base_url, "toy", mode=mode, retries=0, sampling=Sampling(max_tokens=64))
+                OpenAIPolicy(one.base_url, "toy", mode=mode, retries=0, sampling=SamplingSpec(max_tokens=64))
                 for one in (server, down)
             )
             await check_policy_async(made, make_environment(), max_tokens=64, failing=lost)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.web.specs import SpecChanged, below, read_spec, read_versioned, save_spec, spec_at, specs_below
+from rlenv.web.specs import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_what_looks_like_a_spec_is_listed(root: Path) -> None:
 def test_a_spec_is_saved_whole_or_not_at_all(root: Path) -> None:
     path = root / "a.yaml"
     save_spec(path, "rlenv: 1\nname: ä\n")
-    assert read_spec(path) == "rlenv: 1\nname: ä\n"
+    assert read_versioned(path)[0] == "rlenv: 1\nname: ä\n"
     with pytest.raises(UsageError, match="cannot be written"):
         save_spec(path, "\ud800")
-    assert read_spec(path) == "rlenv: 1\nname: ä\n"
+    assert read_versioned(path)[0] == "rlenv: 1\nname: ä\n"
     assert not list(root.glob(".*.tmp"))
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_or_written_is_told(root: Path) -> None:
     (root / "bad.yaml").write_bytes(b"\xff")
     for path in (root / "bad.yaml", root / "nowhere.yaml"):
         with pytest.raises(UsageError):
-            read_spec(path)
+            read_versioned(path)
     with pytest.raises(UsageError, match="there is no folder"):
         save_spec(root / "nowhere" / "a.yaml", "")
 
@@ -94,7 +94,7 @@ def test_a_spec_that_somebody_else_has_written_is_not_written_over(root: Path) -
     path.write_text(text + "# theirs\n", encoding="utf-8")
     with pytest.raises(SpecChanged):
         save_spec(path, "mine", before=version)
-    assert read_spec(path).endswith("# theirs\n")
+    assert read_versioned(path)[0].endswith("# theirs\n")
     mine = save_spec(path, "mine", before=read_versioned(path)[1])
     assert save_spec(path, "mine again", before=mine) == read_versioned(path)[1]
     path.unlink()
@@ -119,21 +119,21 @@ def test_of_many_saves_at_once_one_is_written(root: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         written = [text for text in threads.map(save, range(32)) if text]
-    assert [read_spec(path)] == written
+    assert [read_versioned(path)[0]] == written
 
 
 def test_a_link_inside_stays_one_and_what_is_no_file_is_not_replaced(root: Path) -> None:
     (root / "second.yaml").symlink_to("a.yaml")
     save_spec(below("second.yaml", [root]), "rlenv: 1\n")
     assert (root / "second.yaml").is_symlink()
-    assert read_spec(root / "a.yaml") == "rlenv: 1\n"
+    assert read_versioned(root / "a.yaml")[0] == "rlenv: 1\n"
     os.mkfifo(root / "pipe.yaml")
     (root / "folder.yaml").mkdir()
     for name in ("pipe.yaml", "folder.yaml"):
         with pytest.raises(UsageError, match="is no file"):
             save_spec(below(name, [root]), "")
         with pytest.raises(UsageError):
-            read_spec(below(name, [root]))
+            read_versioned(below(name, [root]))
     assert (root / "pipe.yaml").is_fifo()
     (root / "nowhere.yaml").symlink_to(root.parent / "outside.yaml")
     with pytest.raises(UsageError, match="not below"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import rlenv
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
 from rlenv_verl.export.check import agreement
@@ -178,7 +179,7 @@ def test_a_policy_acts_with_the_weights_as_they_are_whatever_the_configuration_s
 ) -> None:
     model = changed(tiny_folder, seed=4)
     actor = add_checkpoint(run, 4, model, base=tiny_folder, whole_weights=True)
-    policy = load_policy(actor / "huggingface")
+    policy = load_policy(actor / "huggingface", rlenv.load("arithmetic"))
     assert json.loads((actor / "huggingface" / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(logits(policy.server.model), logits(model))
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 import transformers
 
+import rlenv
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import PolicyError
 from rlenv.trajectory import Trajectory
 from rlenv_verl.cpu.decode import Generated
-from rlenv_verl.hf import evaluate
-from rlenv_verl.hf.policy import load_policy, make
+from rlenv_verl.hf.policy import load_policy
 from tests.trainers.conftest import quiet
 from tests.trainers.histories import FORGETFUL, SPEC, Said, conversation
 
@@ -26,7 +26,7 @@ def play(folder: Path, *, count: int, concurrency: int) -> list[Trajectory]:
     environment = load("arithmetic")
 
     async def run() -> list[Trajectory]:
-        policy = make(folder, environment)
+        policy = load_policy(folder, environment)
         try:
             jobs = [Job("test", task) for task in range(count)]
             return await rollout(environment, policy, jobs, concurrency=concurrency)
@@ -51,7 +51,7 @@ def test_a_response_budget_that_is_spent_ends_the_episode_without_a_failure(tiny
     environment = load("arithmetic")
 
     async def run() -> Trajectory:
-        policy = load_policy(tiny_folder, response_tokens=2, turn_tokens=1)
+        policy = load_policy(tiny_folder, environment, response_tokens=2, max_tokens=1)
         try:
             return (await rollout(environment, policy, [Job("test", 0)]))[0]
         finally:
@@ -103,7 +103,7 @@ def test_the_policy_reads_what_the_template_writes_of_earlier_turns(tiny_folder:
     )
 
     async def run() -> list[str]:
-        policy = make(forgetful(tiny_folder, tmp_path / "policy", ends=[2]), environment)
+        policy = load_policy(forgetful(tiny_folder, tmp_path / "policy", ends=[2]), environment)
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "policy")
         server = Scripted(tokenizer, [turn.text for turn in said])
         policy.server = cast(Any, server)
@@ -142,7 +142,7 @@ def test_neither_two_calls_nor_a_spent_budget_make_the_policys_own_reward_invali
     async def run() -> Trajectory:
         folder = forgetful(tiny_folder, tmp_path / "policy", ends=[2])
         (folder / "chat_template.jinja").write_text(ONE_CALL + FORGETFUL, encoding="utf-8")
-        policy = make(folder, environment)
+        policy = load_policy(folder, environment)
         policy.response_tokens = response_tokens
         policy.server = cast(Any, Scripted(transformers.AutoTokenizer.from_pretrained(folder), texts))
         try:
@@ -159,19 +159,19 @@ def test_neither_two_calls_nor_a_spent_budget_make_the_policys_own_reward_invali
 def test_generation_ends_at_every_id_that_the_model_names(tiny_folder: Path, tmp_path: Path) -> None:
     folder = forgetful(tiny_folder, tmp_path / "policy", ends=[9, 11])
     with quiet():
-        policy = load_policy(folder)
+        policy = load_policy(folder, load("arithmetic"))
     assert {9, 11, policy.encoder.stop_id} <= policy.sampling.stop_ids
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_without_a_model_is_a_policy_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="no model could be loaded"):
-        load_policy(tmp_path)
+        load_policy(tmp_path, load("arithmetic"))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_evaluator_prints_one_line_of_json(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate.main(["arithmetic", str(tiny_folder), "--tasks", "5"]) == 0
-    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert figures["episodes"] == 5
-    assert 0.0 <= figures["success"] <= 1.0
+def test_an_evaluation_takes_it_by_its_name_with_its_sampling(tiny_folder: Path) -> None:
+    with quiet():
+        done = rlenv.evaluate("arithmetic", rlenv.PolicyChoice(f"hf:{tiny_folder}", max_tokens=3), n=5)
+    assert done.summary.episodes == 5
+    assert all(len(turn.token_ids) <= 3 for one in done.trajectories for turn in one.turns)

@@ -3,98 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
-from rlenv.tokens.bound import said_of, thinking_of
+from rlenv.tokens.bound import bind, said_of, thinking_of
 from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.decode import Sampling
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.export.weights import load_model
-from rlenv_verl.loop.turn_marks import USUAL_THINKING, end_ids_of, vocab_size_of
+from rlenv_verl.loop.turn_marks import end_ids_of, vocab_size_of
 
-__all__ = ["HfPolicy", "load_policy", "make"]
+__all__ = ["HfPolicy", "load_policy"]
 
-
-def make(
-    folder: str | Path, environment: Environment, *, temperature: float | None = None, top_p: float | None = None
-) -> HfPolicy:
-    """The policy of `--policy hf:FOLDER`: greedy unless a temperature is given."""
-    limit = environment.spec.limits.response_tokens
-    return load_policy(
-        folder,
-        temperature=0.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        response_tokens=4096 if limit is None else limit,
-        environment=environment,
-    )
+_MOST_AT_ONCE: Final = 256
+"""The most episodes that generate at once."""
 
 
 def load_policy(
     folder: str | Path,
+    environment: Environment,
     *,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = -1,
-    turn_tokens: int = 256,
-    response_tokens: int = 4096,
-    template_kwargs: Mapping[str, Any] | None = None,
-    environment: Environment | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_tokens: int | None = None,
+    response_tokens: int | None = None,
     history: History = "rows",
-    seed: int = 0,
-    max_batch: int = 256,
 ) -> HfPolicy:
     """The policy in a folder of transformers (weights, configuration, tokenizer with a chat template).
 
     Args:
         folder: the model.
-        temperature: 0 is greedy.
-        top_p: mass that sampling keeps.
-        top_k: how many tokens sampling keeps; below 1 all.
-        turn_tokens: the most tokens of one action.
-        response_tokens: the most tokens after the prompt; an episode that needs more gets an empty action.
-        template_kwargs: what the chat template is given.
-        environment: what it plays in: its dialect says how a turn reads, and where it thinks. Without one a turn is
-            all content, which the chat template may write otherwise than calls and thinking.
+        environment: what it plays in: its dialect says how a turn reads, and where it thinks.
+        temperature: 0, the default, is greedy.
+        top_p: mass that sampling keeps; all by default.
+        max_tokens: the most tokens of one action; 256 by default.
+        response_tokens: the most tokens after the prompt; by default the spec's limit, else 4096. An episode that needs
+            more gets an empty action.
         history: what to do where the chat template rewrites earlier turns; by default the policy reads what the
             template writes, as it would when it is served.
-        seed: of all sampling.
-        max_batch: the most episodes that generate at once.
 
     Raises:
         PolicyError: the folder holds no model that transformers can load.
     """
     tokenizer, model = _loaded(folder)
-    encoder = TokenEncoder(
-        tokenizer,
-        template_kwargs=dict(template_kwargs or {}),
-        end_ids=end_ids_of(str(folder)),
-        vocab_size=vocab_size_of(str(folder)),
-        same_turn=None if environment is None else environment.same_turn,
-        history=history,
-        thinking=USUAL_THINKING if environment is None else thinking_of(environment),
-    )
-    server = CpuServer(
-        model,
-        pad_id=model.config.pad_token_id or 0,
-        max_batch=max_batch,
-        seed=seed,
-        has_weights=True,
-        decode=tokenizer.decode,
-    )
+    ends, size = end_ids_of(str(folder)), vocab_size_of(str(folder))
+    encoder = bind(tokenizer, environment, history=history, end_ids=ends, vocab_size=size)
+    pad = model.config.pad_token_id or 0
+    server = CpuServer(model, pad_id=pad, max_batch=_MOST_AT_ONCE, seed=0, has_weights=True, decode=tokenizer.decode)
+    given = (256 if max_tokens is None else max_tokens, temperature or 0.0, 1.0 if top_p is None else top_p)
     return HfPolicy(
         name=f"hf:{folder}",
         encoder=encoder,
         server=server,
-        sampling=Sampling(turn_tokens, temperature, top_p, top_k, encoder.end_ids),
-        response_tokens=response_tokens,
+        sampling=Sampling(*given, stop_ids=encoder.end_ids),
+        response_tokens=response_tokens or environment.spec.limits.response_tokens or 4096,
         environment=environment,
     )
 
@@ -126,7 +95,7 @@ class HfPolicy:
     server: CpuServer
     sampling: Sampling
     response_tokens: int
-    environment: Environment | None = None
+    environment: Environment
     _is_serving: bool = False
 
     def start(self, context: PolicyContext) -> _Session:
@@ -188,7 +157,7 @@ class _Session:
     def _said(self, own: Message) -> Message:
         """The policy's last turn as the chat template shall write it."""
         environment = self.policy.environment
-        if environment is None or own.tool_calls:
+        if own.tool_calls:
             return own
         text, parsed = environment.parse(own.content)
         return said_of(text, parsed, thinking=thinking_of(environment))

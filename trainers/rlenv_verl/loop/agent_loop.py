@@ -11,6 +11,7 @@ Named by `actor_rollout_ref.rollout.agent.agent_loop_config_path`, a YAML list o
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,6 @@ from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTe
 from rlenv.runs.schema import ending_of
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenRows
-from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
 from rlenv.trajectory import Failure, Trajectory
 from rlenv_verl.loop.caches import PROCESS, ProcessState
@@ -35,7 +35,7 @@ from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown
 from rlenv_verl.loop.keep import KEEP_GB, Keeper, nothing_of
 from rlenv_verl.loop.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.loop.reward_model import served_by_reward_model
-from rlenv_verl.loop.sample import Play, SampleTask, Timed, figures_of, outputs_of
+from rlenv_verl.loop.sample import Play, SampleTask, figures_of, outputs_of
 from rlenv_verl.loop.settings import plain
 from rlenv_verl.loop.stalls import STEP, Activity, Watch
 from rlenv_verl.loop.turn_marks import end_ids_of, vocab_size_of
@@ -103,12 +103,11 @@ class RlenvAgentLoop(AgentLoopBase):
         places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
         self.encoder = process.encoder(
             tokenizer,
-            kwargs,
-            self.environment.same_turn,
+            self.environment,
             self.processor,
             settings.processor_kwargs,
+            template_kwargs=kwargs,
             history=history,
-            thinking=thinking_of(self.environment),
             end_ids=end_ids_of(*places),
             vocab_size=vocab_size_of(*places),
         )
@@ -292,8 +291,11 @@ class RlenvAgentLoop(AgentLoopBase):
         request = uuid4().hex
         while not played.is_ended:
             play.activity.waits_for("generation")
-            with Timed("generate_sequences", play.metrics):
+            began, before = time.perf_counter(), play.metrics.get("generate_sequences", 0.0)
+            try:
                 answer = await self._generate(request, tokens, {**sampling, **played.sampling})
+            finally:  # veRL's own timer costs as much as a call of a tool
+                play.metrics["generate_sequences"] = before + time.perf_counter() - began
             extra = answer.extra_fields
             play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
             if answer.stop_reason in ("aborted", "abort"):

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv.dialects.base import SameTurn
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.encoder import History
+from rlenv.tokens.bound import bind, thinking_of
 from rlenv.tokens.played import verdict_of
 from rlenv_verl.loop.group import Groups
 from rlenv_verl.loop.images import image_template, processor_images
@@ -70,45 +69,30 @@ class ProcessState:
     def encoder(
         self,
         tokenizer: Any,
-        template_kwargs: Mapping[str, Any],
-        same_turn: SameTurn | None,
+        environment: Environment,
         processor: Any,
         processor_kwargs: Mapping[str, Any],
         *,
-        history: History = "grow",
-        thinking: Sequence[tuple[str, str]] = (),
-        end_ids: Sequence[int] = (),
-        vocab_size: int | None = None,
+        template_kwargs: Mapping[str, Any],
+        **options: Any,
     ) -> TokenEncoder:
-        """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments.
+        """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments and for
+        environments whose dialects think and go on alike.
 
         Args:
-            history: what to do where the chat template rewrites earlier turns; see `TokenEncoder`.
-            thinking: the marks around thinking in the environment's dialect.
-            end_ids: further ids that end a turn, as the model's `generation_config` names them.
-            vocab_size: how many ids the model may sample.
+            options: other ones of `rlenv.tokens.bound.bind`, which can be keys.
         """
-        key = (
-            id(tokenizer),
-            id(processor),
-            orjson.dumps([template_kwargs, processor_kwargs]),
-            same_turn,
-            history,
-            tuple(thinking),
-            tuple(end_ids),
-            vocab_size,
-        )
+        kwargs = orjson.dumps([template_kwargs, processor_kwargs])
+        of_dialect = (environment.same_turn, thinking_of(environment))
+        key = (id(tokenizer), id(processor), kwargs, of_dialect, tuple(options.items()))
         if key not in self._encoders:
-            encoder = TokenEncoder(
+            encoder = bind(
                 tokenizer,
+                environment,
                 chat_template=image_template(processor),
                 template_kwargs=template_kwargs,
-                end_ids=end_ids,
-                vocab_size=vocab_size,
-                same_turn=same_turn,
                 images=processor_images(processor, processor_kwargs),
-                history=history,
-                thinking=thinking,
+                **options,
             )
             self._encoders[key] = ((tokenizer, processor), encoder)
         return self._encoders[key][1]

@@ -18,22 +18,7 @@ from rlenv_verl.loop.figures import EpisodeFigures
 from rlenv_verl.loop.outcome import Outcome, Row
 from rlenv_verl.loop.stalls import Activity
 
-__all__ = ["Play", "SampleTask", "Timed", "TurnRewards", "figures_of", "outputs_of"]
-
-
-class Timed:
-    """Adds the seconds of a block to veRL's metrics; veRL's own timer costs as much as a call of a tool."""
-
-    __slots__ = ("_began", "_metrics", "_name")
-
-    def __init__(self, name: str, metrics: dict[str, float]) -> None:
-        self._name, self._metrics = name, metrics
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_error: object) -> None:
-        self._metrics[self._name] = self._metrics.get(self._name, 0.0) + time.perf_counter() - self._began
+__all__ = ["Play", "SampleTask", "TurnRewards", "figures_of", "outputs_of"]
 
 
 @dataclass(frozen=True, slots=True)

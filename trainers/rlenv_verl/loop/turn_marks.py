@@ -1,4 +1,4 @@
-"""What neither tokenizer nor chat template say of a policy: which ids it has, what ends its turns, how it thinks."""
+"""What neither tokenizer nor chat template say of a policy: which ids it has, and what ends its turns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["USUAL_THINKING", "end_ids_of", "vocab_size_of"]
-
-USUAL_THINKING: Final = (("<think>", "</think>"),)
-"""The marks that are taken where nobody says."""
+__all__ = ["end_ids_of", "vocab_size_of"]
 
 _ANY: Final = 2**31 - 1
 _FILES = ("generation_config.json", "config.json")
