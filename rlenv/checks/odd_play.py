@@ -17,6 +17,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Fault, RlenvError
 from rlenv.language.expressions import compile_expression
+from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import random_value
@@ -138,7 +139,7 @@ async def _play(subject: Subject, played: _Played) -> None:
                 got[name, index] = await _once(environment, name, index, actions)
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
-        compares = any(hasattr(one, "expect") and one.weight > 0 for one in spec.rewards.values())
+        compares = any(_compares(subject, name, one) for name, one in spec.rewards.items())
         for index, gold in golds.items():
             other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
@@ -152,6 +153,12 @@ async def _play(subject: Subject, played: _Played) -> None:
                 if action is not None and (before or text != NOISE):
                     kept = played.ways.setdefault(way, {})
                     kept[name, index] = await _once(environment, name, index, [*before, action])
+
+
+def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
+    """True for a term that compares the answer; one that verifies may look at the state alone."""
+    is_told = spec.kind != "verify" or re.search(r"(?<![.\w])answer\b", str(subject.document.get(f"rewards.{name}")))
+    return hasattr(spec, "expect") and spec.weight > 0 and bool(is_told)
 
 
 def _silent(tool: Tool) -> Tool:

@@ -30,6 +30,7 @@ _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"
 _FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls".split())
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
+_EXACT: Final = frozenset("exact_match json_match math_equal numeric_match sql_match tests".split())
 _NOISE: Final = "zq xv wk"
 _NUMBERS: Final = ("0", "-7", "31415926")
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
@@ -346,11 +347,12 @@ def _together(subject: Subject) -> Iterator[Fault]:
     form = [name for name in paid if rules[name] in _FORM or (told and rules[name] == "json_schema")]
     gold = [name for name in paid if name not in form]
     judged = [name for name in gold if spec.rewards[name].kind == "judge"]
-    checked = [name for name in gold if name not in judged]
+    # Of writing, what else is looked at is a condition; what is right or wrong is compared as a whole.
+    checked = [name for name in gold if rules[name] in _EXACT]
     gated = {name for name in paid if spec.rewards[name].gate is not None}
-    free, behind = [name for name in form if name not in gated], [name for name in form if name in gated]
+    free = [name for name in form if not _is_of_right(spec.rewards, name, gold)]
     taste = [name for name in judged if name not in gated]
-    for some, others, factor in ((free, gold, 1.0), (behind, gold, 5.0), (taste, checked, 3.0)):
+    for some, others, factor in ((free, gold, 1.0), (taste, checked, 3.0)):
         if others and sum(spec.rewards[one].weight for one in some) > factor * sum(
             spec.rewards[one].weight for one in others
         ):
@@ -358,6 +360,14 @@ def _together(subject: Subject) -> Iterator[Fault]:
             message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"
             yield document.warning(f"rewards.{some[0]}.weight", message, "lower it", "only-form")
     yield from _shown_gold(subject)
+
+
+def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[str]) -> bool:
+    """True for a term whose gate is closed where no term that tells right from wrong pays anything."""
+    if (gate := rewards[name].gate) is None:
+        return False
+    expression = compile_expression(gate, names=rewards)
+    return not expression({one: float(one not in gold) for one in expression.names})
 
 
 def _shown_gold(subject: Subject) -> Iterator[Fault]:

@@ -77,6 +77,11 @@ def put(thing: str, box) -> str:
     return thing
 
 
+def shown(box) -> str:
+    "Shows what is in the box."
+    return " ".join(box)
+
+
 def percent(context):
     return 100.0 * (context.answer == str(context.task["answer"]))
 
@@ -689,13 +694,27 @@ def test_what_is_odd_is_said_by_its_kind_with_a_fix(sound: Path, name: str) -> N
 
 
 LISTED = {"prompt.user": "{{ [[task.question]][0][0] }}"}
+GATED = {"rewards.form.weight": 8, "rewards.form.gate": "correct >= 1"}
+WRITING = {**judged(weight=5), "rewards.correct": {"kind": "rule", "rule": "regex", "pattern": "[0-9]"}}
+STATE = {
+    "resources.box": {"kind": "python", "factory": "own.py:box"},
+    "tools.put": {"kind": "python", "function": "own.py:put", "inject": ["box"], "mutates": True},
+    "tools.shown": {"kind": "python", "function": "own.py:shown", "inject": ["box"]},
+    "answer": {"from": "final_message"},
+    "prompt.system": "Put the number into the box, and say that it is done.",
+    "rewards": {"done": {"kind": "verify", "tool": "shown", "arguments": {}, "expect": "no. {{ task.answer }}"}},
+    "success": "done >= 1",
+    "oracle": [{"call": {"put": {"thing": "no. {{ task.answer }}"}}}, {"say": "Done."}],
+}
+SOUND_TOO = [{}, asks(), judged(), {"tools.say": COMMAND}, talks(), LISTED, GATED, WRITING, STATE]
 
 
-@pytest.mark.parametrize("given", [{}, asks(), judged(), {"tools.say": COMMAND}, talks(), LISTED], ids=str)
+@pytest.mark.parametrize("given", SOUND_TOO, ids=str)
 def test_what_is_sound_is_left_alone(sound: Path, given: Mapping[str, Any]) -> None:
     allowed = {"no-oracle"} if "user" in given else set()
     sound.write_text(without_none(given, SOUND), encoding="utf-8")
     report = validate([sound], set={key: value for key, value in given.items() if value is not None})
+    assert report.faults == ()
     assert {one.code for one in report.warnings} - allowed == set(), [str(one) for one in report.warnings]
 
 
