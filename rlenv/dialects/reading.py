@@ -13,7 +13,19 @@ from rlenv.dialects.quick import malformed_call
 from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
-__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "skip_space", "typed"]
+__all__ = [
+    "Call",
+    "Form",
+    "Outcome",
+    "Places",
+    "Reading",
+    "Refused",
+    "by_name",
+    "malformed",
+    "refusal",
+    "skip_space",
+    "typed",
+]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
@@ -48,34 +60,17 @@ class Form(Protocol):
         ...
 
 
-class Reading:
-    """One message while it is read; used by one parse."""
+class Places:
+    """Where marks stand in a text that is read from left to right; no text is searched twice for one mark."""
 
-    __slots__ = ("_found", "_shapes", "_strings", "has_surrogates", "lenient", "limit", "text", "tools", "used")
+    __slots__ = ("_found", "text")
 
-    def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.tools = tools  # by name, or as they were given until a tool is looked for
-        self.lenient = lenient
-        self.used: list[str] = []
-        # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end
-        # once for each call.
-        self.limit = len(text)
-        # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
-        self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
-        self._strings: dict[Any, Strings] = {}
         self._found: dict[str, tuple[int, int]] = {}
-        self._shapes: dict[str, Shape | None] = {}
-
-    def strings(self, form: Any = None, *, raw: bool = False) -> Strings:
-        """The text's JSON strings, with what `form` knows of them; the same each time."""
-        found = self._strings.get(form)
-        if found is None:
-            found = self._strings[form] = Strings(self.text, raw=raw)
-        return found
 
     def find(self, mark: str, at: int) -> int:
-        """The first place of `mark` from `at` on, -1 where there is none; no text is searched twice for one mark."""
+        """The first place of `mark` from `at` on, -1 where there is none."""
         known = self._found.get(mark)
         if known is not None and known[0] <= at and (known[1] < 0 or known[1] >= at):
             return known[1]
@@ -91,6 +86,32 @@ class Reading:
             if place >= 0 and (best < 0 or place < best or (place == best and len(mark) > len(chosen))):
                 best, chosen = place, mark
         return best, chosen
+
+
+class Reading(Places):
+    """One message while it is read; used by one parse."""
+
+    __slots__ = ("_shapes", "_strings", "has_surrogates", "lenient", "limit", "tools", "used")
+
+    def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
+        super().__init__(text)
+        self.tools = tools  # by name, or as they were given until a tool is looked for
+        self.lenient = lenient
+        self.used: list[str] = []
+        # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end
+        # once for each call.
+        self.limit = len(text)
+        # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
+        self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
+        self._strings: dict[Any, Strings] = {}
+        self._shapes: dict[str, Shape | None] = {}
+
+    def strings(self, form: Any = None, *, raw: bool = False) -> Strings:
+        """The text's JSON strings, with what `form` knows of them; the same each time."""
+        found = self._strings.get(form)
+        if found is None:
+            found = self._strings[form] = Strings(self.text, raw=raw)
+        return found
 
     def recover(self, at: int, closes: tuple[str, ...], opens: tuple[str, ...]) -> tuple[int, bool]:
         """Where reading goes on after a broken call: behind its closing mark, before the next call, at the end."""

@@ -8,6 +8,7 @@ sampled, the stop mark, and what the layout of these answers writes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import (
+    ANY_MARK,
     TOOL,
     USER,
     Form,
@@ -41,6 +43,7 @@ from rlenv.tokens.thoughts import thinking_of
 __all__ = ["LONG", "Finding", "Growth"]
 
 _KEPT: Final = 4096
+_WORD: Final = re.compile(rf'\{{"x": "qza\d+v\d+zq"\}}|{ANY_MARK.pattern}')
 LONG: Final = 10
 """The turns of one shape that a template is tried with, for what it writes otherwise in longer conversations."""
 _First = Sequence[Mapping[str, Any]]
@@ -276,12 +279,12 @@ class Growth:
         if not found:
             return False
         # Most templates write arguments as this JSON, and need not be asked again.
+        words = {said_mark(0): said.content, thought_mark(0): said.thinking}
         for index, call in enumerate(said.tool_calls):
+            words[tool_mark(index)] = call.name or ""
             given = json.dumps(getattr(call, "arguments", None), ensure_ascii=False)
-            found = found.replace(f'{{"x": "{argument_mark(0, index)}"}}', given).replace(
-                tool_mark(index), call.name or ""
-            )
-        found = found.replace(said_mark(0), said.content).replace(thought_mark(0), said.thinking)
+            words[f'{{"x": "{argument_mark(0, index)}"}}'] = given
+        found = _WORD.sub(lambda match: words.get(match[0], match[0]), found)
         if _behind(found, said.thinking) == _behind(text, said.thinking):
             return False
         found = self.sampled(turn, (), said=said, is_last=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from rlenv.dialects.reading import Places
 from rlenv.tokens.dummies import Turn
 
 __all__ = ["Reader", "Story", "shorter", "words_of"]
@@ -85,16 +86,19 @@ class Reader:
             at = end + size if size else 0
         else:
             thinking, at = self._unopened(text, opener)
+        places, call = Places(text), self._call(text, at, opener)
         while True:
-            call = self._call(text, at, opener)
+            if 0 <= call < at:
+                call = self._call(text, at, opener)
             limit = call if call >= 0 else len(text)
-            begins = [(text.find(pair[0], at, limit), pair) for pair in self.thinking if pair[0]]
-            begin, pair = min((one for one in begins if one[0] >= 0), default=(-1, ("", "")))
+            begins = [(places.find(pair[0], at), pair) for pair in self.thinking if pair[0]]
+            begins = [one for one in begins if 0 <= one[0] <= limit - len(one[1][0])]
+            begin, pair = min(begins, default=(-1, ("", "")))
             has_text = has_text or self._is_text(text[at : begin if begin >= 0 else limit])
             if begin < 0:
                 return thinking, has_text, call
             body = begin + len(pair[0])
-            end = text.find(pair[1], body)
+            end = places.find(pair[1], body)
             if end < 0:
                 return "cut", has_text, -1
             if thinking in ("closed", "stray"):

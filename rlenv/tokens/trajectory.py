@@ -26,6 +26,7 @@ __all__ = ["TokenTrajectory"]
 
 _UNKNOWN: Final = array("d", (math.nan,))
 _THREAD_CHARS: Final = 8_000  # about 2 ms of encoding; longer contents are encoded in a thread
+_LONG_TURN: Final = 65_536  # the shape of as many characters takes about 10 ms to read
 
 
 class TokenTrajectory:
@@ -262,9 +263,14 @@ class TokenTrajectory:
         return self._fault(finding, observation.messages)
 
     def knows(self, observation: Observation, *, said: Message | None = None) -> bool:
-        """Whether a conversation of this shape was looked at before, so that nothing has to be rendered."""
+        """Whether a conversation of this shape was looked at before, so that nothing has to be rendered.
+
+        False of a turn so long that its shape takes long to read.
+        """
         if self._encoder.same_turn is not None:
             return True
+        if len(self._last) > _LONG_TURN:
+            return False
         return self._opens is not None and self._encoder.growth.knows(
             self._story, self._turn(observation.messages, said)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -28,6 +29,22 @@ ALONE = Kind(
 
 def bound(kind: Kind) -> TokenEncoder:
     return TokenEncoder(tokenizer(), chat_template=kind.source, template_kwargs={**VALUES, **kind.values})
+
+
+@pytest.mark.parametrize(
+    "unit", ["<think>a</think>", "<think></think>", "<tool_call><think>", "</think>", CALL + "<think>"]
+)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_time_of_reading_grows_as_the_text_does(unit: str, is_open: bool) -> None:
+    def seconds(size: int) -> float:
+        text, taken = (unit * size)[:size], []
+        for _ in range(3):
+            began = time.thread_time()
+            READER.turn(text, ("tool",), (), is_open=is_open)
+            taken.append(time.thread_time() - began)
+        return min(taken)
+
+    assert seconds(160_000) < 0.01 or seconds(160_000) < 10 * seconds(20_000)  # 64 times, if by the square
 
 
 @pytest.mark.parametrize(
