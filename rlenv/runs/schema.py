@@ -103,6 +103,7 @@ ROW: Final[Mapping[str, str]] = {
     "malformed": "int32",
     "tokens": "int32",
     "trained_tokens": "int32",
+    "respelled": "int32",
     "asked_tokens": "int64",
     "answered_tokens": "int64",
     "cost": "float64",
@@ -118,10 +119,12 @@ ROW: Final[Mapping[str, str]] = {
 }
 """The flat columns of an episode. `started` is in seconds since the epoch; `reward` and `success` are null where the
 reward is invalid, and `failure` then says why ("" elsewhere); `tokens` counts prompt and response, 0 without a
-tokenizer; `trained_tokens` those whose mask is 1. `asked_tokens` and `answered_tokens` are those of the prompts and
-completions of all models that were asked (`Trajectory.usage`, without what a record answered), null where nothing was
-asked or a server did not say; `asked` is a digest of the whole prompt, null in rows of older versions; `cost` is what
-was asked by the prices that were given, null without prices or with a model that has none."""
+tokenizer; `trained_tokens` those whose mask is 1; `respelled` is how many turns the chat template spells otherwise
+than they were sampled (`TokenRows.respelled`), null where that is not known. `asked_tokens` and `answered_tokens` are
+those of the prompts and completions of all models that were asked (`Trajectory.usage`, without what a record
+answered), null where nothing was asked or a server did not say; `asked` is a digest of the whole prompt, null in rows
+of older versions; `cost` is what was asked by the prices that were given, null without prices or with a model that has
+none."""
 
 NESTED: Final[Mapping[str, Mapping[str, str]]] = {"terms": TERMS, "calls": CALLS, "usage": USAGE}
 """The lists of a row, and the columns of their entries."""
@@ -180,7 +183,8 @@ class Facts:
     """What a driver knows of an episode that its trajectory does not say.
 
     `group` names the samples that are compared with each other, "" where there are none; `started` is in seconds since
-    the epoch; `cost` is what the models that it asked have cost, None where that is not known.
+    the epoch; `cost` is what the models that it asked have cost, None where that is not known; `respelled` is how many
+    turns the chat template spells otherwise, None without one.
     """
 
     step: int = 0
@@ -190,6 +194,7 @@ class Facts:
     started: float = 0.0
     tokens: Sequence[Tokens] = field(default=())
     cost: float | None = None
+    respelled: int | None = None
 
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
@@ -220,6 +225,7 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "malformed": sum(turn.calls_malformed for turn in trajectory.turns),
         "tokens": prompts + sum(len(row.ids) for row in facts.tokens),
         "trained_tokens": sum(bytes(row.mask).count(1) for row in facts.tokens),
+        "respelled": facts.respelled,
         "asked_tokens": asked,
         "answered_tokens": answered,
         "cost": facts.cost,

@@ -142,6 +142,7 @@ def test_training_rows_keep_their_sampling_and_are_recorded_with_their_tokens(
         list(turn.token_ids) for turn in trajectory.turns
     ]
     assert row["trained_tokens"] == sum(output.response_mask)
+    assert row["respelled"] == output.extra_fields["rlenv"]["respelled"]
 
 
 def test_a_folder_that_cannot_be_written_ends_no_episode(verl: Any, tmp_path: Path, tokenizer: Any) -> None:

@@ -203,7 +203,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 rows=play.rows,
                 filler_id=filler,
                 differences=differences,
-                respelled=play.tokens.respelled() if play.tokens is not None else 0,
+                respelled=play.respelled or 0,
                 policy=play.policy,
             )
         name, is_kept = self.environment.spec.name, self.keeper is not None
@@ -273,6 +273,7 @@ class RlenvAgentLoop(AgentLoopBase):
             await played.aclose()
         if play.tokens is not None:
             play.rows = self._rows(play.tokens)
+            play.respelled = await asyncio.to_thread(play.tokens.respelled)
         if self.keeper is not None:  # before its siblings have ended: a run that is killed until then keeps it
             play.id = self.keeper.keep(episode.trajectory, play.facts(task))
         play.activity.waits_for("siblings")

@@ -45,7 +45,8 @@ class SampleTask:
 class Play:
     """What the loop learns on the way, kept outside of the episode so that a fault does not lose it.
 
-    `began` is its start in seconds since the epoch; `rows` are what veRL can take of it; `id` is the episode's in the
+    `began` is its start in seconds since the epoch; `rows` are what veRL can take of it; `respelled` is how many turns
+    the chat template spells otherwise, None as long as that was not counted; `id` is the episode's in the
     run's folder, "" as long as it is not kept.
     """
 
@@ -56,6 +57,7 @@ class Play:
     versions: list[int | None] = field(default_factory=list)
     began: float = field(default_factory=time.time)
     rows: list[Row] = field(default_factory=list)
+    respelled: int | None = None
     id: str = ""
 
     def facts(self, task: SampleTask) -> Facts:
@@ -65,7 +67,7 @@ class Play:
             Tokens(row.prompt_ids, row.response_ids, row.mask, row.logprobs if has_logprobs else (), row.turn_spans)
             for row in self.rows
         ]
-        return Facts(task.step, task.sample, task.mode, task.group, self.began, rows)
+        return Facts(task.step, task.sample, task.mode, task.group, self.began, rows, respelled=self.respelled)
 
     @property
     def sampled(self) -> int:
