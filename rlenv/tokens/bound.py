@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.dialects.observation import Cut, cut_chars
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages
+from rlenv.tokens.load import end_ids_of, vocab_size_of
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
 __all__ = ["bind", "cut_of", "said_of", "thinking_of"]
+
+_ANY: Final = 2**31 - 1
 
 
 def bind(
@@ -25,22 +28,28 @@ def bind(
     template_kwargs: Mapping[str, Any] | None = None,
     stop: str | Sequence[str] | None = None,
     images: ProcessorImages | None = None,
-    end_ids: Sequence[int] = (),
-    vocab_size: int | None = None,
+    model: str = "",
 ) -> TokenEncoder:
     """The encoder with which an environment's episodes are played: its dialect says where turns go on and think.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, or what `TokenEncoder` takes beside.
+        model: the folder or the name on the hub of the model that samples; by default the tokenizer's own. Its
+            configuration says which ids end a turn, and how many there are: with a `model` whose configuration does
+            not say it, an id that no token has is the policy's own.
 
     Raises:
         UnsupportedTemplate: as `TokenEncoder` does.
         UsageError: as `TokenEncoder` does.
     """
+    places = [place for place in (model, str(getattr(tokenizer, "name_or_path", ""))) if place]
     return TokenEncoder(
         tokenizer,
         chat_template=chat_template,
         template_kwargs=template_kwargs,
         stop=stop,
-        end_ids=end_ids,
-        vocab_size=vocab_size,
+        end_ids=end_ids_of(*places),
+        vocab_size=vocab_size_of(*places) or (_ANY if model else None),
         same_turn=environment.same_turn,
         images=images,
         history=history,

@@ -12,7 +12,9 @@ from typing import Any
 
 from rlenv.errors import MissingExtra, UsageError
 
-__all__ = ["LoadedTokenizer", "load_tokenizer"]
+__all__ = ["LoadedTokenizer", "end_ids_of", "load_tokenizer", "vocab_size_of"]
+
+_CONFIGS = ("generation_config.json", "config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,61 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
             raise UsageError(f"{beside} is not JSON: {error}") from error
     special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
     source = _read(template) if template else _template(config, folder)
-    # As samplers read them: a model without the first file generates as its configuration says.
-    ends = _end_ids(folder / "generation_config.json") or _end_ids(folder / "config.json")
-    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, ends)
+    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, end_ids_of(str(folder)))
+
+
+def end_ids_of(*places: str) -> tuple[int, ...]:
+    """The ids that end a turn by a model's `generation_config.json`, or by its `config.json` where that names none.
+
+    Samplers stop at these, whatever the tokenizer's own end token is: Llama 3.1 has three, Qwen3 two.
+
+    Args:
+        places: folders, or names on the hub, looked up in its local cache alone; the first that names ids is taken.
+
+    Raises:
+        UsageError: a file is not JSON, or names what is no id.
+    """
+    for place in places:
+        for name in _CONFIGS:
+            found, inner, path = _config(place, name)
+            ids = found.get("eos_token_id", inner.get("eos_token_id"))
+            ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+            if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
+                raise UsageError(f"{path}: eos_token_id is {ids!r}; expected an id or a list of ids")
+            if ids:
+                return tuple(ids)
+    return ()
+
+
+def vocab_size_of(*places: str) -> int | None:
+    """The number of ids that a model may sample by its `config.json`, as its output layer is mostly padded beyond the
+    tokenizer's; None where no place says. The places are those of `end_ids_of`."""
+    for place in places:
+        for found in _config(place, "config.json")[:2]:
+            if isinstance(size := found.get("vocab_size"), int):
+                return size
+    return None
+
+
+def _config(place: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any], Path]:
+    """A configuration of a model, what it says of the part that writes text, and its file."""
+    path = Path(place) / name
+    if place and not path.is_file() and place.count("/") < 2 and not Path(place).exists():
+        try:
+            from huggingface_hub import try_to_load_from_cache
+
+            path = Path(str(try_to_load_from_cache(place, name)))
+        except (ImportError, ValueError):  # no name that the hub takes
+            return {}, {}, path
+    if not place or not path.is_file():
+        return {}, {}, path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    config = config if isinstance(config, Mapping) else {}
+    inner = config.get("text_config")
+    return config, inner if isinstance(inner, Mapping) else {}, path
 
 
 def _fetched(place: str) -> Path:
@@ -89,22 +143,6 @@ def _fetched(place: str) -> Path:
         with contextlib.suppress(Exception):  # a model need not have them all
             hf_hub_download(place, name)
     return found.parent
-
-
-def _end_ids(path: Path) -> tuple[int, ...]:
-    if not path.is_file():
-        return ()
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    found = config.get("eos_token_id") if isinstance(config, Mapping) else None
-    if found is None and isinstance(config, Mapping) and isinstance(config.get("text_config"), Mapping):
-        found = config["text_config"].get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
-        raise UsageError(f"{path}: eos_token_id is {found!r}; expected an id or a list of ids")
-    return tuple(ids)
 
 
 def _content(value: Any) -> str:

@@ -18,7 +18,6 @@ from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.decode import Sampling
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.export.weights import load_model
-from rlenv_verl.loop.turn_marks import end_ids_of, vocab_size_of
 
 __all__ = ["HfPolicy", "load_policy"]
 
@@ -53,8 +52,7 @@ def load_policy(
         PolicyError: the folder holds no model that transformers can load.
     """
     tokenizer, model = _loaded(folder)
-    ends, size = end_ids_of(str(folder)), vocab_size_of(str(folder))
-    encoder = bind(tokenizer, environment, history=history, end_ids=ends, vocab_size=size)
+    encoder = bind(tokenizer, environment, history=history, model=str(folder))
     pad = model.config.pad_token_id or 0
     server = CpuServer(model, pad_id=pad, max_batch=_MOST_AT_ONCE, seed=0, has_weights=True, decode=tokenizer.decode)
     given = (256 if max_tokens is None else max_tokens, temperature or 0.0, 1.0 if top_p is None else top_p)

@@ -38,7 +38,6 @@ from rlenv_verl.loop.reward_model import served_by_reward_model
 from rlenv_verl.loop.sample import Play, SampleTask, figures_of, outputs_of
 from rlenv_verl.loop.settings import plain
 from rlenv_verl.loop.stalls import STEP, Activity, Watch
-from rlenv_verl.loop.turn_marks import end_ids_of, vocab_size_of
 
 __all__ = ["RlenvAgentLoop"]
 
@@ -100,7 +99,6 @@ class RlenvAgentLoop(AgentLoopBase):
         self.environment = process.environment(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
-        places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
         self.encoder = process.encoder(
             tokenizer,
             self.environment,
@@ -108,8 +106,7 @@ class RlenvAgentLoop(AgentLoopBase):
             settings.processor_kwargs,
             template_kwargs=kwargs,
             history=history,
-            end_ids=end_ids_of(*places),
-            vocab_size=vocab_size_of(*places),
+            model=settings.model,
         )
         self.seed, self.seeds = seed, seeds
         self.turn_tokens = turn_tokens
