@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -39,19 +39,25 @@ def look(word: str) -> str:
         word: the word.
     '''
     return " ".join([f"a {word} is a fruit with a stone"] * 20)
+
+
+def down(context):
+    raise RuntimeError("the service is down")
 """
 CALL = '<tool_call>\n{"name": "look", "arguments": {"word": "plum"}}\n</tool_call>'
 ANSWER = "<answer>stone</answer>"
 
 
-def the_pages_function() -> Callable[..., Any]:
-    """The function that the page shows."""
-    (code,) = re.findall(r"^async def rollout\(.*?(?=\n\n\n)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def the_pages_functions(**names: Any) -> dict[str, Any]:
+    """The functions that the page shows, which know rlenv's public names alone."""
+    found = re.findall(r"^(?:async )?def rollout\w*\(.*?(?=\n\n\n)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    code = "\n\n\n".join(found)
     assert len(code.splitlines()) < 60
-    names: dict[str, Any] = {"rlenv": rlenv}
+    assert set(re.findall(r"\brlenv\.(\w+)", code)) <= set(rlenv.__all__)
+    assert not re.findall(r"\bimport\b", code)
+    names |= {"rlenv": rlenv, "asyncio": asyncio}
     exec(code, names)
-    function: Callable[..., Any] = names["rollout"]
-    return function
+    return names
 
 
 @dataclass
@@ -85,9 +91,9 @@ def played(
 
     async def run() -> tuple[list[dict[str, Any]], rlenv.Trajectory]:
         async with environment:
-            found: tuple[list[dict[str, Any]], rlenv.Trajectory] = await the_pages_function()(
-                environment, encoder, sampler, task=0, split="train", **{"max_response_tokens": 8192, **limits}
-            )
+            rollout = the_pages_functions()["rollout"]
+            given = {"task": 0, "split": "train", "max_response_tokens": 8192, **limits}
+            found: tuple[list[dict[str, Any]], rlenv.Trajectory] = await rollout(environment, encoder, sampler, **given)
             return found
 
     (row,), trajectory = asyncio.run(run())
@@ -164,6 +170,35 @@ def test_the_pages_rows_are_the_whole_conversation(situation: str, tmp_path: Pat
         assert trajectory.turns[0].was_cut
     if spec is LIMITED:
         assert len(row["mask"]) <= 80
+
+
+@pytest.mark.parametrize("situation", [*SITUATIONS, "a prompt that does not fit", "a reward that is invalid"])
+def test_the_pages_function_for_trl_gives_a_row_of_the_same_ids_for_each_prompt(situation: str, tmp_path: Path) -> None:
+    spec, texts, limits, _ = SITUATIONS.get(situation, SITUATIONS["plain"])
+    if situation == "a prompt that does not fit":
+        limits = {"max_prompt_tokens": 3}
+    if situation == "a reward that is invalid":
+        spec = SPEC.replace("kind: rule, rule: exact_match", "kind: rule, rule: python, python: 'words.py:down'")
+    (tmp_path / "words.py").write_text(WORDS)
+    (tmp_path / "spec.yaml").write_text(spec)
+    environment = rlenv.load(tmp_path / "spec.yaml")
+    encoder = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE)
+    rows = []
+    for _ in range(2):
+        limits = {"max_response_tokens": 8192, **limits}
+        known = {"environment": environment, "encoder": encoder, "limits": limits, "sample": Sampler(texts)}
+        got = the_pages_functions(**known)["rollout_func"](["0"], None)
+        assert {name: len(column) for name, column in got.items()} == dict.fromkeys(got, 1)
+        rows.append({name: column[0] for name, column in got.items()})
+    rlenv.run_sync(environment.aclose)
+    row = rows[0]
+    assert rows[1] == row
+    if situation not in SITUATIONS:
+        assert (row["reward"], set(row["env_mask"])) == (None, {0})
+        return
+    alone, _, _, trajectory = played(tmp_path, spec, texts, **limits)
+    alone["env_mask"], alone["reward"] = alone.pop("mask"), trajectory.reward.total
+    assert row == alone
 
 
 def test_a_budget_that_is_used_up_ends_the_episode_as_it_stands(tmp_path: Path) -> None:
