@@ -88,7 +88,7 @@ real: $(VLLM_READY)
 # On any machine with Python, make and git, and within five minutes on two cores. It names what it leaves out: tests that
 # need a program, which fail without it, and what takes long and rarely breaks (`make test-all`).
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 $(PYTEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,15 @@ def _imports(path: Path) -> set[str]:
     return imports(path, MODULES, handed_out={f"rlenv.{name}": module for name, module in rlenv._LAZY.items()})
 
 
+@cache
+def _imported() -> dict[str, set[str]]:
+    """The modules that each module of the package imports."""
+    return {module: _imports(path) for module, path in MODULES.items()}
+
+
 def _inside() -> dict[str, set[str]]:
-    """For each module of the package, those of the package that it imports."""
-    return {module: _imports(path) & MODULES.keys() for module, path in MODULES.items()}
+    """The modules of the package that each of its modules imports."""
+    return {module: names & MODULES.keys() for module, names in _imported().items()}
 
 
 def table() -> str:
@@ -128,8 +135,8 @@ def test_the_package_never_imports_a_trainer_or_torch() -> None:
     doors = {f"rlenv.models.{name}" for name in ("architecture", "dequantised", "lacking")}
     wrong = [
         f"{module} imports {name}"
-        for module, path in MODULES.items()
-        for name in _imports(path)
+        for module, names in _imported().items()
+        for name in names
         if name.split(".")[0] in FORBIDDEN and module not in doors
     ]
     assert wrong == []

@@ -205,6 +205,7 @@ class _Siege:
         self.environment, self.attacker, self.beside, self.meter = environment, attacker, beside, meter
         self.actions, self.seed, self.split = actions, seed, split
         self.live: dict[int, _Kept] = {}
+        self.was_live = False
         self.stalls: list[tuple[float, str]] = []
         self.worst = 0.0
         self.given = self.episodes = self.honest = self.rewarded = 0
@@ -275,6 +276,7 @@ class _Siege:
         while self.given < self.actions:
             seed = next(seeds)
             player = self.live[place] = _Kept(self.attacker, seed)
+            self.was_live = True
             episode = self.environment.start(task=seed % tasks, split=self.split, seed=seed)
             try:
                 async with episode:
@@ -328,6 +330,9 @@ class _Siege:
         return (trajectory.reward.total, trajectory.success, trajectory.reason, failure[:300], failed)
 
     def _passed(self, taken: float) -> None:
+        was_live, self.was_live = self.was_live, bool(self.live)
+        if not (was_live or self.live):  # first imports, honest episodes alone: no action is being taken
+            return
         self.worst = max(self.worst, taken)
         if taken > _NOTED_S and (len(self.stalls) < _KEPT or taken > self.stalls[-1][0]):
             self.stalls.append((taken, self._in_flight()))

@@ -326,7 +326,7 @@ def test_a_declared_failure_keeps_its_reason_and_whose_it_is(index: int) -> None
 
 @pytest.mark.parametrize("name", ["hang_async", "stubborn", "hang_thread"])
 def test_whose_failure_a_call_is_that_only_waited_is_not_known(name: str) -> None:
-    gate = Gate()
+    gate = Gate(limit_s=1)
     result = one(executor(*hanging(gate)), name)
     gate.unblock()
     assert reasons(result) == [("late", "unclear")]
@@ -438,7 +438,7 @@ def hanging(gate: Gate, *, timeout_s: float = 0.05) -> list[Tool]:
 
 @pytest.mark.parametrize("name", ["hang_async", "stubborn", "hang_thread"])
 def test_a_hanging_tool_ends_at_its_time_limit_with_a_stable_text(name: str) -> None:
-    gate = Gate()
+    gate = Gate(limit_s=1)
     runner = executor(*hanging(gate))
     result = one(runner, name)
     gate.unblock()
@@ -484,10 +484,9 @@ def test_sixty_four_other_episodes_end_while_one_hangs(name: str) -> None:
         assert not hung.done(), "the others ended before the hanging call did"
         assert episodes == [[str(n)] * 9 for n in range(64)]
         hung.cancel()
-        await asyncio.wait((hung,), timeout=10)
         gate.unblock()
         gate.let("stubborn")
-        await asyncio.sleep(0)
+        await asyncio.wait((hung,), timeout=10)
 
     run(work())
 
