@@ -47,12 +47,12 @@ _ROUNDS: Final = 13
 """How often a call fails again, and a known one goes well and never fails, before the failure is the policy's."""
 _SLOW_S: Final = 1.0
 _DEAR_KNOWN: Final = 20
-"""A call that took so long, or that fells what it asks, is asked after so many known ones, quick as a rule, each time:
+"""A call that took so long, or that fells what it asks, is asked with so many known ones, quick as a rule, each time:
 4 rounds are as sure."""
 _FEWEST: Final = 8
 _FEWEST_SLOW: Final = 4
 """What has to be as sure as so many rounds, where there was no time for all: waiting for others takes it from a quick
-call, and a slow one takes it itself. One round after the known calls is as sure as these 4."""
+call, and a slow one takes it itself. One round with so many known calls is as sure as these 4."""
 _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
 _PATIENCE: Final = 12
@@ -89,6 +89,18 @@ Ask = Callable[[], Awaitable[Answered[_T] | Refused | Untold]]
 
 
 @dataclass(slots=True)
+class _Known:
+    """The tries of what is known to work: of one call, or of all that wait for one server that a call may fell."""
+
+    alone: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    """Held while a call and what is known to work are asked, or those who ask would fell the server for each other."""
+    well: int = 0
+    failed: int = 0
+    """Counted once for all the time that what is asked was gone."""
+    is_gone: bool = False
+
+
+@dataclass(slots=True)
 class _Turns(Generic[_T]):
     """Two questions that are asked in turn; `known` is the one that is known to work."""
 
@@ -97,26 +109,25 @@ class _Turns(Generic[_T]):
     most: int
     """Rounds that are sure, where the known question is asked once in each and never fails."""
     until: float
-    alone: AbstractAsyncContextManager[Any]
     each: int
-    """How often the known question goes well before the other one is asked."""
+    """How often the known question goes well for each round, once before it and else after it, whoever asks it."""
     longest_s: float
+    tries: _Known
+    well_before: int
+    failed_before: int
+    well_at_round: int = 0
     rounds: int = 0
     """How often the other question was refused again, right after the known one went well."""
     refused: int = 1
-    well: int = 0
-    failed: int = 0
-    """How often the known question failed; once for all the time that what is asked was gone."""
     untold: int = 0
     """Tries in a row that told nothing."""
-    is_gone: bool = False
 
     async def given(self) -> _T | None:
-        while not self.is_sure(self.most) and (not self.rounds or self._has_room):
-            async with self.alone:  # where many wait, for long
-                if self.rounds and not self._has_room:
-                    break
+        while not self._is_done:
+            async with self.tries.alone:  # where many wait, for long
                 failed = await self._known()
+                if self.rounds and (self._is_done or not self._has_room):
+                    break
                 begun = time.monotonic()
                 tried = failed if isinstance(failed, Untold) else await self.very()
             if isinstance(tried, Answered):
@@ -127,17 +138,24 @@ class _Turns(Generic[_T]):
             elif isinstance(tried, Untold):
                 await self._wait(tried, "its next try told nothing")
             else:
-                self.rounds, self.untold = self.rounds + 1, 0
+                self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
                 self.longest_s = max(self.longest_s, time.monotonic() - begun)
-        if not self.is_sure(min(self.most, _FEWEST_SLOW if self.longest_s >= _SLOW_S else _FEWEST)):
+        if not self._is_done:
             raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
         return None
 
-    def is_sure(self, rounds: int) -> bool:
-        """Whether all this is as unlikely, did both fail by one chance, as that of so many rounds it is the very
-        question that fails, and never the known one."""
-        refused, asked = self.refused, self.refused + self.failed + self.well
-        return comb(refused + self.failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
+    @property
+    def _is_done(self) -> bool:
+        """Whether the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
+        so many rounds it is the very question that fails, and never the known one."""
+        if not self.rounds or self.tries.well < self.well_at_round + self.each - 1:
+            return False
+        rounds = self.most
+        if not self._has_room:
+            rounds = min(rounds, _FEWEST_SLOW if self.longest_s >= _SLOW_S else _FEWEST)
+        refused, failed = self.refused, self.tries.failed - self.failed_before
+        asked = refused + failed + self.tries.well - self.well_before
+        return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     @property
     def _has_room(self) -> bool:
@@ -145,20 +163,21 @@ class _Turns(Generic[_T]):
         return time.monotonic() + self.longest_s < self.until
 
     async def _known(self) -> Refused | Untold | None:
-        """How the known question failed; None where it went well as often as it has to.
+        """How the known question failed; None where it went well now, and as often as it has to.
 
         The other question may have felled what is asked: it gets the time to come back.
         """
-        for found in range(self.each):
+        tries, is_first = self.tries, True
+        while is_first or (self.rounds and tries.well < self.well_at_round + self.each and not self._is_done):
+            if self.rounds and time.monotonic() >= self.until:
+                break
             tried = await self.known()
             if not isinstance(tried, Answered):
-                self.untold = 0 if found else self.untold
-                was_gone, self.is_gone = self.is_gone, isinstance(tried, Untold)
-                self.failed += not (was_gone and self.is_gone)
+                self.untold = self.untold if is_first else 0
+                was_gone, tries.is_gone = tries.is_gone, isinstance(tried, Untold)
+                tries.failed += not (was_gone and tries.is_gone)
                 return tried
-            self.well, self.is_gone = self.well + 1, False
-            if self.rounds and not self._has_room:
-                break
+            tries.well, tries.is_gone, is_first = tries.well + 1, False, False
         return None
 
     async def _wait(self, tried: Refused | Untold, what: str) -> None:
@@ -181,23 +200,24 @@ async def in_turn(
     *,
     most: int = _ROUNDS,
     within_s: float,
-    alone: AbstractAsyncContextManager[Any] | None = None,
     took_s: float = 0.0,
     is_dear: bool = False,
+    tries: _Known | None = None,
 ) -> _T | None:
     """What `very`, which was refused once, gives, asked in turn with `known`.
 
     None where it is refused `most` times and the known one never, or what is as sure.
 
     Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
-    `within_s` seconds have no room for as many. Each round is made under `alone`.
+    `within_s` seconds have no room for as many. `tries` are those of `known` that others count too.
 
     Raises:
         RewardError: nobody can tell.
     """
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
     until = time.monotonic() + within_s
-    return await _Turns(known, very, most, until, alone or nullcontext(), each, took_s).given()
+    tries = tries or _Known()
+    return await _Turns(known, very, most, until, each, took_s, tries, tries.well, tries.failed).given()
 
 
 def is_lost(result: ToolResult) -> bool:
@@ -287,7 +307,8 @@ async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardCo
 
     token = asked_again.set(first.reason or first.outcome)
     try:
-        found = await in_turn(is_there, ask, within_s=_SHARE * left_s(), alone=_alone(tool, first, context))
+        tries = _Known(_known_tries(tool, first, context).alone)
+        found = await in_turn(is_there, ask, within_s=_SHARE * left_s(), tries=tries)
         return found or first
     except RewardError:
         return first
@@ -379,9 +400,9 @@ async def _settled(
         try:
             # Of a call that was not kept, that the tool is well has to do.
             most = _ROUNDS if arguments is not None else 1
-            alone, took_s, fells = _alone(tool, failed, context), failed.seconds, failed.reason in _DEATHS
+            tries, took_s, fells = _known_tries(tool, failed, context), failed.seconds, failed.reason in _DEATHS
             return await in_turn(
-                ask_known, ask_again, most=most, within_s=within_s, alone=alone, took_s=took_s, is_dear=fells
+                ask_known, ask_again, most=most, within_s=within_s, took_s=took_s, is_dear=fells, tries=tries
             )
         except RewardError as error:
             return error
@@ -427,11 +448,14 @@ async def _once(context: RewardContext, call: str, ask: Callable[[], Awaitable[_
             del kept[key]
 
 
-def _alone(tool: Tool, failed: ToolResult, context: RewardContext) -> AbstractAsyncContextManager[Any]:
-    """What may fell a shared server is asked by one at a time, or those who ask would fell it for each other."""
+def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> _Known:
+    """The tries of what is known to work, of all who wait for a shared server that one of their calls may have felled.
+
+    Each of them needs them in such a number, and together they would take as many times as long.
+    """
     if failed.reason in _DEATHS and (tool.reaches_out or tool.shares):
-        return context.shared().keep(("outages", tool.name), asyncio.Lock)
-    return nullcontext()
+        return context.shared().keep(("outages", tool.name), lambda: _Known(asyncio.Lock()))
+    return _Known()
 
 
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:
