@@ -13,8 +13,7 @@ from rlenv._base.bounded import size
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, TermCompileContext
-from rlenv.rewards.compare import holds, same_json
-from rlenv.rewards.exact_json import MAX_CHARS, loads
+from rlenv.rewards.compare import MAX_CHARS, holds, loads, same_json
 from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows

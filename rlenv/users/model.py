@@ -18,7 +18,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import SamplingSpec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message, Role
-from rlenv.rewards.outages import Answered, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import Answered, Refused, Untold, in_turn
 from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken
 

@@ -15,7 +15,8 @@ from rlenv.concurrency.countdown import paused_for
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
 from rlenv.messages import ToolResult
-from rlenv.rewards.outages import Answered, Lost, Refused, in_turn, settled
+from rlenv.rewards.asking_again import Answered, Refused, in_turn
+from rlenv.rewards.outages import Lost, settled
 from rlenv.testing.rewards import reward_context
 from rlenv.tools.base import Tool
 from tests.support.clock import passes, run_skipping

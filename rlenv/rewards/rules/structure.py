@@ -11,8 +11,7 @@ from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.compare import holds, same_json
-from rlenv.rewards.exact_json import MAX_CHARS, DuplicateKey, loads
+from rlenv.rewards.compare import MAX_CHARS, DuplicateKey, holds, loads, same_json
 from rlenv.rewards.rule import Reads, RuleSpec, read, scored, where_of
 from rlenv.rewards.templating import compile_for_context
 
