@@ -8,20 +8,18 @@ from contextlib import suppress
 from typing import Any, Final
 
 from rlenv._base.strict_json import missing_brackets, stopped_at
-from rlenv.dialects.json_call import json_call_reader, load, shaper
+from rlenv.dialects.json_call import escaped_strings, json_call_reader, load, shaper, with_ids
 from rlenv.dialects.json_spans import NEAR, Extent, elements, value_end
 from rlenv.dialects.literals import Broken, value_at
 from rlenv.dialects.quick import tool_call
-from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, skip_space, typed
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
 __all__ = ["JsonForm", "marks_of"]
 
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
-# One that is not closed goes on to the text's end, or it would be looked through once for each quote in it.
-_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_CONTROL: Final = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+# A mark that may stand in JSON outside of its strings: up to a quote it has nothing that cannot.
+_IN_JSON: Final = re.compile(r"[][{}:,\s0-9eE+.truefalsn-]*(?:\"|\Z)")
 _ID: Final = re.compile(r"[\w.\-/: ]{0,128}")
 _NAME: Final = re.compile(r"[\w.\-/:]{1,256}")
 # What begins so is meant as JSON, also where text may stand.
@@ -50,6 +48,7 @@ class JsonForm:
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
         self._others = tuple(mark for mark in self._stops if mark not in self.opens)
         self._ends = (*self._closes, *self._stops)
+        self._stand_apart = not any(_IN_JSON.match(mark) for mark in self._stops)
         self._raw = "raw_strings" in lenient
         self._extent = Extent(self._ends, raw=self._raw)
         self._whole, self._longest = self._extent.whole.match, self._extent.longest
@@ -76,15 +75,14 @@ class JsonForm:
             return self._bare.match(text, begin) is not None
         if not self._starts:
             return True
-        match = _SPACE.match(text, begin)
-        at = match.end() if match is not None else begin
+        at = skip_space(text, begin)
         return at < len(text) and text[at] in self._starts
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        if not self._closes:
+            return self._until_value_ends(reading, start, begin)
         text = reading.text
         stop = self._stop(reading, begin)
-        if not self._closes:
-            return self._until_value_ends(reading, start, begin, stop)
         for mark in self._closes:
             if text.startswith(mark, stop):
                 end = stop + len(mark)
@@ -177,53 +175,80 @@ class JsonForm:
         match = self._name_of.search(text, begin, min(stop, begin + 1000))
         return match[1] if match is not None else None
 
-    def _until_value_ends(self, reading: Reading, start: int, begin: int, stop: int) -> Outcome:
+    def _until_value_ends(self, reading: Reading, start: int, begin: int) -> Outcome:
         """Calls without a closing mark: JSON values, with separators between them where the family has some."""
         text, spec = reading.text, self._spec
         calls: list[Call] = []
-        at = begin
+        at, stop, tried, is_cut = begin, -1, -1, False
         while True:
-            head = at
-            if spec.body == "name_json":
-                head += self._split(text[at:stop])[3] if stop - at <= NEAR else self._head(text, at, stop)
-            match = _SPACE.match(text, head)
-            head = match.end() if match is not None else head
-            end = value_end(text, head, stop, raw="raw_strings" in reading.lenient)
-            if end < 0 and stop < len(text) and text[stop] == '"':
-                # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
-                # would if strings could hold all, or at the next call.
-                again, _ = reading.first(self._stops, stop)
-                stop = again if again >= 0 and not reading.strings().is_open(stop) else len(text)
-                whole = value_end(text, head, stop, raw=True)
-                stop = whole if whole >= 0 else stop
-            is_cut = False
-            if end < 0 and (
-                (spec.body == "name_json" and (head >= stop or spec.plain))
-                or "python_literals" in reading.lenient
-                or "open_bodies" in reading.lenient
-            ):
-                end = stop
-                is_cut = stop >= len(text) and self._is_left_open(text, at, stop)
+            end = -1
+            if stop < 0:
+                end, stop, tried = self._before_marks(reading, begin, at)
             if end < 0:
-                is_cut = stop >= len(text) and self._is_left_open(text, at, stop)
+                end, stop = self._behind_value(reading, at, stop, tried)
+                is_cut = (end < 0 or end == stop) and stop >= len(text) and self._is_left_open(text, at, stop)
+            if end < 0:
                 reason = self._body(reading, at, stop)
                 reason = reason if isinstance(reason, str) else "the call cannot be read"
                 calls.append(malformed(text, reason, start, stop, self._named(text, at, stop)))
                 return calls, stop, is_cut
             found = self._calls(reading, start, at, end, max(end, start + 1))
             calls += found
-            match = _SPACE.match(text, end)
-            after = match.end() if match is not None else end
+            after = skip_space(text, end)
             if not spec.separator or not text.startswith(spec.separator, after):
                 tail = text[after : after + len(spec.separator) + 1].rstrip()
                 if tail and after + len(spec.separator) >= len(text) and spec.separator.startswith(tail):
                     return calls, len(text), True
                 return calls, end, is_cut
-            match = _SPACE.match(text, after + len(spec.separator))
-            at = match.end() if match is not None else after
-            start = at
+            start = at = skip_space(text, after + len(spec.separator))
+            stop = stop if stop >= 0 else self._stop(reading, begin)
             if at >= stop:
                 return calls, at, is_cut
+
+    def _before_marks(self, reading: Reading, begin: int, at: int) -> tuple[int, int, int]:
+        """Where the body at `at` ends, if its JSON is whole before any mark; if it is not, -1 and where it has to end.
+
+        The third is the place up to which no JSON was found, -1 where none was looked for.
+
+        Most calls are whole. What follows them is not looked at then: a stray quote behind one is no part of it.
+        """
+        text = reading.text
+        bound, _ = reading.first(self._stops, at)
+        bound = bound if bound >= 0 else len(text)
+        quote = reading.find('"', at)
+        if not 0 <= quote < bound:
+            return -1, bound, -1
+        tried, head = -1, at + (self._head(text, at, bound) if self._spec.body == "name_json" else 0)
+        if self._stand_apart and quote >= head:
+            end = value_end(text, skip_space(text, head), bound, raw="raw_strings" in reading.lenient)
+            if end >= 0:
+                return end, -1, -1
+            tried = bound
+        is_broken = reading.strings(self, raw=self._raw).is_broken(quote)
+        return -1, quote if is_broken else self._stop(reading, begin), tried
+
+    def _behind_value(self, reading: Reading, at: int, stop: int, tried: int) -> tuple[int, int]:
+        """Where the body at `at` ends, -1 where it cannot be read, and where the call ends at the latest."""
+        text, spec = reading.text, self._spec
+        head = at
+        if spec.body == "name_json":
+            head += self._split(text[at:stop])[3] if stop - at <= NEAR else self._head(text, at, stop)
+        head = skip_space(text, head)
+        end = value_end(text, head, stop, raw="raw_strings" in reading.lenient) if stop != tried else -1
+        if end < 0 and stop < len(text) and text[stop] == '"':
+            # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
+            # would if strings could hold all, or at the next call.
+            again, _ = reading.first(self._stops, stop)
+            stop = again if again >= 0 and not reading.strings().is_open(stop) else len(text)
+            whole = value_end(text, head, stop, raw=True)
+            stop = whole if whole >= 0 else stop
+        if end < 0 and (
+            (spec.body == "name_json" and (head >= stop or spec.plain))
+            or "python_literals" in reading.lenient
+            or "open_bodies" in reading.lenient
+        ):
+            end = stop
+        return end, stop
 
     def _body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
         """What the body holds: pairs of a value (name and arguments, or a reason) and an id; or why it holds none."""
@@ -269,7 +294,7 @@ class JsonForm:
         if not isinstance(value, str) or not reading.lenient:
             return value
         if "raw_strings" in reading.lenient:
-            again = load(_STRING.sub(_escaped, text))
+            again = load(escaped_strings(text))
             if not isinstance(again, str) and reading.allows("raw_strings"):
                 return again
         if "open_bodies" in reading.lenient:
@@ -367,7 +392,7 @@ class JsonForm:
         if isinstance(read, str):
             return [malformed(text, read, start, end, self._named(text, begin, stop))]
         if self._spec.id_key:
-            read = _with_ids(text[begin:stop], self._spec.id_key, read)
+            read = with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
             return [self._call(reading, read[0], start, end)]
         spans = list(elements(text, begin, stop))
@@ -413,18 +438,6 @@ class JsonForm:
         return tool_call(name, arguments, call_id, start, end)
 
 
-def _with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
-    """The calls with the ids that stand under `key` beside their names."""
-    value = load(text)
-    items = value[0] if isinstance(value, tuple) else ()
-    items = [items] if isinstance(items, dict) else items
-    if len(items) != len(read):  # read with a leniency
-        return read
-    ids = [item.get(key) if isinstance(item, dict) else None for item in items]
-    known = [given if isinstance(given, str) and given else None for given in ids]
-    return [(call, given) for (call, _), given in zip(read, known, strict=True)]
-
-
 def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     properties: Mapping[str, Any] = reading.properties(name) or {}
     out = dict(arguments)
@@ -435,8 +448,3 @@ def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> di
     if out != arguments:
         reading.used.append("typed_strings")
     return out
-
-
-def _escaped(match: re.Match[str]) -> str:
-    """A string with its control characters escaped."""
-    return _CONTROL.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", match[0])

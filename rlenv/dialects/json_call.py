@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,8 +20,11 @@ from rlenv._base.strict_json import (
     reason_of,
 )
 
-__all__ = ["MAX_DEPTH", "json_call_reader", "load", "missing_brackets", "shaper"]
+__all__ = ["MAX_DEPTH", "escaped_strings", "json_call_reader", "load", "missing_brackets", "shaper", "with_ids"]
 
+# One that is not closed goes on to the text's end, or it would be looked through once for each quote in it.
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_CONTROL: Final = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 
 
@@ -98,3 +102,25 @@ def shaper(
         return name, arguments
 
     return shaped
+
+
+def with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
+    """The calls with the ids that stand under `key` beside their names."""
+    value = load(text)
+    items = value[0] if isinstance(value, tuple) else ()
+    items = [items] if isinstance(items, dict) else items
+    if len(items) != len(read):  # read with a leniency
+        return read
+    ids = [item.get(key) if isinstance(item, dict) else None for item in items]
+    known = [given if isinstance(given, str) and given else None for given in ids]
+    return [(call, given) for (call, _), given in zip(read, known, strict=True)]
+
+
+def escaped_strings(text: str) -> str:
+    """A JSON text with the control characters in its strings escaped."""
+    return _STRING.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """A string with its control characters escaped."""
+    return _CONTROL.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", match[0])

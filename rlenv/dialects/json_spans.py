@@ -16,6 +16,7 @@ _DECODER: Final = json.JSONDecoder()
 _RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _STRICT: Final = re.compile(r'"(?>(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*)')
 _RAW: Final = re.compile(r'"(?>(?:[^"\\]++|\\[\s\S])*)')
+_VALUE: Final = re.compile(r'\[|\{[ \t\r\n]*(?:["}]|\Z)')
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
 
 
@@ -55,6 +56,11 @@ class Strings:
             return end + 1, True
         self._broken = (quote, end)
         return end, False
+
+    def is_broken(self, quote: int) -> bool:
+        """Whether the string at `quote` is known to be broken off, without a look at the text."""
+        begin, end = self._broken
+        return begin <= quote < end
 
     def is_open(self, quote: int) -> bool:
         """Whether the string at `quote` goes on to the text's end: nothing but its quote is missing so far."""
@@ -104,7 +110,7 @@ class Extent:
 
 def value_end(text: str, at: int, stop: int, *, raw: bool) -> int:
     """Where the JSON object or list at `at` ends, at `stop` at the latest; -1 where there is none."""
-    if not text.startswith(("{", "["), at):
+    if _VALUE.match(text, at) is None:
         return -1
     decoder = _RAW_DECODER if raw else _DECODER
     # In windows, so that many values in one text cost no more than their length.
