@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import rlenv
+from rlenv import OraclePolicy
 from rlenv.episodes.environment import Environment, load
-from rlenv.policies.oracle import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.testing.hostile import HostilePolicy, HostileReport, attack
 

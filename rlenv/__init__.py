@@ -14,8 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlenv.concurrency.portal import run_sync
     from rlenv.concurrency.scope import Scope
+    from rlenv.concurrency.threads import run_sync
     from rlenv.episodes.environment import Environment, load
     from rlenv.episodes.episode import Episode
     from rlenv.episodes.rollout import Job, play, rollout
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from rlenv.messages import Image, Message, Observation, Sampled, ToolCall, ToolResult
     from rlenv.policies.base import Policy, PolicyContext, PolicySession
     from rlenv.policies.openai import OpenAIPolicy
-    from rlenv.policies.oracle import OraclePolicy
-    from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
+    from rlenv.policies.scripted import OraclePolicy, RandomPolicy, ScriptPolicy
     from rlenv.rewards.base import Measured, RewardContext
     from rlenv.runs.evaluate import Evaluation, evaluate, evaluate_async
     from rlenv.runs.folder import open_run
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "concurrency.portal": "run_sync",
+    "concurrency.threads": "run_sync",
     "concurrency.scope": "Scope",
     "episodes.environment": "Environment load",
     "episodes.episode": "Episode",
@@ -72,8 +71,7 @@ _WHERE = {
     "policies.base": "Policy PolicyContext PolicySession",
     "language.spec": "SamplingSpec",
     "policies.openai": "OpenAIPolicy",
-    "policies.oracle": "OraclePolicy",
-    "policies.scripted": "RandomPolicy ScriptPolicy",
+    "policies.scripted": "OraclePolicy RandomPolicy ScriptPolicy",
     "rewards.base": "Measured RewardContext",
     "runs.evaluate": "Evaluation evaluate evaluate_async",
     "runs.folder": "open_run",
@@ -108,7 +106,7 @@ def __dir__() -> list[str]:
 def _register() -> None:
     # Gymnasium loads no entry points: `gymnasium.make("rlenv:rlenv/NAME-v0")` only imports this package, so the names
     # have to be there after an import. Only the names: the specs are loaded when an environment is made.
-    from rlenv.gym.registration import register_shipped
+    from rlenv.gym import register_shipped
 
     register_shipped()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from rlenv import secrets
-from rlenv.concurrency.countdown import paused_for
+from rlenv.concurrency.deadline import paused_for
 from rlenv.episodes.environment import Environment, load
 from tests.support import data
 from tests.support.environments import BASE, Make

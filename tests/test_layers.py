@@ -132,7 +132,7 @@ def test_the_package_hands_out_what_users_type() -> None:
 def test_the_package_never_imports_a_trainer_or_torch() -> None:
     # The models' import transformers and torch where a GGUF file is made into a folder, and ask which architectures
     # are known.
-    doors = {f"rlenv.models.{name}" for name in ("architecture", "dequantised", "lacking")}
+    doors = {f"rlenv.models.{name}" for name in ("architecture", "gguf", "lacking")}
     wrong = [
         f"{module} imports {name}"
         for module, names in _imported().items()

@@ -27,7 +27,7 @@ import yaml
 
 from rlenv._base.json_limits import TooMuchJson, read_json
 from rlenv._base.schemas import BoundedValidator
-from rlenv.calls.disk import DiskStore
+from rlenv.calls.cache import DiskStore
 from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import load
 from rlenv.errors import EndpointError, ResourceError, RlenvError, SpecError, ToolFailed, UsageError

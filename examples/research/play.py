@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlenv import OraclePolicy
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, ToolCall
-from rlenv.policies.oracle import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint
 

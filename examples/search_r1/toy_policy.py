@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import yaml
 
+from rlenv import OraclePolicy
 from rlenv.collect.encode import EncodedRow
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
 from rlenv.messages import Message, Observation
-from rlenv.policies.oracle import OraclePolicy
 from rlenv.tokens import TokenEncoder
 from rlenv_verl.tiny.model import new_model, save_model
 from rlenv_verl.tiny.tokenizer import build_tokenizer

@@ -44,8 +44,7 @@ from rlenv.audit.wrap import Planting, faulty, planted
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import ToolCall
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 

@@ -10,6 +10,9 @@ results, rates), and a `Runner` gives it a place and runs it. What comes back is
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
+import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +21,12 @@ from typing import Any
 from rlenv._base.bounded import cut_middle
 from rlenv._base.nearest import all_known
 from rlenv.calls.cache import forget_episode
-from rlenv.calls.coercion import coerced
 from rlenv.calls.guard import Guard, Notes
 from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
 from rlenv.calls.runner import Runner, retrieve
-from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.deadline import Expired, begin
 from rlenv.concurrency.lanes import Lane, here
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.concurrency.waits import begin
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
@@ -33,7 +34,56 @@ from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.policy import policy_of
 
-__all__ = ["Executor"]
+__all__ = ["Coerced", "Executor", "coerced"]
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_TRUTH = {"true": True, "false": False}
+_MAX_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Coerced:
+    """Arguments that fit, as a copy, and which of them were text before (`n`, `points.0.x`)."""
+
+    arguments: dict[str, Any]
+    names: tuple[str, ...]
+
+
+def coerced(arguments: Mapping[str, Any], check: ArgumentCheck, types: frozenset[str]) -> Coerced | None:
+    """The arguments with texts of the declared `types` read as what the schema wants; None where they still misfit.
+
+    Only what the schema refuses is touched: a text where a text is allowed stays one.
+    """
+    taken: dict[str, Any] = copy.deepcopy(dict(arguments))
+    names: list[str] = []
+    for path, wanted in check.mistyped(taken):
+        if not path:
+            return None
+        holder: Any = taken
+        for step in path[:-1]:
+            holder = holder[step]
+        value = _read(holder[path[-1]], types.intersection(wanted))
+        if value is None:
+            return None
+        holder[path[-1]] = value
+        names.append(".".join(map(str, path)))
+    return Coerced(taken, tuple(names)) if names and check.fits(taken) else None
+
+
+def _read(value: Any, types: frozenset[str]) -> Any:
+    if not isinstance(value, str) or len(value) > _MAX_CHARS:
+        return None
+    text = value.strip()
+    if "integer" in types and _INTEGER.fullmatch(text):
+        return int(text)
+    if "number" in types and _NUMBER.fullmatch(text):
+        number = float(text)
+        return (int(text) if _INTEGER.fullmatch(text) else number) if math.isfinite(number) else None
+    if "boolean" in types:
+        return _TRUTH.get(text.lower())
+    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +154,7 @@ class Executor:
         concurrency = tool.concurrency if tool.concurrency is not None else calls.concurrency
         shared = None
         if policy.shared_concurrency is not None and not policy.is_quiet:
-            from rlenv.calls.shared import shared_places  # not on every platform
+            from rlenv.calls.runner import shared_places  # not on every platform
 
             limit = policy.shared_concurrency
             shared = shared_places(tool.identity or tool.name, limit=limit)

@@ -1,24 +1,202 @@
-"""One run of one tool: a place for it, its time limit, and what is left behind once that has passed."""
+"""One run of one tool: a place for it, alone or over processes, its time limit, and what is left behind."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import random
+import stat
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakValueDictionary, finalize
 
-from rlenv.calls.places import Places
-from rlenv.concurrency.deadline import Expired, drive
+from rlenv.concurrency.deadline import Expired, Waited, drive
 from rlenv.concurrency.threads import Job, ThreadPool
-from rlenv.concurrency.waits import Waited
+from rlenv.errors import ResourceError
 from rlenv.tools.base import Tool, ToolContext
 
-if TYPE_CHECKING:
-    from rlenv.calls.shared import SharedPlaces
+__all__ = ["Places", "Runner", "SharedPlaces", "retrieve", "shared_places"]
 
-__all__ = ["Runner", "retrieve"]
+
+class Places:
+    """At most `limit` calls at once; those that wait are served in the order they came, on any event loop."""
+
+    __slots__ = ("limit", "lock", "taken", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self.waiting: deque[asyncio.Future[bool]] = deque()
+        self.lock = threading.Lock()
+
+    def take(self) -> asyncio.Future[bool] | None:
+        """Takes a place and returns None, or returns what to hand to `wait`."""
+        with self.lock:
+            if self.taken < self.limit:
+                self.taken += 1
+                return None
+            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self.waiting.append(turn)
+            return turn
+
+    async def wait(self, turn: asyncio.Future[bool], *, until: float) -> None:
+        """Returns once the place is taken.
+
+        Raises:
+            Expired: it was not by `until`, on the clock of `time.monotonic()`.
+        """
+        timer = turn.get_loop().call_later(until - time.monotonic(), _expire, turn)
+        try:
+            has_place = await turn
+        except asyncio.CancelledError:
+            # An episode that is given up may have been handed its place in the same pass of the loop.
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.free()
+            else:
+                turn.cancel()
+            raise
+        finally:
+            timer.cancel()
+        if not has_place:
+            raise Expired(reason="busy")
+
+    def free(self) -> None:
+        """Gives a place back, to the one that has waited longest."""
+        with self.lock:
+            while self.waiting:
+                turn = self.waiting.popleft()
+                loop = turn.get_loop()
+                if loop is asyncio.get_running_loop():
+                    if not turn.done():
+                        turn.set_result(True)
+                        return
+                else:
+                    # Its own loop has to wake it. By then it may have stopped waiting, which only that loop can see.
+                    with suppress(RuntimeError):  # that loop was closed, and who waited in it is gone
+                        loop.call_soon_threadsafe(self._hand_over, turn)
+                        return
+            self.taken -= 1
+
+    def _hand_over(self, turn: asyncio.Future[bool]) -> None:
+        if turn.done():
+            self.free()
+        else:
+            turn.set_result(True)
+
+
+def _expire(turn: asyncio.Future[bool]) -> None:
+    if not turn.done():
+        turn.set_result(False)
+
+
+_FIRST_S = 0.002
+_LONGEST_S = 0.05
+
+
+# A place is one byte of a file, locked by the process that has it (POSIX record locks, `fcntl`). The system gives a
+# process's locks back however it ends, SIGKILL included, and a forked child inherits none.
+class SharedPlaces:
+    """At most `limit` places taken at once by all processes that name the same file.
+
+    One object a file and process: closing any descriptor of a file gives all of the process's locks on it back.
+    """
+
+    def __init__(self, path: Path, *, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._process = os.getpid()
+        try:
+            _make_own(path.parent.parent)
+            _make_own(path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise ResourceError(f"shared_concurrency: cannot open {path}: {error.strerror}") from error
+        finalize(self, os.close, self._file)
+
+    def try_take(self) -> int | None:
+        """A place, or None where all are taken."""
+        with self._lock:
+            if os.getpid() != self._process:  # a forked child has none of its parent's places
+                self._taken = set()
+                self._process = os.getpid()
+            first = random.randrange(self.limit)
+            for offset in range(self.limit):
+                place = (first + offset) % self.limit
+                if place in self._taken:
+                    continue
+                try:
+                    fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                except OSError:
+                    continue
+                self._taken.add(place)
+                return place
+            return None
+
+    async def take(self, *, until: float) -> int | None:
+        """A place once there is one; None where none is free until then (on the clock of `time.monotonic()`)."""
+        pause = _FIRST_S
+        while (place := self.try_take()) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
+            pause = min(pause * 1.5, _LONGEST_S)
+        return place
+
+    def free(self, place: int) -> None:
+        """Gives a place back."""
+        with self._lock:
+            if place in self._taken:
+                self._taken.discard(place)
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+
+
+def _make_own(folder: Path) -> None:
+    """Makes a folder that is this user's alone; in a folder for all, others may have made it first.
+
+    Raises:
+        ResourceError: it is another user's, a link, or open to others.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ResourceError(
+            f"shared_concurrency: {folder} is not a folder that only this user can write; remove it, or set "
+            "XDG_RUNTIME_DIR to a folder of your own"
+        )
+
+
+_open: WeakValueDictionary[Path, SharedPlaces] = WeakValueDictionary()
+_open_lock = threading.Lock()
+
+
+def shared_places(name: str, *, limit: int) -> SharedPlaces:
+    """The places that all processes of this user and machine share under `name`.
+
+    Raises:
+        ResourceError: the file of the locks cannot be made.
+    """
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    root = Path(folder) / "rlenv" if folder else Path(tempfile.gettempdir()) / f"rlenv-{os.getuid()}"
+    # The limit is part of the name: processes that disagree on it do not share.
+    path = root / "places" / f"{name}-{limit}"
+    with _open_lock:
+        found = _open.get(path)
+        if found is None:
+            found = _open[path] = SharedPlaces(path, limit=limit)
+        return found
 
 
 class Runner:

@@ -19,8 +19,7 @@ from rlenv.errors import EpisodeError, Fault, RlenvError
 from rlenv.language.expressions import compile_expression
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import random_value
+from rlenv.policies.scripted import OraclePolicy, random_value
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.scorer import Scorer
 from rlenv.tools.base import Tool, ToolContext, ToolOutput

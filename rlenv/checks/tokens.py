@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.tokens.check import CheckReport, check
 from rlenv.tokens.dialogues import Dialogue, Turn
 from rlenv.tokens.encoder import TokenEncoder

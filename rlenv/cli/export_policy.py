@@ -8,7 +8,7 @@ from typing import Any
 
 from rlenv.cli.options import given
 from rlenv.cli.terminal import write, write_json
-from rlenv.models.adapter import adapter
+from rlenv.models.place import adapter
 
 __all__ = ["add_arguments", "run"]
 

@@ -18,9 +18,9 @@ from rlenv.cli.policies import add_policy, choice_of
 from rlenv.cli.spending import add_prices, show_spending
 from rlenv.cli.terminal import say
 from rlenv.concurrency.lanes import entered
-from rlenv.episodes.drive import advance, context_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
+from rlenv.episodes.rollout import advance, context_of
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.runs.policies import Actor, actor_of

@@ -11,7 +11,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.options import given, parsed
 from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
-from rlenv.models.adapter import adapter
+from rlenv.models.place import adapter
 from rlenv.preflight import Preflight, lines_of
 
 __all__ = ["add_arguments", "run_argv"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from rlenv.models.adapter import adapter
+from rlenv.models.place import adapter
 
 __all__ = ["add_arguments", "run_argv"]
 

@@ -1,18 +1,30 @@
-"""A time limit that holds for one coroutine, whatever it does.
-
-What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
-were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
-"""
+"""Time limits: of one piece of work on the loop, one that stands while others work, and what a call has waited."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from typing import Any, Final
 
 from rlenv.errors import ToolFailed
 
-__all__ = ["Expired", "drive", "stopped"]
+__all__ = [
+    "Countdown",
+    "Expired",
+    "Waited",
+    "begin",
+    "bounded_by_itself",
+    "drive",
+    "left_s",
+    "pause",
+    "paused_for",
+    "running_under",
+    "stopped",
+]
+
 
 _GRACE_S = 0.1
 """How long a cancelled coroutine may take to clean up before it is left behind."""
@@ -53,6 +65,8 @@ def _why(error: BaseException | None) -> str:
     return "late"
 
 
+# What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
+# were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     """What it returns, or raises: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
     try:
@@ -115,3 +129,118 @@ async def drive(
         return returned
     finally:
         del cancelled, error  # their tracebacks hold this frame
+
+
+_LOOK_S = 1.0
+_pace = 1.0
+"""Seconds that a pause of one second takes; see `paused_for`."""
+_current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", default=None)
+
+
+class Countdown:
+    """So many seconds from now, None for no limit.
+
+    Seconds in which anything that runs under it is `bounded_by_itself` do not count.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+        self._holders = 0
+        self._since = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up; never while it stands still."""
+        return self._end is not None and not self._holders and time.monotonic() >= self._end
+
+    @property
+    def look_s(self) -> float | None:
+        """In how many seconds to ask again whether it is over."""
+        if self._end is None:
+            return None
+        return _LOOK_S if self._holders else max(0.0, self._end - time.monotonic())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is over, as far as can be said now; infinite without a limit."""
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """The time stands still while the block runs."""
+        if not self._holders:
+            self._since = time.monotonic()
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if not self._holders and self._end is not None:
+                self._end += time.monotonic() - self._since
+
+
+@contextlib.contextmanager
+def running_under(countdown: Countdown) -> Iterator[None]:
+    """What the block starts runs under this limit."""
+    token = _current.set(countdown)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def bounded_by_itself() -> Iterator[None]:
+    """The seconds of the block count for no limit that it runs under; it has to end by itself, however it is used."""
+    countdown = _current.get()
+    with contextlib.nullcontext() if countdown is None else countdown.standing():
+        yield
+
+
+def left_s() -> float:
+    """Seconds until the limit is over that the caller runs under; infinite where there is none."""
+    countdown = _current.get()
+    return float("inf") if countdown is None else countdown.left_s
+
+
+async def pause(seconds: float) -> None:
+    """Waits before another try, as long as `seconds` say."""
+    await asyncio.sleep(seconds * _pace)
+
+
+@contextlib.contextmanager
+def paused_for(share: float) -> Iterator[None]:
+    """Every pause between tries, of the whole process, takes this share of its time while the block runs.
+
+    For tests: an outage that is asked about many times over ends in milliseconds, by the same tries in the same order.
+    """
+    global _pace
+    before, _pace = _pace, share
+    try:
+        yield
+    finally:
+        _pace = before
+
+
+_waits: Final[ContextVar[list[float] | None]] = ContextVar("rlenv_call_waits", default=None)
+
+
+def begin() -> list[float]:
+    """What the waits of the call that begins here are put into, by whatever it runs in, tasks of its own too."""
+    waits: list[float] = []
+    _waits.set(waits)
+    return waits
+
+
+class Waited:
+    """Counts the seconds of a block as waiting of the call that it is a part of, however the block ends."""
+
+    __slots__ = ("_began",)
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_error: object) -> None:
+        waits = _waits.get()
+        if waits is not None:
+            waits.append(time.monotonic() - self._began)

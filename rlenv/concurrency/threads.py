@@ -8,19 +8,24 @@ thread, and its own thread ends when the job does. Many results that are ready a
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rlenv.errors import ResourceError
 
-__all__ = ["Job", "ThreadPool"]
+__all__ = ["Job", "ThreadPool", "run_sync"]
+
 
 _IDLE_S = 30.0
 _T = TypeVar("_T")
@@ -283,3 +288,34 @@ class ThreadPool:
         state.threads += 1
         state.spawned += 1
         return True
+
+
+_P = ParamSpec("_P")
+
+
+_lock: Final = threading.Lock()
+
+
+@cache
+def _portal() -> BlockingPortal:
+    stack = ExitStack()
+    portal = stack.enter_context(start_blocking_portal(name="rlenv"))
+    atexit.register(stack.close)
+    return portal
+
+
+def run_sync(function: Callable[_P, Awaitable[_T]], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Runs an async function on the one event loop of the synchronous callers of a process, and waits for it.
+
+    The loop stays, so that what one call opens (an environment, an episode, a policy) another one can use. It has a
+    thread of its own: a caller inside of a running event loop may wait too. Where the wait is interrupted, the function
+    is cancelled.
+    """
+    with _lock:
+        portal = _portal()
+    future = portal.start_task_soon(lambda: function(*args, **kwargs))
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise

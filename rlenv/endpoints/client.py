@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rlenv._base.json_limits import TooMuchJson, check_json
-from rlenv.concurrency.countdown import pause
+from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.observation import CHARS_PER_TOKEN

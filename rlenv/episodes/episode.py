@@ -7,7 +7,7 @@
               -> _finish     ends the episode
     every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
 
-What calls run on is in `episodes.tools`, what is earned in `episodes.reward`, what the user hears in `users.dialogue`.
+What calls run on is in `episodes.tools`, what is earned in `episodes.reward`, what the user hears in `users.base`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResu
 from rlenv.rewards import answer as answers
 from rlenv.rewards.answer import Answer
 from rlenv.trajectory import Failure, Record, Step, TermResult, Trajectory, Turn
-from rlenv.users.base import UserContext
-from rlenv.users.dialogue import Conversation, dialogue
+from rlenv.users.base import Conversation, UserContext, dialogue
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment

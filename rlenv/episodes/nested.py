@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client
-from rlenv.episodes.drive import drive
+from rlenv.episodes.rollout import drive
 from rlenv.errors import CassetteError, UsageError
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.policies.openai import OpenAIPolicy

@@ -1,22 +1,118 @@
-"""Many episodes at once."""
+"""A policy plays episodes: one to its end, or many at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlenv.concurrency.lanes import Lane, entered, here
 from rlenv.dialects.observation import Cut
-from rlenv.episodes.drive import drive
-from rlenv.policies.base import Policy
-from rlenv.trajectory import Trajectory
+from rlenv.episodes.episode import Episode, Step
+from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
+from rlenv.messages import Message, Sampled
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = ["Job", "play", "rollout", "together"]
+__all__ = ["Job", "advance", "context_of", "drive", "play", "rollout", "started", "together"]
+
+
+def context_of(episode: Episode) -> PolicyContext:
+    """What a policy may see of an open episode when it starts."""
+    environment = episode.environment
+    return PolicyContext(
+        episode.task,
+        environment.tool_schemas,
+        environment.spec.vars,
+        environment.prompt_text(episode.messages),
+        environment.observation_text,
+        episode.seed,
+        episode.task_index,
+        environment.stops,
+        environment.turn_ends,
+        environment.prompt_is_whole,
+        environment.spec.limits.response_tokens,
+        episode.tools.account,
+    )
+
+
+def started(episode: Episode, policy: Policy) -> PolicySession:
+    """One episode's policy; raises EpisodeError where it cannot start, whatever it raised itself."""
+    try:
+        return policy.start(context_of(episode))
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:
+        raise PolicyError(str(error)) from error
+
+
+async def _acted(session: PolicySession, messages: list[Message]) -> str | Message | Sampled:
+    try:
+        return await session.act(messages)
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:  # a script that is over, a template that a result does not fill: this episode's
+        raise PolicyError(str(error)) from error
+
+
+def _with_ids(said: Message, turn: Turn, answered: Sequence[Message]) -> tuple[Message, tuple[Message, ...]]:
+    """A message whose calls stood in its text, and their results, as a server takes them: each result with its call.
+
+    A server without a parser for its model's calls leaves them in the text. Results that no call asks for are refused
+    by most servers, and a policy that writes calls would end its episodes with an outage.
+    """
+    ids = [f"call_{turn.index}_{number}" for number in range(len(answered))]
+    calls = tuple(replace(call, id=one) for call, one in zip(turn.parsed.calls, ids, strict=False))
+    results = tuple(replace(message, tool_call_id=one) for message, one in zip(answered, ids, strict=True))
+    return replace(said, content=turn.parsed.content, tool_calls=calls), results
+
+
+async def advance(episode: Episode, session: PolicySession, messages: list[Message]) -> Step:
+    """Lets a policy take one action; what it said and what was answered are added to `messages`.
+
+    Raises:
+        EpisodeError: the policy failed; the episode is left as it was.
+    """
+    if (lane := here()) is None:
+        action = await _acted(session, messages)
+    else:  # an agent's turn stands inside of the call that plays it
+        turn, is_agent = f"turn {len(episode.turns)}", bool(lane.place)
+        place = turn if is_agent else f"policy {turn}"
+        with entered(lane.at(place, is_live=not is_agent and lane.tape.lets_out(""))):
+            action = await _acted(session, messages)
+    said = action.action if isinstance(action, Sampled) else action
+    messages.append(said if isinstance(said, Message) else Message("assistant", said))
+    step = await episode.step(action)
+    answered = step.observation.messages
+    if isinstance(said, Message) and not said.tool_calls and answered and answered[0].role == "tool":
+        messages[-1], answered = _with_ids(said, episode.turns[-1], answered)
+    messages.extend(answered)
+    return step
+
+
+async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
+    """Lets `policy` act until the open `episode` ends.
+
+    A policy that fails makes the reward invalid; one that is not done after `limit_s` seconds truncates the episode.
+    """
+    if episode.is_ended:
+        return episode.trajectory
+    messages = list(episode.messages)
+    try:
+        async with asyncio.timeout(limit_s):
+            session = started(episode, policy)
+            while not (await advance(episode, session, messages)).is_last:
+                pass
+            return episode.trajectory
+    except EpisodeError as error:
+        return episode.fail(error.reason, str(error))
+    except TimeoutError:
+        return await episode.truncate("time")
+
 
 _T = TypeVar("_T")
 

@@ -4,26 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import math
+import string
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlenv._base.visible import visible
-from rlenv.concurrency.portal import run_sync
+from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import UsageError
-from rlenv.gym.text_space import TextSpace
 from rlenv.messages import Message
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
-__all__ = ["TextEnv", "TextVectorEnv", "make", "make_vec"]
+__all__ = ["TextEnv", "TextSpace", "TextVectorEnv", "make", "make_vec"]
+
+
+_ALPHABET = string.ascii_letters + string.digits + " .,:;!?<>/{}[]\"'()+-*=\n"
+_LONGEST_SAMPLE = 64
+
+
+class TextSpace(Space[str]):
+    """All texts of at most `max_length` characters, whatever they hold.
+
+    `gymnasium.spaces.Text` lists its characters one by one: an all-Unicode space takes seconds and tens of megabytes
+    to make, pickle and batch. Membership here is a length check; samples come from a small alphabet.
+    """
+
+    def __init__(self, max_length: int, *, seed: int | None = None) -> None:
+        self.max_length = max_length
+        super().__init__(shape=None, dtype=str, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: a text has no fixed shape."""
+        return False
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+        """A short random text."""
+        length = int(self.np_random.integers(min(_LONGEST_SAMPLE, self.max_length) + 1))
+        return "".join(_ALPHABET[i] for i in self.np_random.integers(len(_ALPHABET), size=length))
+
+    def contains(self, x: Any) -> bool:
+        """True for a str within the length."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
+        """Texts are JSON already."""
+        return list(sample_n)
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[str]:
+        """Texts are JSON already."""
+        return [str(sample) for sample in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextSpace) and other.max_length == self.max_length
+
+    def __hash__(self) -> int:
+        return hash((TextSpace, self.max_length))
+
+    def __repr__(self) -> str:
+        return f"TextSpace({self.max_length})"
+
 
 _MAX_ACTION = 1 << 24  # characters; an action longer than this is no policy's
 

@@ -6,10 +6,9 @@ this loads no heavy library: transformers, torch and gguf are imported where a G
 
 from __future__ import annotations
 
+from rlenv.models.architecture import Looked
 from rlenv.models.lacking import first_prompts, lacks, looked_at
-from rlenv.models.local import local_model, local_tokenizer
-from rlenv.models.looked import Looked
-from rlenv.models.templated import shipped_templates, template_text
+from rlenv.models.local import local_model, local_tokenizer, shipped_templates, template_text
 
 __all__ = [
     "Looked",

@@ -13,11 +13,9 @@ from typing import Any, Final
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message
-from rlenv.models.architecture import config_in, judge_architecture, number_in
+from rlenv.models.architecture import Looked, config_in, judge_architecture, number_in, weights_in
+from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools
 from rlenv.models.local import local_model, local_tokenizer
-from rlenv.models.looked import Looked
-from rlenv.models.said import judge_marks, judge_template, judge_tools
-from rlenv.models.weights import weights_in
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.load import LoadedTokenizer
 from rlenv.tokens.played import opened_prompts

@@ -1,14 +1,179 @@
-"""A model as people have it to the folder that transformers, veRL and vLLM load."""
+"""A model where people have it, and with another chat template, as a folder on this machine."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
+from typing import Any, Final
 
-from rlenv.models.place import found_in_package, gguf_in, is_package
-from rlenv.models.templated import retold, template_text, with_template
+from rlenv._base.nearest import did_you_mean
+from rlenv.errors import MissingExtra, UsageError
+from rlenv.models.chat_templates import marks_in
+from rlenv.models.place import (
+    cache_folder,
+    found_in_package,
+    gguf_in,
+    is_package,
+    is_whole,
+    made_once,
+    named_after,
+    read_manifest,
+)
 from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
 
-__all__ = ["local_model", "local_tokenizer"]
+__all__ = ["local_model", "local_tokenizer", "retold", "shipped_templates", "template_text", "with_template"]
+
+
+_FORM: Final = 1
+_OWN: Final = frozenset(
+    {"tokenizer_config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+)
+"""Files that hold a template or the marks that end its turns: written anew, not linked."""
+_OWN_FOLDERS: Final = frozenset({"additional_chat_templates"})
+
+
+def shipped_templates() -> tuple[str, ...]:
+    """The names of the chat templates that ship with rlenv."""
+    inside = (resources.files(__package__) / "templates").iterdir()
+    return tuple(sorted(item.name.removesuffix(".jinja") for item in inside if item.name.endswith(".jinja")))
+
+
+def template_text(given: str | Path) -> str:
+    """The text of a chat template: of a file, or of one that ships, by its name. A file of that name goes first.
+
+    Raises:
+        UsageError: there is neither, or the file cannot be read.
+    """
+    path = Path(given)
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the chat template {path} cannot be read: {error}") from error
+        if not text.strip():
+            raise UsageError(f"the chat template {path} is empty")
+        return text
+    known = shipped_templates()
+    if str(given) in known:
+        return (resources.files(__package__) / "templates" / f"{given}.jinja").read_text(encoding="utf-8")
+    hint = did_you_mean(str(given), known, otherwise=f"give a file, or one that ships: {', '.join(known)}")
+    raise UsageError(f"there is no chat template {given}", hint=hint)
+
+
+def with_template(place: str, given: str | Path, keep: Path | None = None) -> Path:
+    """The model at `place`, a folder or a hub name, with the chat template `given`.
+
+    Weights and all else are links to the model's files. `chat_template.jinja` is the template; the tokenizer's end and
+    padding marks are those of `chat_templates` for it, and `generation_config.json` has all ids that end a turn.
+
+    Args:
+        keep: where the folder lies; in the user's cache where None.
+
+    Raises:
+        UsageError: no such model or template, or `keep` holds something else.
+        UnsupportedTemplate: the text is no template.
+    """
+    source = template_text(given)
+    # A mistake in the template is told here, and not by a server.
+    from rlenv.tokens.chat_template import ChatTemplate
+
+    ChatTemplate(source, name=str(given), values={})
+    folder = _folder_of(place)
+    digest = _digest(folder, source)
+    if keep is None:
+        stem = named_after(folder.name)
+        return made_once(
+            cache_folder() / f"{stem}-templated-{digest[:12]}", lambda new: _make(folder, source, new, digest)
+        )
+    keep = keep.absolute()
+    if read_manifest(keep).get("digest") != digest:
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())) and not read_manifest(keep):
+            raise UsageError(
+                f"{keep} holds something else already", hint="the model with its template needs a new folder"
+            )
+        (keep / "rlenv_model.json").unlink(missing_ok=True)
+    elif is_whole(keep):
+        return keep
+    return made_once(keep, lambda new: _make(folder, source, new, digest))
+
+
+def retold(tokenizer: LoadedTokenizer, source: str) -> LoadedTokenizer:
+    """A tokenizer with another chat template, and the marks that `with_template` would write for it."""
+    marks = marks_in(tokenizer, source)[0]
+    special = dict(tokenizer.special_tokens_map)
+    special |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
+    return replace(
+        tokenizer,
+        chat_template=source,
+        special_tokens_map=special,
+        eos_token=marks.eos or tokenizer.eos_token,
+        end_ids=marks.ends or tokenizer.end_ids,
+    )
+
+
+def _folder_of(place: str) -> Path:
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtra(f"a model of the hub ({place})", extra="hub") from error
+    try:
+        ignored = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
+        return Path(snapshot_download(place, ignore_patterns=ignored))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise UsageError(f"{place} is no folder, and cannot be had from the hub: {str(error)[:200]}") from error
+
+
+def _digest(folder: Path, source: str) -> str:
+    """Of the template, and of the model's files by name, size and time of change."""
+    seen: list[Any] = [_FORM, source, str(folder)]
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            stat = path.stat()
+            seen.append([str(path.relative_to(folder)), stat.st_size, stat.st_mtime_ns])
+    return hashlib.sha256(json.dumps(seen).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
+    for path in sorted(folder.iterdir()):
+        if path.name in _OWN or path.name in _OWN_FOLDERS or path.name == "rlenv_model.json":
+            continue
+        (new / path.name).symlink_to(path.resolve(), target_is_directory=path.is_dir())
+    tokenizer = load_tokenizer(str(folder))
+    marks = marks_in(tokenizer, source)[0]
+    (new / "chat_template.jinja").write_text(source, encoding="utf-8")
+    config = {name: value for name, value in _json(folder / "tokenizer_config.json").items() if name != "chat_template"}
+    config |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
+    _write(new / "tokenizer_config.json", config)
+    generation = _json(folder / "generation_config.json")
+    if marks.ends:
+        generation["eos_token_id"] = list(marks.ends)
+    if marks.pad is not None:
+        generation["pad_token_id"] = tokenizer.backend_tokenizer.token_to_id(marks.pad)
+    _write(new / "generation_config.json", generation)
+    return {"made_of": str(folder), "digest": digest, "changed": list(marks.changed)}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object")
+    return found
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def local_model(given: str, *, chat_template: str | Path | None = None, keep: Path | None = None) -> str:
@@ -38,7 +203,7 @@ def local_model(given: str, *, chat_template: str | Path | None = None, keep: Pa
         place = given_as = given
     file = gguf_in(place, given_as=given_as)
     if file is not None:
-        from rlenv.models.dequantised import dequantised
+        from rlenv.models.gguf import dequantised
 
         place = str(dequantised(file))
     elif Path(place).expanduser().is_dir():

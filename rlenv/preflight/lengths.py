@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
-from rlenv.episodes.rollout import together
+from rlenv.episodes.rollout import context_of, together
 from rlenv.errors import EpisodeError, PolicyError, RlenvError, UnsupportedTemplate
 from rlenv.messages import Message, ParsedAction
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.rows import TokenRows

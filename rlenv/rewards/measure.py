@@ -12,7 +12,7 @@ from numbers import Real
 from types import TracebackType
 from typing import Any
 
-from rlenv.concurrency.countdown import Countdown, running_under
+from rlenv.concurrency.deadline import Countdown, running_under
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
 from rlenv.rewards.base import GroupContext, Measured, RewardContext

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.countdown import left_s, pause
+from rlenv.concurrency.deadline import left_s, pause
 from rlenv.errors import RewardError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import LONGEST_WAIT_S, ROUNDS, Answered, Known, Refused, Untold, in_turn

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv.concurrency.countdown import bounded_by_itself
+from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text

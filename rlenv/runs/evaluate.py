@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.jsonable import plain
-from rlenv.concurrency.portal import run_sync
+from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError

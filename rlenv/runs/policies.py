@@ -12,10 +12,9 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.models import local_model, local_tokenizer
-from rlenv.models.adapter import adapter
+from rlenv.models.place import adapter
 from rlenv.policies.base import Policy
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import Act, FunctionPolicy, RandomPolicy, ScriptPolicy
+from rlenv.policies.scripted import Act, FunctionPolicy, OraclePolicy, RandomPolicy, ScriptPolicy
 from rlenv.runs.locks.files import Say, tree_sha256
 from rlenv.runs.schema import Mode
 

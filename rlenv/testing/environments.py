@@ -17,14 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Step
-from rlenv.episodes.rollout import Job, rollout
+from rlenv.episodes.rollout import Job, context_of, rollout
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay
 from rlenv.secrets import redact

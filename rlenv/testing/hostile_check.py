@@ -21,12 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, play
+from rlenv.episodes.rollout import Job, drive, play
 from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.testing.hostile_policy import HostilePolicy, HostileSession
 from rlenv.testing.laws import environment_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlenv.errors import RlenvError
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.base import PolicyContext
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.testing.dialects import pieces
 from rlenv.testing.hostile_material import KINDS, SUBJECTS, Kind, Subject, material, subject_of
 from rlenv.testing.hostile_text import hostile_actions

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlenv.episodes.drive import context_of, drive
 from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import context_of, drive
 from rlenv.errors import EpisodeError, PolicyError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlenv._base.bounded import encodable
-from rlenv.concurrency.work import work_of
+from rlenv.concurrency.processes import work_of
 from rlenv.errors import ToolFailed
 from rlenv.tools._cell import Outcome, plain
 from rlenv.tools._snippet import Snippet, read_snippet

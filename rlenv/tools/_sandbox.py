@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlenv.concurrency.work import only_child, work_of
+from rlenv.concurrency.processes import only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user

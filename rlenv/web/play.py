@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from rlenv._base.jsonable import plain
 from rlenv._base.neighbours import forget_files
-from rlenv.episodes.drive import advance, started
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
+from rlenv.episodes.rollout import advance, started
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.language.loader import load_document, loaded_of
 from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rlenv.calls.executor import Executor
-from rlenv.concurrency.work import only_child, work_of
+from rlenv.concurrency.processes import only_child, work_of
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext

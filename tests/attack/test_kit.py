@@ -125,7 +125,7 @@ def test_attacks_are_equal_for_equal_seeds(make_environment: Any) -> None:
         async def main() -> list[str]:
             made = []
             async with environment, environment.start(task=0, seed=3) as episode:
-                from rlenv.episodes.drive import context_of
+                from rlenv.episodes.rollout import context_of
 
                 session = policy.start(context_of(episode))
                 made += [repr(session.make().action)[:2_000] for _ in range(60)]

@@ -18,7 +18,7 @@ from rlenv.audit.tells import Tell, tells_for
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.swayed import swayed
 

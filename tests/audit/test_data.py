@@ -12,7 +12,7 @@ import rlenv
 from rlenv.audit.data import check_data
 from rlenv.audit.report import Finding
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from tests.support.planted import WORDS, Row, capital, claims, plant, rows_of
 
 Found = tuple[Sequence[Finding], Sequence[str]]

@@ -15,7 +15,7 @@ from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.judge_texts import ATTACKS, words_of
 from rlenv.audit.tells import TELLS
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from tests.support.swayed import HOLES, swayed
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.calls.executor import Executor
-from rlenv.calls.places import Places
+from rlenv.calls.runner import Places
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult

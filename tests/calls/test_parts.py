@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv.calls.cache import MemoryStore, pack, unpack
-from rlenv.calls.coercion import coerced
-from rlenv.calls.disk import DiskStore
-from rlenv.calls.injection import OVERSIZE_CHARS, Injector
-from rlenv.calls.rate import Rate
-from rlenv.calls.shared import SharedPlaces, shared_places
+from rlenv.calls.cache import DiskStore, MemoryStore, pack, unpack
+from rlenv.calls.executor import coerced
+from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
+from rlenv.calls.runner import SharedPlaces, shared_places
 from rlenv.concurrency.breaker import Breaker
 from rlenv.errors import ResourceError
 from rlenv.language.spec import DelaySpec, FaultsSpec
@@ -134,7 +132,7 @@ def test_a_file_that_is_no_cache_costs_the_results_and_nothing_else(
 @pytest.mark.slow
 def test_many_processes_write_one_cache_and_read_whole_results(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from rlenv.calls.disk import DiskStore\n"
+        "import sys; from pathlib import Path; from rlenv.calls.cache import DiskStore\n"
         "store = DiskStore(Path(sys.argv[1]), owner='t', max_entries=10_000)\n"
         "for n in range(100):\n"
         "    store.put(b'%d' % n, b'%d ' % n * 500)\n"
@@ -165,7 +163,7 @@ def test_what_json_would_change_is_not_kept(value: Any) -> None:
 
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from rlenv.calls.shared import SharedPlaces\n"
+    "import sys, time; from pathlib import Path; from rlenv.calls.runner import SharedPlaces\n"
     "places = SharedPlaces(Path(sys.argv[1]), limit=2)\n"
     "print([places.try_take() for _ in range(3)].count(None), flush=True); sys.stdin.read()\n"
 )

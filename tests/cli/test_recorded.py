@@ -12,7 +12,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.tasks.rows import seed_of

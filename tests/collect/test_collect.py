@@ -15,8 +15,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.collect import read_data
-from rlenv.collect.choose import Candidate, choose
-from rlenv.collect.data import rows_of
+from rlenv.collect.data import Candidate, choose, rows_of
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.runs import files as record

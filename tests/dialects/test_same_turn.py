@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import context_of
 
 SPEC = {
     "rlenv": 1,

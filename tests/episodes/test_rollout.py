@@ -18,8 +18,7 @@ from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy, ScriptPolicy
 from rlenv.runs import files as record
 from rlenv.runs.statistics.intervals import wilson
 from rlenv.runs.statistics.passes import PassAtK, pass_at

@@ -20,8 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 import rlenv
 from rlenv.errors import UsageError
-from rlenv.gym.envs import TextEnv, TextVectorEnv
-from rlenv.gym.text_space import TextSpace
+from rlenv.gym.envs import TextEnv, TextSpace, TextVectorEnv
 from rlenv.language.shipped import shipped
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'

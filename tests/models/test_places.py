@@ -15,9 +15,9 @@ import pytest
 
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models import local_model, local_tokenizer, shipped_templates, template_text
-from rlenv.models.gguf_tokenizer import SPLITS, byte_level
-from rlenv.models.kept import digest_of, is_whole, made_once
-from rlenv.models.marks import marks_of, written_by
+from rlenv.models.chat_templates import marks_of, written_by
+from rlenv.models.gguf import SPLITS, byte_level
+from rlenv.models.place import digest_of, is_whole, made_once
 from rlenv.testing.tokens import small_tokenizer
 
 Model = Callable[..., Path]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.concurrency.countdown import paused_for
+from rlenv.concurrency.deadline import paused_for
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
 from rlenv.messages import ToolResult

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.concurrency.countdown import bounded_by_itself
+from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term

@@ -11,8 +11,7 @@ import pytest
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.base import Policy
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.trajectory import Trajectory
 from tests.support import data
 

@@ -10,8 +10,7 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.runs.rescore import compare, rescore
 from rlenv.trajectory import Trajectory
 

@@ -11,7 +11,7 @@ from rlenv.audit.leaks import aim_of, find_leaks
 from rlenv.audit.play import Player
 from rlenv.audit.subject import Subject
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from tests.support.planted import Row, plant, product, rows_of
 
 __all__ = ["FAILURE", "LOOK", "looked", "shown_in"]

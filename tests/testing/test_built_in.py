@@ -24,8 +24,7 @@ from rlenv.language.shipped import shipped
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.policies.oracle import OraclePolicy
-from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
+from rlenv.policies.scripted import OraclePolicy, RandomPolicy, ScriptPolicy
 from rlenv.testing import (
     check_environment,
     check_policy_async,

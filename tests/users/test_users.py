@@ -13,7 +13,7 @@ from rlenv.checks.validate import validate
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import SpecError
 from rlenv.messages import Message
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory

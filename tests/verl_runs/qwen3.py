@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import context_of
 from rlenv.messages import Message
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.tokens import TokenEncoder
 
 TOKENIZERS = Path(os.environ.get("RLENV_DATA", "not named")) / "tokenizers"

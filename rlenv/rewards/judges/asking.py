@@ -21,7 +21,7 @@ import orjson
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.jsonable import plain
-from rlenv.concurrency.countdown import left_s
+from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope

@@ -17,9 +17,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallToolResult
 
 from rlenv import secrets
-from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.deadline import Expired, Waited
 from rlenv.concurrency.scope import Hosted
-from rlenv.concurrency.waits import Waited
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
 from rlenv.tools._mcp.limits import TOO_LARGE

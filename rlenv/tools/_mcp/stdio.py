@@ -25,8 +25,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
-from rlenv.concurrency.processes import cause_of, ending
-from rlenv.concurrency.work import work_of
+from rlenv.concurrency.processes import cause_of, ending, work_of
 from rlenv.secrets import redact
 from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, Gate, read_message, too_long
 from rlenv.tools._process import MARK, sweep

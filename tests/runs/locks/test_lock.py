@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.locks.files import UNREADABLE
 from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, lock_of, locks_of, read_lock

@@ -14,12 +14,12 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
+from rlenv.episodes.rollout import context_of
 from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.messages import Message
-from rlenv.policies.oracle import OraclePolicy, OracleSession
+from rlenv.policies.scripted import OraclePolicy, OracleSession
 from rlenv.tokens import TokenEncoder
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 from rlenv_verl.loop.sample import Play

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlenv.errors import UsageError
 from rlenv.models import lacks, local_model
-from rlenv.models.weights import weights_in
+from rlenv.models.architecture import weights_in
 from rlenv_verl.run.runfile import Run
 
 __all__ = ["given_model", "made_again", "made_of"]

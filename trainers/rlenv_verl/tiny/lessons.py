@@ -16,9 +16,8 @@ from enum import Enum
 from typing import Any
 
 from rlenv.calls.executor import Executor
-from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, play
+from rlenv.episodes.rollout import Job, context_of, play
 from rlenv.errors import PolicyError, UsageError
 from rlenv.language.spec import OracleSay
 from rlenv.messages import Message, Observation

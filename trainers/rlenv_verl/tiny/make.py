@@ -16,7 +16,7 @@ from rlenv.collect.encode import EncodedRow, Step, encode_steps
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message
-from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import OraclePolicy
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenEncoder
 from rlenv_verl.tiny.lessons import (
