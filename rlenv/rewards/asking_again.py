@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.countdown import pause
+from rlenv.concurrency.deadline import pause
 from rlenv.errors import RewardError
 
 __all__ = ["LONGEST_WAIT_S", "ROUNDS", "Answered", "Known", "Refused", "Untold", "in_turn"]
