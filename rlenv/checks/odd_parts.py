@@ -81,6 +81,8 @@ def _unused(subject: Subject) -> Iterator[Fault]:
                 elsewhere = [text for text in elsewhere if "vars" in text]
             if any(named.search(text) for text in elsewhere) or (code is None or named.search(code)):
                 continue
+            if list(entries.values()).count(entries[name]) > 1:
+                continue  # an alias may have taken it over
             message = f"nothing reads the {word} '{name}'"
             yield document.warning((group, name), message, "use it, or take it out", f"unused-{word}", at="key")
 

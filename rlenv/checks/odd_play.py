@@ -17,6 +17,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Fault, RlenvError
 from rlenv.language.expressions import compile_expression
+from rlenv.language.functions import failure
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import OraclePolicy, random_value
@@ -38,6 +39,8 @@ _REACHES_OUT: Final = re.compile(
     r"|subprocess|urllib3?|websockets?)\b|\bos\.(?:system|remove|rename|unlink|popen|exec|spawn)",
     re.MULTILINE,
 )
+_raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("raised", default=None)
+"""What tools raised in the episodes of this context, by name; None where nothing is played."""
 _FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls search_r1_format".split())
 
 
@@ -52,6 +55,8 @@ class _Played:
     again: Trajectory | None = None
     """The oracle on the first row, played once more with the seed of the first time."""
     unknown: frozenset[str] = frozenset()
+    raised: dict[str, str] = field(default_factory=dict)
+    """What tools raised that they do not declare, by name."""
 
 
 def check_played(subject: Subject) -> Iterator[Fault]:
@@ -96,17 +101,24 @@ def _run(subject: Subject, played: _Played) -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
 
-    log = logging.getLogger("rlenv")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)  # what a tool raises here is said with its place
+    _raised.set(played.raised)
+    for name in [*logging.root.manager.loggerDict]:
+        if name.partition(".")[0] == "rlenv":
+            logging.getLogger(name).addFilter(_is_heard)
     try:
         asyncio.run(bounded())
     except TimeoutError:
         subject.not_checked.append(f"what episodes earn, beyond what was played in {_WITHIN_S:g} s")
     except RlenvError as error:  # a world that does not open is no oddity of the spec's text
         subject.not_checked.append(f"what an episode earns: {error}")
-    finally:
-        log.setLevel(before)
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    """False for what is logged while validation plays: what a tool raises there is said with its place."""
+    raised = _raised.get()
+    if raised is not None and record.exc_info and record.exc_info[1] is not None and record.args:
+        raised.setdefault(str(next(iter(record.args))), failure(record.exc_info[1]))
+    return raised is None
 
 
 async def _play(subject: Subject, played: _Played) -> None:
@@ -244,8 +256,10 @@ def _of_oracle(
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
     for result, _ in calls:
-        if result.is_error and result.whose != "infrastructure" and result.name != spec.answer.tool:
-            message = f"the oracle's call of '{result.name}' fails for {where}: {result.text[:100]}"
+        raised = played.raised.get(result.name, "") if result.reason == "bug" else ""
+        if result.is_error and (raised or result.whose != "infrastructure") and result.name != spec.answer.tool:
+            why = f"{result.text[:100]}: {raised[:100]}" if raised else result.text[:100]
+            message = f"the oracle's call of '{result.name}' fails for {where}: {why}"
             yield "call", _place(subject, result.name), message, "mend the call, or the row", "wrong-oracle"
             return
     broken = [term for term in got.reward.terms.values() if term.status == "invalid"]
@@ -389,6 +403,16 @@ def _worth(subject: Subject, played: _Played) -> Iterator[Fault]:
             hint = "ask for what only a right answer has"
             yield warn(place, message, hint, "free-success", at="value" if place == "success" else "key")
             return
+    for way, got in played.ways.items():
+        for key, one in got.items():
+            broken = next((term for term in one.reward.terms.values() if term.status == "invalid"), None)
+            if broken is not None and key in played.oracle and played.oracle[key].reward.total is not None:
+                message = (
+                    f"{way} makes '{broken.name}' invalid, so that whoever is wrong is masked: {broken.error[:120]}"
+                )
+                hint = "give 0 for what an answer can cause"
+                yield warn(f"rewards.{broken.name}", message, hint, "self-masking", at="key")
+                return
     for name, reward in spec.rewards.items():
         if name in played.unknown or getattr(reward, "rule", "") in _FORM or not played.oracle or reward.when == "turn":
             continue

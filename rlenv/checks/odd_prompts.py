@@ -83,8 +83,9 @@ def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
         text = _FILLED.sub(" ", text)
         for found in _SINGLE.finditer(text):
             name = found[1].removeprefix("task.")
-            is_known = found[1].startswith(("task.", "vars.")) or (name in columns and text[found.start()] != "$")
-            if is_known or (name in columns and path[0] == "prompt"):
+            is_known = found[1].startswith(("task.", "vars."))
+            is_closed = name in columns and found[0][-1] in "}])>" and found[0][0] != "$"
+            if is_known or is_closed or (name in columns and path[0] == "prompt" and found[0][0] == "$"):
                 whole = found[1] if "." in found[1] else f"task.{found[1]}"
                 message = f"'{found[0].strip()}' is shown as it stands: nothing fills it in"
                 hint = f"write {{{{ {whole} }}}}"
@@ -141,6 +142,8 @@ def _oddly(value: Any, text: str) -> str | None:
         return "is null, and is shown as 'None'" if "None" in text else None
     if isinstance(value, str) and not value.strip():
         return "is empty"
+    if isinstance(value, str) and re.fullmatch(r"(?i)\W*(?:todo|tbd|fixme|xxx+|placeholder|lorem ipsum.*)\W*", value):
+        return f"is {value.strip()[:20]!r}, which nobody has filled in"
     if isinstance(value, (list, Mapping)) and value and str(value) in text:
         return f"is shown as Python writes it: {str(value)[:40]}"
     return None
@@ -217,6 +220,12 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Fault]:
 def _limits(subject: Subject, text: str) -> Iterator[Fault]:
     """Numbers of turns and calls that the prompt promises and the limits do not keep."""
     limits = subject.loaded.spec.limits
+    at_once = re.search(
+        r"(?i)\b(?:calls?|searches|queries|tools)\b[^.]{0,40}\b(?:at once|in parallel|in one message)", text
+    )
+    if at_once is not None and limits.calls_per_turn == 1:
+        message = f"the prompt says '{at_once[0][:60]}', and limits.calls_per_turn is 1: the others are not run"
+        yield subject.document.warning("prompt", message, "raise limits.calls_per_turn", "limits", at="key")
     for key, words in (
         ("turns", "turns|steps|attempts|questions"),
         ("tool_calls", "tool calls|calls|searches|queries"),
@@ -274,6 +283,11 @@ def _named(subject: Subject) -> Iterator[Fault]:
     if table is not None and queries and not re.search(rf"(?i)\b{table[1]}\b", f"{known} {queries}"):
         message = f"the prompt names the table '{table[1]}', which no query reads"
         yield subject.document.warning("prompt", message, "name the table that is there", "unknown-table", at="key")
+    engines = {word.lower() for word in re.findall(r"(?i)\b(postgres|mysql|mariadb|sqlite|duckdb|t-sql)", said)}
+    kinds = {one.kind for one in spec.resources.values()} & {"sqlite", "duckdb"}
+    if engines and kinds and not engines & kinds:
+        message = f"the prompt speaks of {', '.join(sorted(engines))}, and the database is {', '.join(sorted(kinds))}"
+        yield subject.document.warning("prompt", message, "name the engine that runs", "unknown-table", at="key")
     shown = re.findall(r"\{\{-?\s*task\.(\w+)\s*-?\}\}", spec.prompt.user)
     twice = next((name for name in shown if shown.count(name) > 1), None)
     texts = " ".join(text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks")
@@ -400,6 +414,16 @@ def _script(subject: Subject, user: Any) -> Iterator[Fault]:
     if said and patterns and not met:
         message = "no text of the oracle's meets a cue"
         yield document.warning("user.cues", message, "mend 'when', or let the oracle ask", "unmet-cue", at="key")
+    tells = [text for path, text in strings_in(subject.document.get("user"), ()) if path[-1] not in ("when", "stop")]
+    knows = {*subject.tools} - {spec.answer.tool or ""} or "resources" in " ".join(tells)
+    if (
+        user.cues
+        and not knows
+        and not any("{" in text for text in tells)
+        and any(len(split.rows) > 1 for split in subject.splits.values())
+    ):
+        message = "the user tells every task the same: nothing that it says reads the row"
+        yield document.warning("user.cues", message, "tell what the row wants: {{ task.… }}", "same-prompt", at="key")
     for index, one in enumerate(patterns[:-1]):
         if one is not None and one.search(""):
             message = "it meets every message: the cues below are never said"

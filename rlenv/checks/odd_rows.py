@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Fault, RlenvError
+from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
@@ -53,6 +55,7 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
     ("DD.MM.YYYY", r"\bDD\.MM\.YYYY\b", re.compile(r"\d\d?\.\d\d?\.\d{4}").search),
     ("capital letters", r"\b(?:in|all) (?:capitals|capital letters|upper ?case)\b", lambda gold: gold == gold.upper()),
     ("lower case", r"\bin lower ?case\b|\bin small letters\b", lambda gold: gold == gold.lower()),
+    ("a unit", r"\bwith (?:its|the|a) (?:correct |right )?units?\b", re.compile(r"[^\W\d_]|[%$€£°]").search),
     ("a percentage", r"\b(?:what|which|as a|give the|in) (?:percent|percentage)\b", lambda gold: not _is_between(gold)),
 )  # fmt: skip
 """What a prompt may ask for, how that is said, and which golds are of that form."""
@@ -79,7 +82,7 @@ def check_rows(subject: Subject) -> Iterator[Fault]:
         if given and len(given) == len(told):
             yield from _forms(subject, path, one, given, term)
             yield from _outliers(subject, path, one, given)
-    yield from _labels(subject, path, [gold for told in golds for gold in told if gold is not None])
+    yield from _labels(subject, path, term, [gold for told in golds for gold in told if gold is not None])
     yield from _keys(subject)
 
 
@@ -172,6 +175,11 @@ def _splits(subject: Subject) -> Iterator[Fault]:
             yield subject.document.warning(f"tasks.{one.name}", message, "mend them", "duplicate-rows", at="key")
     spec = subject.loaded.spec
     for name, source in spec.tasks.items():
+        words = re.findall(r"[a-z]+", Path(source.path or "").name.lower())
+        other = next((one for one in spec.tasks if one != name and one in words and name not in words), None)
+        if other is not None and spec.tasks[other].path not in (None, source.path):
+            message = f"it reads {Path(source.path or '').name}, which is called like the split '{other}'"
+            yield subject.document.warning(f"tasks.{name}.path", message, "exchange the files", "other-split")
         if source.python is not None and name in subject.splits:
             again = load_tasks(subject.loaded, name)
             first = subject.splits[name].rows[:20]
@@ -201,19 +209,21 @@ def _differs_elsewhere(subject: Subject) -> bool:
 
 
 def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Fault]:
-    """Rows that stand in a split twice, or in two splits."""
+    """Rows that stand in a split twice, or in two splits; rows of numbers alone are drawn, and may well meet."""
     seen: dict[str, str] = {}
+    sources = subject.loaded.spec.tasks
     for one in asked:
+        worded = any(isinstance(value, str) for row in one.split.rows for value in row.values())
         rows = [repr(sorted(row.items(), key=lambda item: item[0])) for row in one.split.rows]
-        counts = Counter(rows)
-        twice = len(rows) - len(counts)
+        counts = Counter(rows if worded else ())
+        twice = counts.total() - len(counts)
         place = f"tasks.{one.split.name}"
         if twice:
             first = next(index for index, row in enumerate(rows) if counts[row] > 1)
             message = f"{twice} of {len(rows)} rows stand there before (first: row {first + 1})"
             yield subject.document.warning(place, message, "take them out", "duplicate-rows", at="key")
         shared = [row for row in counts if row in seen]
-        if shared:
+        if shared and not _is_part(sources[one.split.name], sources[seen[shared[0]]], one.split.name):
             other = seen[shared[0]]
             message = f"{len(shared)} of its {len(counts)} rows are rows of split '{other}' too"
             hint = "keep what is measured apart from what is trained on"
@@ -229,6 +239,12 @@ def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Fault]:
             what = "one value for all rows" if len(groups) == 1 else "another value for each row"
             message = f"'{by}' has {what}, so that its groups say nothing"
             yield subject.document.warning(f"{place}.report_by", message, "name another column", "idle-groups")
+
+
+def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
+    """True for a split that is another one's file under a name that promises nothing unseen."""
+    same = source.path is not None and source.path == other.path
+    return same and not re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
 
 
 def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
@@ -273,7 +289,9 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
         return
     for index, (text, gold) in enumerate(zip(one.texts, golds, strict=False)):
         asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
-        loose = ("capital letters", "lower case") if getattr(term.spec, "normalise", "case") != "none" else ()
+        loose = ["capital letters", "lower case"] if getattr(term.spec, "normalise", "case") != "none" else []
+        loose += ["a unit"] if rule in ("math_equal", "f1", "contains") else []
+        loose += ["a whole number"] if getattr(term.spec, "tolerance", 0) >= 0.5 else []
         if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
             message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
@@ -368,9 +386,17 @@ def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> I
             yield subject.document.warning(path, message, "shuffle them", "constant-gold")
 
 
-def _labels(subject: Subject, path: str, golds: Sequence[str]) -> Iterator[Fault]:
-    """Labels of which the prompt names some and not others."""
-    said, labels = fixed_text(subject).lower(), sorted({gold.strip() for gold in golds})
+def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Fault]:
+    """Labels of which the prompt names some and not others, or all with other capitals than the golds have."""
+    told = fixed_text(subject)
+    said, labels = told.lower(), sorted({gold.strip() for gold in golds})
+    written = [(label, re.search(rf"(?i)(?<!\w){re.escape(label)}(?!\w)", told)) for label in labels[:13]]
+    is_exact = getattr(term.spec, "rule", "") == "exact_match" and getattr(term.spec, "normalise", "") == "none"
+    if is_exact and 2 <= len(labels) <= 12 and len(golds) >= 4 and all(found for _, found in written):
+        odd = next((found[0] for label, found in written if found is not None and label not in told), "")
+        if odd:
+            message = f"the prompt writes '{odd}', which the gold values have with other capitals: it earns nothing"
+            yield subject.document.warning(path, message, "write normalise: case", "gold-form")
     if (
         not 3 <= len(labels) <= 12
         or len(golds) < 4
@@ -398,8 +424,9 @@ def _keys(subject: Subject) -> Iterator[Fault]:
                 continue
             keys = list(value) if isinstance(value, Mapping) else []
         named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
-        if named and len(named) < len(keys):
+        if len(named) < len(keys) and (named or (re.search(r"(?i)\bkeys?\b", said) and "{{" not in said)):
             lost = next(key for key in keys if key not in named)
-            message = f"the prompt names the keys {', '.join(named)}, and not '{lost}', which '{name}' asks for"
+            told = f"the keys {', '.join(named)}, and not" if named else "keys, and not"
+            message = f"the prompt names {told} '{lost}', which '{name}' asks for"
             yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
             return

@@ -220,7 +220,9 @@ def _anything(
 def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     """Keys of one entry that are not looked at, or that turn it around."""
     document, rule = subject.document, getattr(spec, "rule", "")
-    if spec.weight < 0 and (rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
+    of = subject.loaded.spec.rewards.get(getattr(spec, "of", "") if spec.kind == "group" else "")
+    is_best = of is not None and of.weight > 0
+    if spec.weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
         message = f"a weight of {spec.weight:g} takes away for what is right: silence earns more"
         yield document.warning(f"{path}.weight", message, "write a weight above 0", "paid-for-silence")
     if document.has(f"{path}.over_turns") and spec.when != "turn":
@@ -251,13 +253,14 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     if not spec.required and rule in _ENDS and all(getattr(one, "rule", "") in _FORM for one in others):
         message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
         yield document.warning(f"{path}.required", message, "take it out", "only-form")
-    if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec.gate):
+    if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec):
         message = f"'{spec.gate}' holds for what is wrong: it is paid for that alone"
         yield document.warning(f"{path}.gate", message, "turn the comparison around", "wrong-gate")
     if (
         spec.when == "turn"
         and spec.over_turns == "sum"
         and spec.weight > 0
+        and spec.clip is None
         and rule in (*_GOOD, "tool_called", "regex")
     ):
         message = "the sum over all turns is paid: the longer an episode, the more it earns"
@@ -267,10 +270,12 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
 
 
-def _is_of_wrong(subject: Subject, gate: str) -> bool:
-    """True for a gate over terms that tell right from wrong which lets what is wrong through, and that alone."""
+def _is_of_wrong(subject: Subject, spec: RewardSpec) -> bool:
+    """True for a gate that lets through what others call wrong, and that alone; a judge may give partial credit."""
     terms = subject.loaded.spec.rewards
-    expression = compile_expression(gate, names=terms)
+    expression = compile_expression(spec.gate or "", names=terms)
+    if spec.kind == "judge" and all(spec.weight < terms[name].weight for name in expression.names):
+        return False
     rules = [getattr(terms[name], "rule", terms[name].kind) for name in expression.names]
     if not rules or any(rule not in (*_GOOD, *_ENDS, "judge", "verify", "tests") for rule in rules):
         return False

@@ -32,7 +32,7 @@ _RANGES: Final = (
     (r".*\.(?:shared_)?concurrency", 1, 10_000, "odd-policy"),
     (r".*\.workers", 1, 256, "odd-policy"),
     (r".*\.rate_per_s", 0.001, 100_000, "odd-policy"),
-    (r".*\.temperature", 0, 2, "odd-sampling"),
+    (r".*\.temperature", 0, 1.5, "odd-sampling"),
     (r".*\.top_p", 0.05, 1, "odd-sampling"),
     (r"rewards\..*\.max_tokens", 40, 200_000, "odd-sampling"),
     (r"(?:endpoints|tools|user)\..*\.max_tokens", 8, 200_000, "odd-sampling"),

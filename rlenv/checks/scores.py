@@ -6,9 +6,9 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
+from rlenv.checks.files import tables_of
 from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Fault, RewardError
 from rlenv.language.expressions import ExpressionError, compile_expression
@@ -264,10 +264,12 @@ def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
     if limits != (low, high):
         message = f"the schema asks for {limits[0]:g} to {limits[1]:g}, and the scale is {low:g} to {high:g}"
         yield document.warning(f"{path}.schema", message, "write the same ends in both", "other-scale")
-    temperature = spec.sampling.temperature if hasattr(spec, "sampling") else None
-    if temperature is not None and temperature > 1:
-        message = f"at a temperature of {temperature:g} the same answer gets another score each time"
-        yield document.warning(f"{path}.sampling.temperature", message, "write 0", "odd-sampling")
+    for place in (f"{path}.sampling.temperature", f"endpoints.{getattr(spec, 'endpoint', '')}.sampling.temperature"):
+        temperature = document.get(place)
+        if isinstance(temperature, (int, float)) and temperature > 1:
+            message = f"at a temperature of {temperature:g} the same answer gets another score each time"
+            yield document.warning(place, message, "write 0", "odd-sampling")
+            break
     pairwise = getattr(spec, "pairwise", None)
     other = getattr(pairwise, "with_", None)
     if isinstance(other, str):
@@ -289,15 +291,29 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
     if fixed and len(rows) > 1 and any("task" in text for text in _filled_in(subject.loaded.spec.prompt.user)):
         yield document.warning(f"{path}.{key}", "every task has the same tests, and the prompt asks each for another "
                                "thing", "name a column: {{ task.tests }}", "constant-gold")  # fmt: skip
+    counts: list[int] = []
     for split, index, row in rows:
         try:
             filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
         except (TemplateError, TypeError):
             return
+        if isinstance(filled, list):
+            counts.append(len(filled))
         if not filled or filled in ("[]", "{}"):
             message = f"row {index + 1} of split '{split.name}' has no tests"
             yield document.warning(f"{path}.{key}", message, "fill the column, or drop such rows", "empty-gold")
             break
+    if key != "programs" and counts and max(counts) == 1:
+        message = "each task has one hidden test: code that gives its one value passes"
+        yield document.warning(f"{path}.{key}", message, "write several, of different values", "constant-gold")
+    whole = re.fullmatch(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*", given) if isinstance(given, str) else None
+    if whole is not None:
+        for place in ("system", "user"):
+            shown = re.search(rf"\{{\{{-?\s*task\.{whole[1]}\s*(?:\||-?\}}\}})",
+                              getattr(subject.loaded.spec.prompt, place) or "")  # fmt: skip
+            if shown is not None:
+                message = f"the prompt shows task.{whole[1]}, the hidden tests with what they expect"
+                yield document.warning(f"prompt.{place}", message, "show some alone", "gold-in-prompt", find=shown[0])
     entry = getattr(spec, "entry", None)
     said = [step.say for step in subject.loaded.spec.oracle or () if hasattr(step, "say")]
     for _, _, row in rows[:1]:
@@ -363,7 +379,7 @@ def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
 
     order = getattr(getattr(spec, "compare", None), "order", "")
     dialect = "duckdb" if "duckdb" in str(document.get("resources")) else "sqlite"
-    tables = _tables(subject, getattr(entry, "resource", None) or getattr(entry, "database", None))
+    tables = tables_of(subject, getattr(entry, "resource", None) or getattr(entry, "database", None))
     for split in subject.splits.values():
         seen: set[str] = set()
         for index, row in enumerate(split.rows[:1_000]):
@@ -388,32 +404,13 @@ def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
                 why = f"it cannot be read: {str(error).splitlines()[0][:120]}"
             if order == "always" and not why and not tree.args.get("order"):
                 why = "the order of its rows is compared, and it has no ORDER BY"
+            is_cut = not why and tree.args.get("limit") is not None and not tree.args.get("order")
+            if is_cut and not tree.args.get("where") and not list(tree.find_all(sqlglot.exp.AggFunc)):
+                why = "it has a LIMIT and no ORDER BY, so that chance decides which rows it gives"
             if why:
                 message = f"the gold query of row {index + 1} of split '{split.name}' is wrong: {why}"
                 yield document.warning(f"{path}.expect", message, "mend the row", "gold-query")
                 break
-
-
-def _tables(subject: Subject, name: str | None) -> set[str]:
-    """The tables of an SQLite resource that is one file for all tasks; empty where that cannot be told."""
-    import sqlite3
-
-    spec = subject.loaded.spec.resources.get(name or "")
-    path, init = getattr(spec, "path", None), getattr(spec, "init", None)
-    try:
-        if isinstance(path, str) and "{" not in path and init is None:
-            file = (subject.loaded.base_of(f"resources.{name}.path") / path).absolute()
-            where, script = f"{file.as_uri()}?mode=ro", ""
-        elif isinstance(init, str) and "{" not in init and path is None:
-            script = (subject.loaded.base_of(f"resources.{name}.init") / init).read_text(encoding="utf-8")
-            where = ":memory:"
-        else:
-            return set()
-        with closing(sqlite3.connect(where, uri=True)) as opened:
-            opened.executescript(script)
-            return {str(row[0]).lower() for row in opened.execute("SELECT name FROM sqlite_master")}
-    except (OSError, ValueError, sqlite3.Error):
-        return set()
 
 
 def _judges(subject: Subject) -> Iterator[Fault]:

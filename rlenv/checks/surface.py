@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -229,6 +230,8 @@ def check_functions(subject: Subject) -> Iterator[Fault]:
     """Warnings of the functions of tools: what they never read, change unsaid, wait for, or take of another type."""
     for name, entry in subject.loaded.spec.tools.items():
         place, _, function = str(getattr(entry, "function", "")).partition(":")
+        if name == subject.loaded.spec.answer.tool:
+            continue  # it is not run
         try:
             tree = ast.parse((subject.loaded.base_of(f"tools.{name}.function") / place).read_text(encoding="utf-8"))
         except (OSError, ValueError, SyntaxError):
@@ -254,6 +257,14 @@ def _function(subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunc
     if broad := sorted({"Exception", "BaseException"} & set(getattr(entry, "errors", ()))):
         message = f"'{broad[0]}' is every bug too, which the model is shown as its own mistake"
         yield warn(f"{path}.errors", message, "name the exceptions that a call can cause", "odd-policy", at="key")
+    declared = tuple(getattr(builtins, one, Exception) for one in getattr(entry, "errors", ()))
+    for name in sorted({ast.unparse(getattr(one.exc, "func", one.exc)) for one in ast.walk(node)
+                        if isinstance(one, ast.Raise) and one.exc is not None}):  # fmt: skip
+        raises = getattr(builtins, name, None)
+        if isinstance(raises, type) and not issubclass(raises, declared):
+            message = f"it raises {name}, which 'errors' does not name: the model reads no more than that it failed"
+            yield warn(f"{path}.function", message, f"write errors: [{name}], or raise ToolFailed", "odd-policy")
+            break
     tool = subject.tools.get(path.partition(".")[2])
     hints = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
     for name, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():

@@ -40,6 +40,16 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
         "found something that does not line up with the keys above, or text after a closing quote or bracket",
         "align it with its neighbours, or quote the whole value",
     ),
+    (
+        r"expected ',' or '[\]}]', but got '\?'",
+        "found a '?' before a bracket or comma in a text without quotes, which YAML reads as its own sign",
+        "put the text in quotes",
+    ),
+    (
+        r"expected ',' or '\}', but got ':'",
+        "found a second ':' in one entry of '{{'",
+        "add ',' between entries, or put the text in quotes",
+    ),
     (r"expected ',' or '\]'", "found the list of '[' not closed here", "add ',' between items, or the missing ']'"),
     (
         r"expected ',' or '\}'",

@@ -43,7 +43,9 @@ oracle:
   - {say: "<answer>{{ task.answer }}</answer>"}
 """
 OWN = """\
+import logging
 import random
+import threading
 import time
 
 
@@ -94,6 +96,25 @@ def draw():
     return [{"question": f"q{random.random()}", "answer": number} for number in range(3)]
 
 
+def signals(expression: str) -> str:
+    "Fails, while somebody else logs."
+    other = threading.Thread(target=logging.getLogger("rlenv.tools").warning, args=("of others",))
+    other.start()
+    other.join()
+    raise RuntimeError(expression)
+
+
+def half(number: int) -> float:
+    "Gives half of a number."
+    if number > 100:
+        raise ValueError("too large")
+    return number / 2
+
+
+def breaks(context):
+    return float(sum(int(part) for part in context.answer.split("+")) == eval(context.task["answer"]))
+
+
 def wrong(context):
     return 0.5 if context.answer == str(context.task["answer"]) else 1.0
 """
@@ -135,6 +156,22 @@ def scripted(**more: Any) -> dict[str, Any]:
     """The sound spec with a user whom the oracle asks first."""
     say = [{"say": "Which one?"}, {"say": "<answer>{{ task.answer }}</answer>"}]
     return {"user": {"kind": "scripted", "replies": ["a"]} | more, "oracle": say}
+
+
+LABELLED = {
+    **rows(*({"question": f"q{n}", "answer": ("Good", "Bad")[n % 2]} for n in range(4))),
+    "tasks.test.rows": [{"question": "q", "answer": "Good"}],
+    "prompt.system": "Answer good or bad between <answer> and </answer>.",
+}
+ORDERS = {
+    "resources": {"db": {"kind": "sqlite", "init": "own.sql"}},
+    "tools.query": {"kind": "sql", "resource": "db"},
+}
+
+
+def gold(query: str) -> dict[str, Any]:
+    check = {"kind": "verify", "tool": "query", "arguments": {"sql": "{{ answer }}"}, "compare": "rows"}
+    return {"rewards.same": check | {"expect": {"arguments": {"sql": query}}}}
 
 
 ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -651,6 +688,57 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "an image that is not there": ("no-image", {"prompt.user": "Look at the picture. {{ task.question }}"}),
     "other columns": ("other-columns", {"tasks.test": {"rows": [{"question": "c", "answer": 1, "level": 2}]}}),
     "folders for no path": ("unused-roots", {"roots": ["."]}),
+    "labels with other capitals": ("gold-form", LABELLED | {"rewards.correct": EXACT}),
+    "a unit that no gold has": ("gold-form", {"prompt.system": "Answer with its unit between <answer> and </answer>."}),
+    "what nobody has filled in": (
+        "odd-column",
+        rows({"question": "TODO", "answer": 5}, {"question": "b", "answer": 1}),
+    ),
+    "keys that the prompt never names": (
+        "answer-form",
+        {
+            "prompt.system": "Write JSON with the key sum between <answer> and </answer>.",
+            "rewards.correct": {"kind": "rule", "rule": "json_match", "expect": {"total": 5}},
+            "oracle": None,
+        },
+    ),
+    "the file of another split": (
+        "other-split",
+        {"tasks.train": {"path": "test.jsonl"}, "tasks.test": {"path": "train.jsonl"}},
+    ),
+    "a query that chance answers": ("gold-query", {**ORDERS, **gold("SELECT name FROM goods LIMIT 1")}),
+    "another engine": ("unknown-table", {**ORDERS, **gold("SELECT 1"), "prompt.system": "Write PostgreSQL."}),
+    "calls at once, of which one is run": (
+        "limits",
+        {"limits.calls_per_turn": 1, "prompt.system": "Make all calls at once. <answer>"},
+    ),
+    "a user who knows no row": ("same-prompt", scripted(cues=[{"when": "which", "say": "That one."}]) | {"tools": {}}),
+    "a best answer that is punished": (
+        "paid-for-silence",
+        {"rewards.best": {"kind": "group", "of": "correct", "by": "rank", "weight": -0.5}},
+    ),
+    "an exception that no key names": (
+        "odd-policy",
+        {"tools.half": {"kind": "python", "function": "own.py:half"}},
+    ),
+    "a comparator that wrong answers break": (
+        "self-masking",
+        {
+            **rows({"question": "2 + 3?", "answer": "2 + 3"}, {"question": "4 + 4?", "answer": "4 + 4"}),
+            "tasks.test.rows": [{"question": "7 + 6?", "answer": "7 + 6"}],
+            "rewards.correct": {"kind": "rule", "python": "own.py:breaks"},
+        },
+    ),
+    "one hidden test": ("constant-gold", {"rewards.t": TESTS | {"calls": [{"args": [1], "expected": 1}]}}),
+    "hidden tests that are shown": (
+        "gold-in-prompt",
+        {
+            **rows(*({"question": f"q{n}", "answer": n, "cases": [{"args": [n], "expected": n}] * 2} for n in (1, 2))),
+            "tasks.test": {"rows": [{"question": "q", "answer": 3, "cases": [{"args": [3], "expected": 3}] * 2}]},
+            "prompt.user": "{{ task.question }} {{ task.cases }}",
+            "rewards.t": TESTS | {"calls": "{{ task.cases }}"},
+        },
+    ),
 }
 
 
@@ -660,6 +748,9 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "env.yaml"
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     texts = [json.dumps({"id": str(number), "title": "t", "text": f"text {number}"}) for number in range(9)]
+    (tmp_path / "own.sql").write_text("CREATE TABLE goods (name TEXT);", encoding="utf-8")
+    (tmp_path / "train.jsonl").write_text('{"question": "c", "answer": 3}\n')
+    (tmp_path / "test.jsonl").write_text('{"question": "a", "answer": 1}\n{"question": "b", "answer": 2}\n')
     (tmp_path / "own.jsonl").write_text("\n".join(texts), encoding="utf-8")
     path.write_text(SOUND, encoding="utf-8")
     return path
@@ -707,6 +798,22 @@ STATE = {
     "oracle": [{"call": {"put": {"thing": "no. {{ task.answer }}"}}}, {"say": "Done."}],
 }
 SOUND_TOO = [{}, asks(), judged(), {"tools.say": COMMAND}, talks(), LISTED, GATED, WRITING, STATE]
+SEEN = {"tasks.train": {"path": "test.jsonl"}, "tasks.seen": {"path": "test.jsonl", "limit": 2}}
+DRAWN = rows(*({"number": n % 3, "answer": n % 3} for n in range(9))) | {
+    "tasks.test.rows": [{"number": 2, "answer": 2}],
+    "prompt.user": "Which number is {{ task.number }} + 0?",
+}
+PARTLY = judged(weight=0.2, gate="correct < 1")
+GRAPHQL = {
+    "tools.graph": {
+        "kind": "http", "url": "https://example.com", "description": "Asks.", "parameters": {"question": "string"},
+        "body": {"query": "{ question(text: $text) { id } }", "variables": {"text": "{{ args.question }}"}},
+    }
+}  # fmt: skip
+ANCHORED = {"vars": {"labels": [1, 2], "shown": [1, 2]}, "prompt.user": "{{ task.question }} {{ vars.shown|length }}"}
+BOUNDED = {"rewards.form": {"kind": "rule", "rule": "valid_calls", "when": "turn", "over_turns": "sum",
+                            "weight": 0.02, "clip": [0, 5]}}  # fmt: skip
+SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
 
 @pytest.mark.parametrize("given", SOUND_TOO, ids=str)
@@ -736,6 +843,13 @@ def test_a_warning_has_its_place_and_counts_only_if_asked(sound: Path, capsys: p
     assert main(["validate", "--strict", "--json", str(sound)]) == 1
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
     assert (warning["level"], warning["code"], warning["line"]) == ("warning", "limits", 18)
+
+
+def test_what_is_played_silences_nobody_else(sound: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sound.write_text(SOUND.replace("kind: calculator", 'kind: python, function: "own.py:signals", run_in: loop'))
+    (told,) = [one.message for one in validate([sound]).warnings if one.code == "wrong-oracle"]
+    assert told.endswith("the tool calculate failed: RuntimeError: 1 + 1")
+    assert {one.getMessage() for one in caplog.records} == {"of others"}
 
 
 def test_a_comment_on_its_line_allows_a_warning_by_its_code(sound: Path) -> None:
