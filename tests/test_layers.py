@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -127,6 +128,35 @@ def test_the_package_hands_out_what_users_type() -> None:
         assert getattr(rlenv, name) is not None
     assert set(rlenv.__all__) - {"__version__"} == set(rlenv._LAZY)
     assert set(rlenv.__all__) <= set(dir(rlenv))
+
+
+ADAPTER = modules(ROOT / "trainers" / "rlenv_verl")
+NOT_PUBLIC = """
+    _base.bounded _base.nearest _base.paths calls.executor cli.console cli.options cli.terminal language.spec
+    models.architecture rewards.scorer runs.locks.files secrets
+""".split()
+"""Of these the adapter for veRL still imports names that no page of the reference has."""
+
+
+def public() -> set[str]:
+    """The names that a third party may import: those of `rlenv` itself and of what stands in the reference."""
+    names = {f"rlenv.{name}" for name in rlenv.__all__} | {f"{rlenv._LAZY[name]}.{name}" for name in rlenv._LAZY}
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        names |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    return names
+
+
+def test_the_adapter_for_verl_imports_what_a_third_party_could() -> None:
+    known = public()
+    inner = {
+        node.module
+        for path in ADAPTER.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module is not None and _room(node.module)
+        if node.module.startswith("rlenv.") and node.module not in known
+        if not all(f"{node.module}.{alias.name}" in known for alias in node.names)
+    }
+    assert inner - {f"rlenv.{name}" for name in NOT_PUBLIC} == set(), "NOT_PUBLIC only gets shorter"
 
 
 def test_the_package_never_imports_a_trainer_or_torch() -> None:
