@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import indent
@@ -40,6 +41,12 @@ def test_every_family_is_a_file_and_can_be_named() -> None:
     folder = Path(built_in.__file__).with_name("families")
     assert {path.name for path in folder.iterdir()} == {f"{name}.yaml" for name in FAMILIES}
     assert set(FAMILIES) <= set(names("dialects"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_file_says_first_where_its_format_is_from(name: str) -> None:
+    first = family_text(name).splitlines()[0]
+    assert re.match(r"# (Not tied to one model\.|Source: .+ \([A-Z][a-z]+ 20\d\d\)[.;])", first), first
 
 
 @pytest.mark.parametrize("name", FAMILIES)
