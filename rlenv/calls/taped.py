@@ -47,6 +47,15 @@ def _schema(text: str) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _is_local(tool: Tool) -> bool:
+    return not (tool.reaches_out or tool.kind in _LEAVES)
+
+
+def _asked(lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Asked | None:
+    """A call as the tape of a lane knows it; None where the tape is not asked about it."""
+    return None if _is_local(tool) and not lane.tape.wants_local else asked_of(tool, arguments, context)
+
+
 def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Asked | None:
     """A call as a tape knows it; None for tools whose own requests are on it.
 
@@ -61,8 +70,7 @@ def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> 
     content["options"] = plain(tool.options)
     if depends_on == "task":
         content["task"] = plain(context.task)
-    is_local = not (tool.reaches_out or tool.kind in _LEAVES)
-    return Asked("tool", tool.name, content, is_shared=depends_on != "episode", is_local=is_local)
+    return Asked("tool", tool.name, content, is_shared=depends_on != "episode", is_local=_is_local(tool))
 
 
 def together(
@@ -111,7 +119,7 @@ def _first(
 ) -> ToolResult | Made:
     """What a call gives at once, or what has to be awaited."""
     quick = inline(call) if isinstance(call, ToolCall) else None
-    if quick is None or (asked := asked_of(*quick, context)) is None:
+    if quick is None or (asked := _asked(lane, *quick, context)) is None:
         return at_once(call, context)
     assert isinstance(call, ToolCall)
     slot = lane.tape.look(lane, asked)
@@ -133,7 +141,7 @@ async def _taken_up(
 ) -> ToolResult:
     """The result of a call that may take its time: from the tape, or from the tool."""
     tool, call = made[0].tool, made[1]
-    asked = asked_of(tool, call.arguments, context)
+    asked = _asked(lane, tool, call.arguments, context)
     if asked is None or is_spoiled(tool):
         return await waiting(made, context, index)
     slot = lane.tape.look(lane, asked)
@@ -169,7 +177,7 @@ async def tried(
     run: Callable[[], Awaitable[ToolOutput]],
 ) -> ToolOutput:
     """One try of a tool whose calls are spoiled on purpose: what it gave or raised, from the tape or from the tool."""
-    asked = asked_of(tool, arguments, context)
+    asked = _asked(lane, tool, arguments, context)
     if asked is None:
         return await run()
     slot = lane.tape.look(lane, asked)

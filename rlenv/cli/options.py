@@ -38,7 +38,9 @@ def add_out(parser: argparse.ArgumentParser, *, help: str) -> None:
 
 def add_record(parser: argparse.ArgumentParser) -> None:
     """Adds `--record`."""
-    parser.add_argument("--record", action="store_true", help="keep what tools and models answer, for rlenv replay")
+    parser.add_argument(
+        "--record", action="store_true", help="keep also what tools of this process give, for rlenv replay --all-tools"
+    )
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,6 @@ async def _run(
         show_spending(console, spent([trajectory], prices=stage.costs))
         if out is not None:
             id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
-            stage.ended(id)
             if id:
                 console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
     return 1 if out is not None and out.lost else 0

@@ -18,15 +18,14 @@ from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
+from rlenv.runs.cassettes import Player
+from rlenv.runs.events import Reel, is_recorded
 from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import FOLDER, read_lock
+from rlenv.runs.locks.since import changed_since
 from rlenv.runs.prices import as_prices
 from rlenv.runs.recorded import whole_groups, with_ids
 from rlenv.runs.replay import Replayed, replay
-from rlenv.runs.tapes.cassettes import Player
-from rlenv.runs.tapes.reel import Reel
-from rlenv.runs.tapes.since import changed_since
-from rlenv.runs.tapes.tape import has_tape
 from rlenv.runs.usage import spending_line, spent
 from rlenv.secrets import leave_open
 
@@ -112,11 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _player(args: argparse.Namespace) -> Player | None:
     """What answers in the place of servers; None where nothing was recorded."""
-    if has_tape(args.file) and not args.no_tape:
+    is_taped = is_recorded(args.file)
+    if is_taped and not args.no_tape:
         sleep = asyncio.sleep if args.timing else None
         return Player(Reel.of(args.file), live=frozenset(args.live), all_tools=args.all_tools, sleep=sleep)
     given = [name for name in ("live", "all_tools", "timing", "no_tape") if getattr(args, name)]
-    if given and not has_tape(args.file):
+    if given and not is_taped:
         option = given[0].replace("_", "-")
         raise UsageError(f"--{option} is for a recorded run, and {args.file} has no tape", hint="leave it out")
     if len(given) > 1:

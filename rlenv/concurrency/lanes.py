@@ -90,11 +90,16 @@ async def given(slot: Slot) -> Answer | None:
 
 
 class Tape(Protocol):
-    """Keeps answers, or gives them again; see `rlenv.runs.tapes.tape`. For one event loop."""
+    """Keeps answers, or gives them again; see `rlenv.runs.cassettes`. For one event loop."""
 
     @property
     def is_offline(self) -> bool:
         """Whether nothing may leave the process but what is let out."""
+        ...
+
+    @property
+    def wants_local(self) -> bool:
+        """Whether what nothing leaves the process for is kept or answered too."""
         ...
 
     def look(self, lane: Lane, asked: Asked) -> Slot:

@@ -1,1 +1,1 @@
-"""Runs that are kept: their folders, locks, tapes and figures; files of episodes, replay and scoring again."""
+"""Runs that are kept: their folders, locks, events and figures; files of episodes, replay and scoring again."""

@@ -74,7 +74,7 @@ def late_schema() -> pa.Schema:
     """The Arrow schema of late facts."""
     pa = arrow()
     flat = [(name, pa.type_for_alias(kind)) for name, kind in LATE.items()]
-    return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS)))])
+    return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS))), ("events", pa.string())])
 
 
 @cache
@@ -100,6 +100,7 @@ def body_schema() -> pa.Schema:
             ("messages", pa.list_(message)),
             ("tokens", pa.list_(tokens)),
             ("blobs", pa.list_(pa.string())),
+            ("events", pa.binary()),
         ]
     )
 

@@ -100,7 +100,8 @@ async def evaluate_async(
         until_width: play tasks in an order drawn by `seed`, and end once the 95 % interval of success is so narrow.
         set: values that replace keys of the spec, by dotted path.
         out: the folder of the run; `resume` plays what it lacks and what is invalid, `overwrite` replaces it.
-        record: keep what tools and models answer, for `rlenv replay`.
+        record: keep also what tools of this process give, for `rlenv replay --all-tools`. What leaves the process is
+            kept with every episode.
         tape: a recorded run that answers tools and models, but not the policy.
         prices: what tokens cost, or the file that says it; `max_cost` ends the run once it has cost more.
         on_end: called with each episode as it ends, the number of those that have ended, and of all.
@@ -257,7 +258,7 @@ class _Run:
                 def ended(at: int, trajectory: Trajectory, *, todo: list[int] = todo) -> None:
                     nonlocal left
                     left -= 1
-                    stage.ended(self._append(todo[at], trajectory))
+                    self._append(todo[at], trajectory)
                     plan.on_end(trajectory, total - left, total)
                     budget.ended(trajectory, left=left)
 
@@ -273,14 +274,13 @@ class _Run:
                 self._out.complete(self.ids, found)
         return found
 
-    def _append(self, index: int, trajectory: Trajectory) -> str:
-        """Keeps an episode as it ends, so that a run that is cut off keeps what it has; its id, "" if it has none."""
+    def _append(self, index: int, trajectory: Trajectory) -> None:
+        """Keeps an episode as it ends, so that a run that is cut off keeps what it has."""
         if self._out is not None:
             job, k = self._jobs[index], self._k
             group = f"{job.split}/{job.task}" if k > 1 else ""
             facts = self._stage.facts_of(trajectory, mode=self._actor.mode, sample=index % k, group=group)
             self._ids[index] = self._out.append(trajectory, facts)
-        return self._ids.get(index, "")
 
     def _whole(self, played: dict[int, Trajectory], batch: range) -> list[Trajectory]:
         """The episodes of these jobs, in their order."""

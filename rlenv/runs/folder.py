@@ -395,10 +395,14 @@ class KeptRun:
         """Keeps what episodes have ended as where that became known after they were kept, as a group's terms do."""
         for id, trajectory in zip(ids, trajectories, strict=True):
             if id:
-                try:
-                    self.writer.late(id, ending_of(trajectory))
-                except OSError as error:
-                    self._failed(error)
+                self.late(id, ending_of(trajectory))
+
+    def late(self, id: str, facts: Mapping[str, Any]) -> None:
+        """Keeps what became known of an episode later, or under the id "" what the run asked beside its episodes."""
+        try:
+            self.writer.late(id, facts)
+        except OSError as error:
+            self._failed(error)
 
     def _failed(self, error: OSError) -> None:
         if not self.lost:

@@ -1,6 +1,6 @@
 """The open end of a run: files that only grow; those of JSON lines are whole up to their last newline.
 
-    RUN/journal/SEGMENT.bodies          the record of each episode, a line of JSON, and behind it its tokens
+    RUN/journal/SEGMENT.bodies          the record of each episode, a line of JSON, behind it its tokens and its events
     RUN/journal/SEGMENT.rows.jsonl      its row, with the place of its body: written second, it is what makes an episode
                                         count
     RUN/journal/SEGMENT.late.jsonl      facts that came later, of episodes of any segment
@@ -167,11 +167,11 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
+def body_of(record: bytes, tokens: Sequence[Tokens], events: bytes | None = None) -> tuple[bytes, list[Any]]:
     """A body as its journal holds it, and how its tokens lie in it, which goes into the row of the episode.
 
     The record's line to the letter, so that it can be handed on without being read, then the ids, masks and
-    log-probabilities as the memory they are, row after row.
+    log-probabilities as the memory they are, row after row, then the events (`rlenv.runs.events`).
     """
     held: list[Any] = [record, b"\n"]
     lies = []
@@ -179,6 +179,8 @@ def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
         arrays = [_array(code, getattr(row, name)) for name, (code, _) in _CODES.items()]
         held += arrays
         lies.append([*map(len, arrays), [list(span) for span in row.turns]])
+    if events is not None:
+        held.append(events)
     return b"".join(held), lies
 
 
@@ -194,8 +196,8 @@ def _array(code: str, values: Sequence[Any]) -> array[Any]:
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
 
-def read_body(file: int, row: Mapping[str, Any]) -> tuple[memoryview, list[Tokens]]:
-    """The record and the tokens of a row's body, out of its open journal: views of what was read.
+def read_body(file: int, row: Mapping[str, Any]) -> tuple[memoryview, list[Tokens], bytes | None]:
+    """The record, the tokens and the events of a row's body, out of its open journal: views of what was read.
 
     Raises:
         UsageError: the journal does not hold them.
@@ -212,7 +214,7 @@ def read_body(file: int, row: Mapping[str, Any]) -> tuple[memoryview, list[Token
             arrays[name] = held[at : at + count * size].cast(code)
             at += count * size
         tokens.append(Tokens(**arrays))
-    return held[:record], tokens
+    return held[:record], tokens, bytes(held[at:]) or None
 
 
 def loads(text: bytes | memoryview) -> Any:

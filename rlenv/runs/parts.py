@@ -1,6 +1,7 @@
 """Sealed segments: Parquet parts that never change.
 
-    RUN/bodies/SEGMENT.parquet      record, messages and tokens, in row groups of `GROUP`: one episode is one small read
+    RUN/bodies/SEGMENT.parquet      record, messages, tokens and events, in row groups of `GROUP`: an episode is a small
+                                    read
     RUN/episodes/SEGMENT.parquet    the rows; renamed into its place last, its presence is what makes a segment sealed
     RUN/late/SEGMENT.parquet        facts that came later
 
@@ -97,9 +98,9 @@ def bodies_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
 
 
 def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    records, messages, tokens = [], [], []
+    records, messages, tokens, events = [], [], [], []
     for row in rows:
-        record, held = read_body(file, row)
+        record, held, asked = read_body(file, row)
         records.append(record)
         try:
             told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
@@ -107,6 +108,7 @@ def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
+        events.append(asked)
     pa, schema = arrow(), body_schema()
     columns = [
         pa.array([row["id"] for row in rows], pa.string()),
@@ -114,6 +116,7 @@ def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table
         array_of(messages, schema.field("messages").type),
         _tokens(tokens),
         array_of([row.get("blobs") or None for row in rows], schema.field("blobs").type),
+        pa.array(events, pa.binary()),
     ]
     return pa.table(columns, schema=schema)
 
@@ -270,7 +273,7 @@ def bodies_in(table: pa.Table) -> pa.Table:
         KeyError: it lacks what every version wrote.
     """
     for name in body_schema().names:
-        if name != "blobs":
+        if name not in ("blobs", "events"):
             table.field(name)
     return _conformed(table, body_schema())
 
@@ -296,8 +299,8 @@ class Sealed:
     path: Path
     _file: Any = None
 
-    def body(self, index: int) -> tuple[bytes, list[Tokens]]:
-        """The record and the tokens of the body at `index` in the part.
+    def body(self, index: int) -> tuple[bytes, list[Tokens], bytes | None]:
+        """The record, the tokens and the events of the body at `index` in the part.
 
         Raises:
             UsageError: the part cannot be read.
@@ -306,13 +309,13 @@ class Sealed:
         with told(self.path):
             return self._body(index)
 
-    def _body(self, index: int) -> tuple[bytes, list[Tokens]]:
+    def _body(self, index: int) -> tuple[bytes, list[Tokens], bytes | None]:
         if self._file is None:
             arrow()
             import pyarrow.parquet as pq
 
             self._file = pq.ParquetFile(self.path)
-        columns = [*_RECORD, "tokens"]
+        columns = [*_RECORD, "tokens", "events"]
         table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
         rows = []
         inside = table["tokens"].combine_chunks()[0].values
@@ -322,7 +325,8 @@ class Sealed:
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
-        return next(self._records(table))[1], rows
+        events = table["events"][0].as_py() if "events" in table.column_names else None
+        return next(self._records(table))[1], rows, events
 
     def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
         """Of a part of an older version there are no blobs."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Body", "RunReader"]
 
 
+_Held = tuple[bytes, Sequence[Tokens], bytes | None]
+"""What a body holds: a record, tokens and events."""
 _LARGE: Final = 1_000_000
 """Bytes of a part that is worth several threads: about 10,000 rows."""
 _PLACE: Final = ("environment", "split", "task", "sample", "step", "mode")
@@ -37,12 +39,14 @@ _LOOKS: Final = 8
 class Body:
     """The whole record of an episode: its trajectory as JSON, and its tokens (empty without a tokenizer).
 
-    `ending` is JSON of what it has ended as where that became known later, "" elsewhere.
+    `events` are what it asked and was answered (`rlenv.runs.events`), None where that was not recorded. `ending` is
+    JSON of what it has ended as where that became known later, "" elsewhere.
     """
 
     id: str
     record: bytes
     tokens: Sequence[Tokens]
+    events: bytes | None = None
     ending: str = ""
 
     def as_json(self) -> Any:
@@ -369,6 +373,12 @@ class RunReader:
             raise UsageError(f"{part_of(self.run, 'episodes', segment)} is not there", hint="its rows are lost")
         return self._moved[segment]
 
+    def facts_of_the_run(self) -> list[str]:
+        """The events of no kept episode, as they were written."""
+        sealed = [text for table in self._late_parts.values() for text in table["events"].to_pylist()]
+        live = [row.get("events") for one in self._late_open.values() for row in one.rows]
+        return [text for text in (*sealed, *live) if text]
+
     # bodies
 
     def body(self, id: str) -> Body:
@@ -392,7 +402,7 @@ class RunReader:
         index = first + (int(kept.slice(row, at - row).to_numpy().sum()) if at > row else 0)
         return Body(id, *self._sealed_body(part, index), self._said_last("ending").get(id, ""))
 
-    def _open_body(self, id: str, segment: str) -> tuple[bytes, Sequence[Tokens]]:
+    def _open_body(self, id: str, segment: str) -> _Held:
         # Where a line of the journal is left out, the rows behind it are not at their numbers.
         rows = self._open[segment].rows
         at = next((at for at, row in enumerate(rows) if row["id"] == id), None)
@@ -402,12 +412,12 @@ class RunReader:
             raise UsageError(f"the body of '{id}' was not kept")
         try:
             with path_of(self.run, segment, "bodies").open("rb") as file:
-                record, tokens = read_body(file.fileno(), rows[at])
-            return put_back(self.run, bytes(record), rows[at].get("blobs") or ()), tokens
+                record, tokens, events = read_body(file.fileno(), rows[at])
+            return put_back(self.run, bytes(record), rows[at].get("blobs") or ()), tokens, events
         except FileNotFoundError:  # sealed since the last look, which takes all rows of a journal or none
             return self._sealed_body(segment, sum(row["has_body"] for row in rows[:at]))
 
-    def _sealed_body(self, part: str, index: int) -> tuple[bytes, Sequence[Tokens]]:
+    def _sealed_body(self, part: str, index: int) -> _Held:
         """The body at a place of a part, which may have been packed since the last look."""
         try:
             return self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part))).body(index)

@@ -184,7 +184,8 @@ class Facts:
 
     `group` names the samples that are compared with each other, "" where there are none; `started` is in seconds since
     the epoch; `cost` is what the models that it asked have cost, None where that is not known; `respelled` is how many
-    turns the chat template spells otherwise, None without one.
+    turns the chat template spells otherwise, None without one; `events` are what it asked and was answered
+    (`rlenv.runs.events`), None where that was not recorded.
     """
 
     step: int = 0
@@ -195,6 +196,7 @@ class Facts:
     tokens: Sequence[Tokens] = field(default=())
     cost: float | None = None
     respelled: int | None = None
+    events: bytes | None = None
 
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
@@ -289,15 +291,17 @@ def usage_of(usage: ModelUsage) -> dict[str, Any]:
 
 
 def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of `LATE`, null where `facts` say nothing, and `terms` (null where they do not change).
+    """The columns of `LATE`, null where `facts` say nothing, `terms` (null where they do not change) and `events`.
+
+    Events are those of no kept episode, JSON as in a body; they are said of the run, whose id is "".
 
     Raises:
         KeyError: a fact that has no column.
     """
-    unknown = facts.keys() - LATE.keys() - {"terms"}
+    unknown = facts.keys() - LATE.keys() - {"terms", "events"}
     if unknown:
         raise KeyError(f"no column for {', '.join(sorted(unknown))}")
-    return {**dict.fromkeys(LATE), "terms": None, **facts, "id": id}
+    return {**dict.fromkeys(LATE), "terms": None, "events": None, **facts, "id": id}
 
 
 def ending_of(trajectory: Trajectory) -> dict[str, Any]:
@@ -340,6 +344,7 @@ def is_late(held: Any) -> bool:
         and held.get("id") is not None
         and _fit(held, LATE)
         and _are_entries(held.get("terms"), TERMS)
+        and _fit(held, {"events": "string"})
     )
 
 

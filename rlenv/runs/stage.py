@@ -15,17 +15,18 @@ from typing import Any, Final, TypeVar
 from rlenv.concurrency.lanes import Lane, entered, here, offline
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RunStopped, UsageError
+from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.command import kept_settings
+from rlenv.runs.events import Reel
 from rlenv.runs.folder import STOP, KeptRun, Kind, RunInfo, read_info
 from rlenv.runs.locks.files import Say
 from rlenv.runs.locks.lock import FOLDER, Lock, lock_of
+from rlenv.runs.locks.since import changed_since
 from rlenv.runs.policies import Actor
 from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.schema import Facts, Mode
-from rlenv.runs.tapes.cassettes import Player, Recorder
-from rlenv.runs.tapes.reel import Reel
-from rlenv.runs.tapes.since import changed_since
 from rlenv.runs.usage import Budget, cost_of, counting
+from rlenv.runs.writer import RunWriter
 from rlenv.secrets import leave_open, logger
 from rlenv.trajectory import Trajectory
 
@@ -45,7 +46,7 @@ class Stage:
         out: the folder; None keeps nothing.
         resume: play what the run in the folder lacks.
         overwrite: replace the run in the folder.
-        record: keep what tools and models answer.
+        record: keep also what tools of this process give. What leaves the process is kept with every episode.
         tape: the recorded run that answers tools and models; with `record` they are asked for what it lacks.
         prices: what tokens cost, or the file that says it.
         max_cost: end the run once it has cost more.
@@ -83,9 +84,10 @@ class Stage:
             raise UsageError("--record needs a folder to keep the run in", hint="add -o DIR")
         self.costs = as_prices(self.prices)
         self.budget = Budget(self.max_cost, self.costs, self.say)
-        self._recorder = Recorder() if self.record else None
+        self._recorder = Recorder(wants_local=self.record) if self.record or self.out else None
         if self.tape:
-            self._player = Player(Reel.of(self.tape), by_content=True, recorder=self._recorder, copies=bool(self.out))
+            keeps: dict[str, Any] = {"recorder": self._recorder, "copies": bool(self.out), "asks": self.record}
+            self._player = Player(Reel.of(self.tape), by_content=True, **keeps)
 
     def load(self, spec: str | Path) -> Environment:
         """The environment of a spec, whose servers are asked for their tools on the tape.
@@ -105,16 +107,11 @@ class Stage:
         tape = self._player or self._recorder
         return None if tape is None else lambda index: tape.lane()
 
-    def ended(self, id: str) -> None:
-        """Takes the id that the episode in the lane of this task is kept by."""
-        lane = here()
-        if self._recorder is not None and lane is not None:
-            self._recorder.bind(lane, id)
-
     def facts_of(self, trajectory: Trajectory, *, mode: Mode, **facts: Any) -> Facts:
-        """What the run keeps of an episode that has just ended, beside its record."""
-        began, cost = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.costs)
-        return Facts(mode=mode, started=began, cost=cost, **facts)
+        """What the run keeps of the episode in the lane of this task, which has just ended, beside its record."""
+        began, cost, lane = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.costs), here()
+        events = None if self._recorder is None or lane is None else self._recorder.taken(lane)
+        return Facts(mode=mode, started=began, cost=cost, events=events, **facts)
 
     @contextmanager
     def open(
@@ -180,29 +177,44 @@ class Stage:
 
     @contextmanager
     def _taped(self, out: KeptRun | None, lock: Lock | None, environment: Environment) -> Iterator[None]:
-        tape = Path(self.tape or "")
         with ExitStack() as stack:
             if self._recorder is not None:
-                folder = out.path if out is not None else tape
-                try:
-                    self._recorder.open(folder, lock=lock.hash12 if lock is not None else "")
-                    if lock is not None:
-                        lock.write(folder)
-                except OSError as error:
-                    raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
-                stack.callback(self._close, self._recorder)
+                stack.enter_context(self._recorded(self._recorder, out, lock))
             if self._player is not None and self._player.is_offline:
                 stack.enter_context(offline())
                 stack.enter_context(self._without_keys())
             yield
         for hash12 in dict.fromkeys(self._player.missed_locks.values() if self._player is not None else ()):
-            if since := changed_since(tape, hash12, environment):
-                self.say(f"{tape} lacks what is asked: {since}")
+            if since := changed_since(self.tape or "", hash12, environment):
+                self.say(f"{self.tape} lacks what is asked: {since}")
 
-    def _close(self, recorder: Recorder) -> None:
-        recorder.close()
-        if recorder.lost:
-            self.say(f"{recorder.lost} entries of the tape could not be written: a replay of them will miss")
+    @contextmanager
+    def _recorded(self, recorder: Recorder, out: KeptRun | None, lock: Lock | None) -> Iterator[None]:
+        """Has kept what no episode takes: what was asked before the first, and what is left at the end."""
+        hash12 = recorder.lock = lock.hash12 if lock is not None else ""
+        with ExitStack() as stack:
+            late = None if out is None else out.late
+            if late is None:  # what the tape lacks is added to it
+                folder = Path(self.tape or "")
+                try:
+                    writer = RunWriter(folder, lock=hash12)
+                    stack.callback(writer.close)
+                    if lock is not None:
+                        lock.write(folder)
+                except OSError as error:
+                    raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+                late = writer.late
+
+            def flush() -> None:
+                try:
+                    if events := recorder.rest():
+                        late("", {"events": events})
+                except OSError as error:
+                    self.say(f"{self.tape}: what was asked could not be added: {error.strerror or error}")
+
+            flush()
+            stack.callback(flush)
+            yield
 
     async def stoppable(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of `work`, which is cancelled once a file `stop` is in the run's folder, or the budget is spent.

@@ -149,7 +149,7 @@ class RunWriter:
         row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written + self._blobs.written)
         if row["has_body"]:
             record, row["blobs"] = self._blobs.taken_out(files.dump(trajectory))
-            body, row["lies"] = body_of(record, facts.tokens)
+            body, row["lies"] = body_of(record, facts.tokens, facts.events)
             row["at"] = [journal.put("bodies", body), len(record), len(body)]
             self._written += len(body)
         journal.put("rows", orjson.dumps(row) + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from rlenv.concurrency.lanes import Answer, Lane, entered
 from rlenv.errors import CassetteError, EpisodeError, ResourceError, ToolFailed
 from rlenv.language.spec import CallsSpec, FaultsSpec
 from rlenv.messages import Image, ToolCall
-from rlenv.runs.tapes.cassettes import Player, Recorder
-from rlenv.runs.tapes.reel import Reel
+from rlenv.runs.cassettes import Player, Recorder
+from rlenv.runs.events import Reel, parsed
 from rlenv.testing.tools import context
 from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
 from rlenv.tools.policy import CallPolicy
@@ -87,29 +86,30 @@ def never() -> Any:
     raise AssertionError("a replay runs no tool that reaches out")
 
 
-def recorded(folder: Path, tools: list[Tool]) -> tuple[tuple[Any, ...], Player]:
+def player_of(recorder: Recorder, lane: Lane) -> Player:
+    return Player(Reel(None, {"run-0": parsed(recorder.taken(lane), "run-0")}))
+
+
+def recorded(tools: list[Tool]) -> tuple[tuple[Any, ...], Player]:
     recorder = Recorder()
-    recorder.open(folder)
     lane = recorder.lane()
     result = ended(lane, tools)
-    recorder.bind(lane, "run-0")
-    recorder.close()
-    return result, Player(Reel.of(folder))
+    return result, player_of(recorder, lane)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("mode", ["inline", "async", "thread"])
 @pytest.mark.parametrize("policy", [None, CallPolicy(faults=FaultsSpec()), CallPolicy(faults=FaultsSpec(), retries=1)])
-def test_a_replay_ends_as_the_call_did(tmp_path: Path, ending: str, mode: Mode, policy: CallPolicy | None) -> None:
+def test_a_replay_ends_as_the_call_did(ending: str, mode: Mode, policy: CallPolicy | None) -> None:
     def with_policy(body: Body) -> list[Tool]:
         return [replace(tool_of("ask", body, mode), policy=policy)]
 
-    then, player = recorded(tmp_path, with_policy(ENDINGS[ending]))
+    then, player = recorded(with_policy(ENDINGS[ending]))
     assert ended(player.lane("run-0"), with_policy(never)) == then
 
 
 @pytest.mark.parametrize("policy", [None, CallPolicy(faults=FaultsSpec())])
-def test_a_call_that_never_ended_does_not_end_again(tmp_path: Path, policy: CallPolicy | None) -> None:
+def test_a_call_that_never_ended_does_not_end_again(policy: CallPolicy | None) -> None:
     def tools(first: Body, second: Any) -> list[Tool]:
         slow = Tool(name="slow", description="", parameters={"type": "object"}, run=second, mode="async")
         slow = replace(slow, reaches_out=True, policy=policy)
@@ -121,13 +121,13 @@ def test_a_call_that_never_ended_does_not_end_again(tmp_path: Path, policy: Call
     async def unasked(arguments: Mapping[str, Any], call: ToolContext) -> Any:
         never()
 
-    then, player = recorded(tmp_path, tools(ENDINGS["a lost resource"], waiting))
+    then, player = recorded(tools(ENDINGS["a lost resource"], waiting))
     assert then[1:] == ("resource", "the file is gone")
     assert ended(player.lane("run-0"), tools(never, unasked)) == then
 
 
 @pytest.mark.parametrize("policy", [None, CallPolicy(faults=FaultsSpec())])
-def test_a_call_that_was_stopped_at_its_limit_is_stopped_again(tmp_path: Path, policy: CallPolicy | None) -> None:
+def test_a_call_that_was_stopped_at_its_limit_is_stopped_again(policy: CallPolicy | None) -> None:
     async def waiting(arguments: Mapping[str, Any], call: ToolContext) -> Any:
         await asyncio.get_running_loop().create_future()
 
@@ -138,17 +138,17 @@ def test_a_call_that_was_stopped_at_its_limit_is_stopped_again(tmp_path: Path, p
     async def unasked(arguments: Mapping[str, Any], call: ToolContext) -> Any:
         never()
 
-    then, player = recorded(tmp_path, tools(waiting))
+    then, player = recorded(tools(waiting))
     assert then[0].outcome == "timeout"
     assert ended(player.lane("run-0"), tools(unasked)) == then
 
 
 @pytest.mark.parametrize("policy", [None, CallPolicy(faults=FaultsSpec())])
-def test_a_value_that_no_json_holds_is_a_miss_that_says_so(tmp_path: Path, policy: CallPolicy | None) -> None:
+def test_a_value_that_no_json_holds_is_a_miss_that_says_so(policy: CallPolicy | None) -> None:
     def tools(body: Body) -> list[Tool]:
         return [replace(tool_of("ask", body, "async"), policy=policy)]
 
-    then, player = recorded(tmp_path, tools(lambda: ToolOutput("said", {1, 2})))
+    then, player = recorded(tools(lambda: ToolOutput("said", {1, 2})))
     assert then[0].outcome == "ok"
     is_miss, reason, said = ended(player.lane("run-0"), tools(never))
     assert (is_miss, reason) == (True, "cassette")
@@ -156,16 +156,13 @@ def test_a_value_that_no_json_holds_is_a_miss_that_says_so(tmp_path: Path, polic
 
 
 @pytest.mark.parametrize("policy", [None, CallPolicy(faults=FaultsSpec())])
-def test_an_answer_of_another_kind_than_its_request_is_told(tmp_path: Path, policy: CallPolicy | None) -> None:
+def test_an_answer_of_another_kind_than_its_request_is_told(policy: CallPolicy | None) -> None:
     tool = replace(tool_of("ask", never, "async"), policy=policy)
     asked = asked_of(tool, {}, context())
     assert asked is not None
     recorder = Recorder()
-    recorder.open(tmp_path)
     lane = recorder.lane()
     recorder.keep(recorder.look(lane.at("turn 0 call 0"), asked), Answer("ok", {"something": "else"}))
-    recorder.bind(lane, "run-0")
-    recorder.close()
-    is_miss, _, said = ended(Player(Reel.of(tmp_path)).lane("run-0"), [tool])
+    is_miss, _, said = ended(player_of(recorder, lane).lane("run-0"), [tool])
     assert is_miss
     assert said.startswith("turn 0 call 0: what the tape has of ask is no answer of its kind: ")

@@ -16,6 +16,7 @@ class Deaf:
     """A tape that has nothing."""
 
     is_offline: bool = True
+    wants_local: bool = True
 
     def look(self, lane: Lane, asked: Asked) -> Slot:
         raise CassetteError("nothing")

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.tapes.reel import Reel
+from rlenv.runs import files
+from rlenv.runs.events import Reel
+from rlenv.runs.recorded import recorded
 
 
 def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,8 +20,8 @@ def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytes
     assert main(["play", "arithmetic", "--policy", "oracle", "--task", "2", "-o", out, "--record"]) == 0
     assert main(["replay", out, "--all-tools"]) == 0
     assert "1 of 1 episodes came out the same" in capsys.readouterr().out
-    (episode,) = Reel.of(out).lanes.values()
-    assert list(episode) == ["turn 0 call 0"]
+    reel = Reel.of(out)
+    assert [one.place for id in reel.ids for one in reel.events(id)] == ["turn 0 call 0"]
     assert main(["play", "arithmetic", "--policy", "oracle", "-o", out]) == 2
     assert "holds a run already" in capsys.readouterr().err
 
@@ -28,21 +30,21 @@ def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytes
     ("argv", "message"),
     [
         (["eval", "arithmetic", "--record"], "--record needs a folder to keep the run in; add -o DIR"),
-        (["eval", "arithmetic", "--tape", "RUN"], "has no tape; record one with: rlenv eval SPEC --record -o DIR"),
-        (["replay", "RUN", "--all-tools"], "--all-tools is for a recorded run"),
-        (["replay", "RUN", "--live", "calculate"], "--live is for a recorded run"),
-        (["replay", "TAPED", "--live", "calculate", "--no-tape"], "with --no-tape everything is asked again"),
-        (["replay", "TAPED", "--live", "calculat"], "there is no tool 'calculat'; did you mean 'calculate'?"),
+        (["eval", "arithmetic", "--tape", "FILE"], "has no tape; record one with: rlenv eval SPEC --record -o DIR"),
+        (["replay", "FILE", "--all-tools"], "--all-tools is for a recorded run"),
+        (["replay", "FILE", "--live", "calculate"], "--live is for a recorded run"),
+        (["replay", "RUN", "--live", "calculate", "--no-tape"], "with --no-tape everything is asked again"),
+        (["replay", "RUN", "--live", "calculat"], "there is no tool 'calculat'; did you mean 'calculate'?"),
     ],
 )
 def test_options_that_do_not_fit_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
-    run = str(tmp_path / "run")
-    more = ["--record"] if "TAPED" in argv else []
-    if {"RUN", "TAPED"} & set(argv):
-        assert main(["eval", "arithmetic", "-n", "1", "-o", run, "--json", *more]) == 0
-    assert main([run if word in ("RUN", "TAPED") else word for word in argv]) == 2
+    run, file = str(tmp_path / "run"), str(tmp_path / "episodes.jsonl")
+    if {"RUN", "FILE"} & set(argv):
+        assert main(["eval", "arithmetic", "-n", "1", "-o", run, "--json"]) == 0
+        files.write(file, recorded(run))
+    assert main([{"RUN": run, "FILE": file}.get(word, word) for word in argv]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -57,4 +59,3 @@ def test_what_could_not_be_written_is_told_at_the_end(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 1, ran.stderr
     assert re.search(r"run: \d+ writes failed, and what they held of the run is not kept\n", ran.stderr)
-    assert re.search(r"\d+ entries of the tape could not be written: a replay of them will miss\n", ran.stderr)

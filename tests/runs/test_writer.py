@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.cli.main import main
+from rlenv.runs.folder import open_run
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -20,6 +23,7 @@ from rlenv.trajectory import Failure, RewardBreakdown, Trajectory
 from tests.support import kept
 from tests.support.kept import TOKENS, episode, keep
 
+ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
     import sys
     from pathlib import Path
@@ -234,3 +238,31 @@ def test_a_journal_is_lines_of_json(tmp_path: Path) -> None:
     (bodies,) = (tmp_path / "journal").glob("*.bodies")
     assert json.loads(bodies.read_bytes().split(b"\n")[0])["task_index"] == 1
     writer.close()
+
+
+WRITERS = {
+    "Journal": {"rlenv/runs/journal.py", "rlenv/runs/writer.py"},
+    "write_part": {"rlenv/runs/parts.py", "rlenv/runs/pack.py"},
+    "bodies_writer": {"rlenv/runs/parts.py", "rlenv/runs/pack.py"},
+}
+"""What puts facts of episodes on a disk, and who may: the writer, and who seals and packs what it has written."""
+
+
+def test_nobody_else_writes_journals_or_parts() -> None:
+    used: dict[str, set[str]] = {name: set() for name in WRITERS}
+    for path in (*(ROOT / "rlenv").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            name = getattr(node, "id", getattr(node, "attr", getattr(node, "name", None)))
+            if name in used:
+                used[name].add(path.relative_to(ROOT).as_posix())
+    assert used == WRITERS
+
+
+@pytest.mark.parametrize("record", [[], ["--record"]])
+def test_a_run_has_one_set_of_files(tmp_path: Path, record: list[str]) -> None:
+    pytest.importorskip("pyarrow")
+    assert main(["eval", "arithmetic", "-n", "2", *record, "-o", str(tmp_path / "run"), "--json"]) == 0
+    folder = {path.name for path in (tmp_path / "run").iterdir()}
+    assert folder == {"journal", "episodes", "bodies", "late", "locks", "run.json", "summary.json"}
+    reader = open_run(tmp_path / "run")
+    assert [reader.body(row["id"]).events is None for row in reader.rows()] == [False, False]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.tapes.reel import Reel
+from rlenv.runs.events import Reel
 from tests.support.sealed import sealed
 from tests.vllm_serve.serving import MODEL, Server
 
@@ -38,7 +38,8 @@ def test_a_run_of_a_real_model_is_replayed_to_the_letter_once_its_server_is_gone
     monkeypatch.delenv("RLENV_TEST_SERVER")
     for name, kinds in (("asked", {"chat", "judge"}), ("told", {"chat", "judge", "text"})):
         run = str(tmp_path / name)
-        assert {key.kind for keys in Reel.of(run).contents.values() for key in keys} == kinds
+        reel = Reel.of(run)
+        assert {one.kind for id in reel.ids for one in reel.events(id)} == kinds
         for many in ("1", "8"):
             ran = sealed("replay", run, "--concurrency", many, seconds=600)
             assert (ran.code, ran.opened) == (0, []), ran.out

@@ -22,16 +22,17 @@ from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import load
 from rlenv.language.shipped import shipped
 from rlenv.messages import Message, ToolCall
+from rlenv.runs import files
+from rlenv.runs.cassettes import Player
+from rlenv.runs.events import Event, Reel
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded, with_ids
 from rlenv.runs.replay import Replayed, replay
-from rlenv.runs.tapes.cassettes import Player
-from rlenv.runs.tapes.reel import Reel
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from tests.support.beside import served, site
 from tests.support.sealed import sealed
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 GONE = "http://127.0.0.1:9"
 TASKS = """
 rlenv: 1
@@ -91,9 +92,15 @@ def http_run(tmp_path: Path) -> Path:
     """Four samples of each of two tasks, whose server is gone."""
     with answering() as address:
         path = spec(tmp_path, HTTP.replace("URL", address))
-        argv = ["eval", path, "-k", "4", "--concurrency", "8", "--record", "-o", str(tmp_path / "run")]
+        argv = ["eval", path, "-k", "4", "--concurrency", "8", "-o", str(tmp_path / "run")]
         assert main([*argv, "--json"]) == 0
     return tmp_path / "run"
+
+
+def events(run_folder: Path) -> list[Event]:
+    """All events of a run."""
+    reel = Reel.of(run_folder)
+    return [one for id in reel.ids for one in reel.events(id)]
 
 
 def same(capsys: pytest.CaptureFixture[str], run_folder: Path, *argv: str, episodes: int) -> None:
@@ -119,7 +126,7 @@ def test_the_spec_is_the_one_that_was_recorded_with_what_was_set_over_it(
     with answering() as address:
         path = spec(tmp_path, HTTP.replace("URL", GONE))
         set = ["--set", f"vars.server={address}", "--set", "prompt.user=Say {{ task.question }}"]
-        assert run(capsys, "eval", path, *set, "--record", "-o", str(tmp_path / "run"))[0] == 0
+        assert run(capsys, "eval", path, *set, "-o", str(tmp_path / "run"))[0] == 0
     same(capsys, tmp_path / "run", episodes=2)
     code, found = run(capsys, "replay", str(tmp_path / "run"), "--spec", path)
     assert code == 1
@@ -130,7 +137,7 @@ def test_the_spec_is_the_one_that_was_recorded_with_what_was_set_over_it(
 def test_a_replay_connects_to_nobody_and_starts_nothing(tmp_path: Path) -> None:
     with answering() as address:  # it is there all the time
         path = spec(tmp_path, HTTP.replace("URL", address))
-        assert main(["eval", path, "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
+        assert main(["eval", path, "-o", str(tmp_path / "run"), "--json"]) == 0
         assert sealed("replay", str(tmp_path / "run")).opened == []
         assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape").opened
 
@@ -141,8 +148,9 @@ def test_where_there_is_no_tape_or_none_is_wanted_the_server_is_asked(
     code, found = run(capsys, "replay", str(http_run), "-n", "1", "--no-tape")
     assert code == 1
     assert "turn 0, call 0 of 'ask': it fails for want of the infrastructure now" in str(found["different"])
-    shutil.rmtree(http_run / "tape")
-    assert run(capsys, "replay", str(http_run), "-n", "1")[0] == 1
+    files.write(http_run.parent / "some.jsonl", recorded(http_run)[:1])  # a file of episodes holds no events
+    spec = ["--spec", str(http_run.parent / "env.yaml")]
+    assert run(capsys, "replay", str(http_run.parent / "some.jsonl"), *spec)[0] == 1
 
 
 def test_a_tool_that_is_let_out_is_called(http_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,18 +257,20 @@ def test_calls_that_code_and_rewards_make_have_places_of_their_own(
     )
     with answering() as address:
         path = spec(tmp_path, NESTED.replace("URL", address))
-        assert run(capsys, "eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"))[0] == 0
+        assert run(capsys, "eval", path, "-k", "2", "-o", str(tmp_path / "run"))[0] == 0
     same(capsys, tmp_path / "run", episodes=4)
-    (episode, *_) = Reel.of(tmp_path / "run").lanes.values()
-    assert set(episode) == {"turn 0 call 0", "turn 0 call 0 > call 0", "term looked_up call 0"}
-    assert [entry.ordinal for entry in episode["turn 0 call 0 > call 0"]] == [0, 0, 1]
+    reel = Reel.of(tmp_path / "run")
+    first = reel.ids[0]
+    places = {one.place for one in reel.events(first)}
+    assert places == {"turn 0 call 0", "turn 0 call 0 > call 0", "term looked_up call 0"}
+    assert [one.ordinal for one in reel.at(first, "turn 0 call 0 > call 0")] == [0, 0, 1]
 
 
 def test_faults_that_are_put_in_on_purpose_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     faults = "    faults: {error: 0.3, garble: 0.3, seed: 3}\n    retries: 1\n    cache: {scope: none}"
     with answering() as address:
         path = spec(tmp_path, HTTP.replace("URL", address).replace("    cache: {scope: none}", faults))
-        argv = ["eval", path, "-k", "4", "--record", "-o", str(tmp_path / "run")]
+        argv = ["eval", path, "-k", "4", "-o", str(tmp_path / "run")]
         assert run(capsys, *argv)[0] == 0
     same(capsys, tmp_path / "run", episodes=8)
     results = [turn.results[0] for one in recorded(tmp_path / "run") for turn in one.turns[:1]]
@@ -301,7 +311,7 @@ def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.
     pytest.importorskip("mcp")
     shutil.copy(ROOT / "tests" / "tools" / "servers" / "lab.py", tmp_path / "lab.py")
     path = spec(tmp_path, MCP.replace("PYTHON", sys.executable))
-    argv = [sys.executable, "-m", "rlenv", "eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run")]
+    argv = [sys.executable, "-m", "rlenv", "eval", path, "-k", "2", "-o", str(tmp_path / "run")]
     # In a process of its own: in this one the tools would be known from having been listed.
     subprocess.run(argv, check=True, capture_output=True, timeout=100)
     (tmp_path / "lab.py").unlink()
@@ -317,7 +327,7 @@ def test_pinned_tools_are_those_of_the_tape_once_the_pin_is_gone(
     shutil.copy(ROOT / "tests" / "tools" / "servers" / "lab.py", tmp_path / "lab.py")
     path = spec(tmp_path, MCP.replace("PYTHON", sys.executable).replace("include:", "pin: pin.json, include:"))
     assert main(["tools", path, "--pin"]) == 0
-    assert main(["eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["eval", path, "-k", "2", "-o", str(tmp_path / "run"), "--json"]) == 0
     (tmp_path / "lab.py").unlink()
     same(capsys, tmp_path / "run", episodes=4)
     (tmp_path / "pin.json").unlink()
@@ -373,7 +383,7 @@ def test_a_judge_spec_replays_with_the_same_verdicts(
     url = ["--set", f"endpoints.writer.base_url={GONE}/v1"]
     with served(FakeEndpoint(verdicts)) as server:
         asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
-        argv = ["eval", path, *asked, "-k", "4", "--record", "-o", str(tmp_path / "run")]
+        argv = ["eval", path, *asked, "-k", "4", "-o", str(tmp_path / "run")]
         assert run(capsys, *argv)[0] == 0
     same(capsys, tmp_path / "run", *url, episodes=8)
     code, found = run(capsys, "replay", str(tmp_path / "run"), *url, "--set", "rewards.clarity.rubric=Be kind.")
@@ -387,7 +397,7 @@ def test_a_judge_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureF
     path = spec(tmp_path, JUDGE)
     with served(FakeEndpoint([Reply(401, "no key")])) as server:
         asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
-        assert run(capsys, "eval", path, *asked, "--record", "-o", str(tmp_path / "run"))[0] == 0
+        assert run(capsys, "eval", path, *asked, "-o", str(tmp_path / "run"))[0] == 0
     same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
     term = recorded(tmp_path / "run")[0].reward.terms["clarity"]
     assert term.status == "invalid"
@@ -414,10 +424,10 @@ def test_a_user_and_a_model_tool_replay_with_their_endpoint_gone(
     url = ["--set", f"endpoints.writer.base_url={GONE}/v1"]
     with served(FakeEndpoint(lambda body: f"Reply {next(number)}.")) as server:
         asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
-        argv = ["eval", path, *asked, "-k", "3", "--record", "-o", str(tmp_path / "run")]
+        argv = ["eval", path, *asked, "-k", "3", "-o", str(tmp_path / "run")]
         assert run(capsys, *argv)[0] == 0
     same(capsys, tmp_path / "run", *url, episodes=6)
-    places = {place for episode in Reel.of(tmp_path / "run").lanes.values() for place in episode}
+    places = {one.place for one in events(tmp_path / "run")}
     assert places == {"user 0", "turn 1 call 0"}
 
     prompt = ["--set", "tools.improve.prompt=Mend {{ args.text }}"]
@@ -447,9 +457,8 @@ def test_an_agent_replays_with_what_it_was_told_at_each_of_its_turns(
         monkeypatch.setenv("RESEARCH_URL", server.base_url)
         assert run(capsys, "eval", path, "--record", "-o", str(tmp_path / "run"))[0] == 0
     monkeypatch.delenv("RESEARCH_URL")
-    reel = Reel.of(tmp_path / "run")
     same(capsys, tmp_path / "run", episodes=len(recorded(tmp_path / "run")))
-    places = {place for episode in reel.lanes.values() for place in episode}
+    places = {one.place for one in events(tmp_path / "run")}
     agent = "turn 0 call 0 > agent turn"
     assert {f"{agent} 0", f"{agent} 1", f"{agent} 0 call 0", f"{agent} 1 call 0"} <= places
 
@@ -464,11 +473,10 @@ def test_a_policy_behind_an_endpoint_is_recorded_at_its_turns(
 
     with answering() as address, served(FakeEndpoint(act)) as server:
         policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
-        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "-n", "1", "--record"]
+        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "-n", "1"]
         assert run(capsys, *argv, "-o", str(tmp_path / "run"))[0] == 0
     same(capsys, tmp_path / "run", episodes=1)
-    (episode,) = Reel.of(tmp_path / "run").lanes.values()
-    assert list(episode) == ["policy turn 0", "turn 0 call 0", "policy turn 1"]
+    assert [one.place for one in events(tmp_path / "run")] == ["policy turn 0", "turn 0 call 0", "policy turn 1"]
 
 
 def test_an_episode_whose_policy_failed_is_played_up_to_there(
@@ -481,7 +489,7 @@ def test_an_episode_whose_policy_failed_is_played_up_to_there(
 
     with answering() as address, served(FakeEndpoint(act)) as server:
         policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
-        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "--record", "-o", str(tmp_path / "run")]
+        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "-o", str(tmp_path / "run")]
         assert run(capsys, *argv)[1]["failures"] == {"policy": 2}
     same(capsys, tmp_path / "run", episodes=2)
 
@@ -503,7 +511,7 @@ def test_a_shipped_environment_that_has_changed_is_told_by_episode_turn_and_term
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     out = str(tmp_path / "run")
-    assert run(capsys, "eval", name, "--policy", "oracle", "-n", "2", "-k", "2", "--record", "-o", out)[0] == 0
+    assert run(capsys, "eval", name, "--policy", "oracle", "-n", "2", "-k", "2", "-o", out)[0] == 0
     ran = sealed("replay", out)
     assert (ran.code, ran.out) == (0, "4 of 4 episodes came out the same, 0 differently\n")
     assert "socket.connect" not in ran.opened
@@ -570,8 +578,7 @@ def test_a_replay_needs_no_key(
 
 def test_every_entry_names_the_lock_of_its_run(http_run: Path, tmp_path: Path) -> None:
     (lock,) = locks_of(http_run)
-    reel = Reel.of(http_run)
-    assert {reel.entry(key).lock for keys in reel.contents.values() for key in keys} == {lock}
+    assert {one.lock for one in events(http_run)} == {lock}
     with answering(100) as address:  # what it lacks is asked and added, under a lock of its own
         more = [
             "--set",
@@ -580,8 +587,7 @@ def test_every_entry_names_the_lock_of_its_run(http_run: Path, tmp_path: Path) -
             'oracle=[{"call": {"ask": {"what": "three"}}}, {"say": ""}]',
         ]
         assert main(["eval", str(tmp_path / "env.yaml"), *more, "--tape", str(http_run), "--record", "--json"]) == 0
-    reel = Reel.of(http_run)
-    found = {reel.entry(key).lock for keys in reel.contents.values() for key in keys}
+    found = {one.lock for one in events(http_run)}
     assert len(found) == 2
     assert found == set(locks_of(http_run))
 
@@ -617,8 +623,7 @@ def test_answers_take_as_long_as_they_did_where_that_is_asked_for(http_run: Path
     reel = Reel.of(http_run)
     found = asyncio.run(replayed(Player(reel, sleep=sleep)))
     assert not any(one.differences for one in found)
-    entries = [reel.entry(key) for keys in reel.contents.values() for key in keys]
-    assert sorted(slept) == sorted(one.seconds for one in entries)
+    assert sorted(slept) == sorted(one.seconds for one in events(http_run))
     assert all(slept)
     assert sorted(times(found)) == sorted(slept)
     assert set(times(asyncio.run(replayed(Player(reel))))) == {0.0}

@@ -10,14 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot
 from rlenv.errors import CassetteError, UsageError
-from rlenv.runs.tapes.reel import Key, Reel
-from rlenv.runs.tapes.tape import Entry, TapeWriter, as_given, canonical, content_of
+from rlenv.runs.events import Event, Reel, as_given, content_of, dumped
 from rlenv.secrets import redact_value
 
 __all__ = ["Player", "Recorder"]
@@ -34,45 +32,33 @@ _SINCE: Final = {"tool": "options", "judge": "sampling"}
 
 
 class Recorder:
-    """Keeps what is asked and answered. What comes before `open`, as the tools of servers do, waits for it."""
+    """Keeps what is asked and answered, in memory until the episode is kept.
+
+    Args:
+        wants_local: keep also what tools of this process give.
+    """
 
     is_offline = False
 
-    def __init__(self) -> None:
-        self._writer: TapeWriter | None = None
-        self._waiting: list[Entry] = []
+    def __init__(self, *, wants_local: bool = False) -> None:
+        self.wants_local, self.lock = wants_local, ""
+        self._events: dict[str, list[Event]] = {}
         self._counts: dict[str, Counter[tuple[str, str]]] = {}
-
-    def open(self, run: Path, *, lock: str = "") -> None:
-        """Writes into the folder of a run from now on.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._writer = TapeWriter(run, lock=lock)
-        for entry in self._waiting:
-            self._writer.put(entry)
-        self._waiting.clear()
-
-    @property
-    def lost(self) -> int:
-        """How many entries could not be written."""
-        return self._writer.lost if self._writer is not None else 0
 
     def lane(self) -> Lane:
         """The root of an episode that begins."""
         return Lane(self, secrets.token_hex(8))
 
-    def bind(self, lane: Lane, id: str) -> None:
-        """Says which kept episode a lane was; "" is none."""
+    def taken(self, lane: Lane) -> bytes:
+        """The events of the episode of a lane, which has ended, as its body holds them."""
         self._counts.pop(lane.episode, None)
-        if id:
-            self._put(Entry(lane.episode, kind="episode", name=id, started=time.time()))
+        return dumped(self._events.pop(lane.episode, ()))
 
-    def close(self) -> None:
-        """Seals what is open."""
-        if self._writer is not None:
-            self._writer.close()
+    def rest(self) -> str:
+        """The events that no episode has taken, and from now on has none to take; "" where there are none."""
+        events = [replace(one, lock=self.lock) for held in self._events.values() for one in held]
+        self._events.clear()
+        return dumped(events).decode() if events else ""
 
     def look(self, lane: Lane, asked: Asked) -> Slot:
         """An empty place: whoever asks has to ask."""
@@ -81,26 +67,25 @@ class Recorder:
         return Slot(lane, asked, content, ordinal, time.time())
 
     def keep(self, slot: Slot, answer: Answer) -> None:
-        """Writes an entry."""
-        asked = slot.asked
-        self._put(
-            Entry(
-                slot.lane.episode,
-                slot.lane.place,
-                slot.ordinal,
-                slot.content,
-                asked.kind,
-                asked.name,
-                canonical(_shown(asked.content)),
-                answer.outcome,
-                answer.reason,
-                as_given(redact_value(answer.response)),
-                asked.echo,
-                asked.is_shared,
-                slot.started,
-                max(time.time() - slot.started, 0.0),
-            )
+        """Takes an event of an episode."""
+        asked, took = slot.asked, max(time.time() - slot.started, 0.0)
+        event = Event(
+            slot.lane.place,
+            slot.ordinal,
+            slot.content,
+            asked.kind,
+            asked.name,
+            _shown(asked.content),
+            answer.outcome,
+            answer.reason,
+            redact_value(answer.response),
+            asked.echo,
+            asked.is_shared,
+            slot.started,
+            took,
+            self.lock,
         )
+        self._events.setdefault(slot.lane.episode, []).append(event)
 
     def lets_out(self, tool: str) -> bool:
         """Nothing is held back."""
@@ -109,12 +94,6 @@ class Recorder:
     def missed(self, episode: str) -> str:
         """Nothing is missed."""
         return ""
-
-    def _put(self, entry: Entry) -> None:
-        if self._writer is None:
-            self._waiting.append(entry)
-        else:
-            self._writer.put(entry)
 
 
 class Player:
@@ -128,7 +107,8 @@ class Player:
             alone, for what may be answered alike and for requests to endpoints. The policy itself is asked.
         live: tools that are called all the same.
         all_tools: tools of this process are answered too, in place of being run.
-        recorder: keeps what is asked in spite of the tape: of a `by_content` player what the tape has not.
+        asks: what the tape has no answer to is asked, and kept by `recorder`.
+        recorder: keeps what is asked in spite of the tape.
         copies: it keeps what the tape answers as well.
         sleep: waits before each answer for as many seconds as it took when it was recorded; None gives it at once.
 
@@ -143,6 +123,7 @@ class Player:
         by_content: bool = False,
         live: frozenset[str] = frozenset(),
         all_tools: bool = False,
+        asks: bool = False,
         recorder: Recorder | None = None,
         copies: bool = False,
         sleep: Callable[[float], Awaitable[object]] | None = None,
@@ -150,14 +131,15 @@ class Player:
         self.missed_locks: dict[str, str] = {}
         self._reel, self._sleep = reel, sleep
         self._by_content, self._live, self._all_tools = by_content, live, all_tools
-        self._recorder, self._copies = recorder, copies
+        self._asks, self._recorder, self._copies = asks, recorder, copies
+        self.wants_local = all_tools or (copies and recorder is not None and recorder.wants_local)
         self._counts: dict[str, Counter[tuple[str, str]]] = {}
         self._missed: dict[str, str] = {}
 
     @property
     def is_offline(self) -> bool:
         """True unless what the tape lacks is asked."""
-        return self._recorder is None
+        return not self._asks
 
     def lane(self, episode: str = "") -> Lane:
         """The root of the episode that was kept under an id; of a new one without."""
@@ -184,13 +166,13 @@ class Player:
         if lane.is_live or (asked.is_local and not self._all_tools):
             return slot
         try:
-            key = self._found(lane, asked, content, ordinal)
-            if key is not None:
-                answer = _answer(self._reel.entry(key), asked)
+            event = self._found(lane, asked, content, ordinal)
+            if event is not None:
+                answer = _answer(event, asked)
                 if self._recorder is not None and self._copies:
                     self._recorder.keep(slot, answer)
                 return replace(slot, answer=answer, sleep=self._sleep)
-            if self._recorder is not None:
+            if self._asks:
                 return slot
             message = self._miss(lane, asked, content, ordinal)
         except (UsageError, ValueError) as error:  # ValueError: of JSON
@@ -204,22 +186,22 @@ class Player:
         if self._recorder is not None and (self._copies or is_missing):
             self._recorder.keep(slot, answer)
 
-    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Key | None:
-        own = self._reel.lanes.get(lane.episode, {}).get(lane.place, ())
-        for key in own:
-            if key.content == content and key.ordinal == ordinal:
-                return key
-        if asked.kind == "judge" and any(key.content == content for key in own):
+    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Event | None:
+        own = [one for one in self._reel.at(lane.episode, lane.place) if one.content == content]
+        if same := next((one for one in own if one.ordinal == ordinal), None):
+            return same
+        if asked.kind == "judge" and own:
             return None  # it was asked again less often than it is now
         if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
         # One that was cancelled has no answer: in its own lane that is replayed, elsewhere nobody would end the wait.
         equal = [one for one in self._reel.contents.get(content, ()) if one.outcome != "cancelled"]
-        return next((one for one in equal if one.ordinal == ordinal), equal[0] if equal else None)
+        key = next((one for one in equal if one.ordinal == ordinal), equal[0] if equal else None)
+        return None if key is None else self._reel.event(key)
 
     def _miss(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> str:
-        """What is missing, with the nearest entry and the first difference."""
+        """What is missing, with the nearest event and the first difference."""
         what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
         near = self._near(lane, asked)
         if not near:
@@ -233,8 +215,7 @@ class Player:
                 )
             return f"{what}: it was made {equal} times, and now {ordinal + 1}"
         new = _shown(asked.content)
-        read = [self._reel.entry(one) for one in near[:_COMPARED]]
-        compared = [(one, [*islice(_differences(json.loads(one.request), new), _COUNTED)]) for one in read]
+        compared = [(one, [*islice(_differences(one.request, new), _COUNTED)]) for one in near[:_COMPARED]]
         nearest, told = min(compared, key=lambda pair: len(pair[1]))
         which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
         self.missed_locks.setdefault(lane.episode, nearest.lock)
@@ -245,13 +226,12 @@ class Player:
             return f"{what}: an older version recorded it, without all that it is known by now; record the run again"
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
-    def _near(self, lane: Lane, asked: Asked) -> Sequence[Key]:
+    def _near(self, lane: Lane, asked: Asked) -> Sequence[Event]:
         """What was asked at the same place; where nothing was, what was asked of the same one."""
-        places = self._reel.lanes.get(lane.episode, {})
-        if found := places.get(lane.place):
+        if found := self._reel.at(lane.episode, lane.place):
             return found
-        episodes = self._reel.lanes.values() if self._by_content else [places]
-        listed = (one for held in episodes for keys in held.values() for one in keys)
+        episodes = self._reel.ids if self._by_content else (lane.episode,)
+        listed = (one for id in episodes for one in self._reel.events(id))
         return [*islice((one for one in listed if (one.kind, one.name) == (asked.kind, asked.name)), _COMPARED)]
 
 
@@ -263,12 +243,11 @@ def _next(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, content: str)
     return ordinal
 
 
-def _answer(entry: Entry, asked: Asked) -> Answer:
-    response = entry.response
-    if asked.echo and entry.echo:
-        response = response.replace(entry.echo, asked.echo)
-    outcome: Any = entry.outcome
-    return Answer(outcome, json.loads(response), entry.reason, entry.seconds)
+def _answer(event: Event, asked: Asked) -> Answer:
+    response, outcome = event.response, cast(Any, event.outcome)
+    if asked.echo and event.echo:
+        response = json.loads(as_given(response).replace(event.echo, asked.echo))
+    return Answer(outcome, response, event.reason, event.seconds)
 
 
 def _content(asked: Asked) -> str:

@@ -1,0 +1,241 @@
+"""What episodes asked of the outside and were answered: their events, and the cassette that they are for a replay.
+
+The events of an episode stand in its body, behind its record, and `rlenv.runs.writer` writes both at once. Those of no
+kept episode, such as the listing of a server's tools, are facts of the run: they are written as what came later is,
+under no id. Older versions kept events in journals and parts of their own, RUN/tape, which are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from rlenv.errors import UsageError
+from rlenv.runs.columns import arrow
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.journal import loads, path_of, segments, whole_lines
+from rlenv.runs.parts import told
+from rlenv.runs.reader import RunReader
+
+__all__ = ["Event", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
+
+_HELD: Final = 256
+"""Episodes whose events stay read: more than are played at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A request of an episode and its answer, both JSON; `request` is for people: long texts in it are cut.
+
+    `ordinal` counts the equal requests of one place, from 0. `started` is in seconds since the epoch; `lock` is what
+    made the request.
+    """
+
+    place: str = ""
+    ordinal: int = 0
+    content: str = ""
+    kind: str = ""
+    name: str = ""
+    request: Any = None
+    outcome: str = "ok"
+    reason: str = ""
+    response: Any = None
+    echo: str = ""
+    is_shared: bool = False
+    started: float = 0.0
+    seconds: float = 0.0
+    lock: str = ""
+
+
+class Key(NamedTuple):
+    """What finds an event among those of a run: the id of its episode and its place among the events of that."""
+
+    started: float
+    ordinal: int
+    outcome: str
+    episode: str
+    at: int
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {one.name: one.default for one in fields(Event)}
+
+
+def canonical(value: Any) -> str:
+    """JSON that is equal for equal values: keys sorted, all but ASCII as escapes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def as_given(value: Any) -> str:
+    """JSON in the order that the value has: a list of tools is shown to the policy in the order of its keys."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def content_of(kind: str, content: Any) -> str:
+    """BLAKE2b-256 (hexadecimal) of a request."""
+    return blake2b(canonical([kind, content]).encode("ascii"), digest_size=32).hexdigest()
+
+
+def dumped(events: Iterable[Event]) -> bytes:
+    """Events as a body holds them: a list of JSON objects without what is at its default."""
+    held = [{name: value for name in _DEFAULTS if (value := getattr(one, name)) != _DEFAULTS[name]} for one in events]
+    try:
+        return orjson.dumps(held)
+    except TypeError:  # a lone surrogate, or an integer of more than 64 bits
+        return as_given(held).encode("ascii")
+
+
+def parsed(text: bytes, where: str) -> list[Event]:
+    """The events that a body holds.
+
+    Raises:
+        UsageError: they are none, or of a newer version; the message begins with `where`.
+    """
+    try:
+        held = loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, list):
+        raise UsageError(f"{where}: these are no events", hint="bring the run back from a copy")
+    return [_event(one, where) for one in held]
+
+
+def _event(held: Any, where: str) -> Event:
+    if not isinstance(held, dict):
+        raise UsageError(f"{where}: this is no event", hint="without it, the others can be read")
+    if new := sorted({*held} - {*_DEFAULTS}):
+        hint = "read it with the version of rlenv that recorded it"
+        raise UsageError(f"{where}: this version knows no {', '.join(new)} of an event", hint=hint)
+    for name, value in held.items():
+        kind, found = type(_DEFAULTS[name]), type(value)
+        if _DEFAULTS[name] is not None and found is not kind and not (kind is float and found is int):
+            raise UsageError(f"{where}: {name} is {found.__name__}, not {kind.__name__}")
+    return Event(**held)
+
+
+def is_recorded(run: str | Path) -> bool:
+    """Whether a run holds the events of its episodes."""
+    run = Path(run)
+    if (run / "tape").is_dir():
+        return True
+    reader = open_run(run) if is_run(run) else None
+    first = next((row["id"] for row in reader.rows() if row["has_body"]), "") if reader is not None else ""
+    return bool(first) and reader is not None and reader.body(first).events is not None
+
+
+class Reel:
+    """The events of a run, by the episode's id and place, and by content. Few episodes' are in memory at a time.
+
+    Args:
+        reader: the run; None for one of an older version.
+        loose: events that stand in no body, by the id of their episode, "" where there is none.
+    """
+
+    def __init__(self, reader: RunReader | None, loose: Mapping[str, Sequence[Event]]) -> None:
+        self._reader, self._loose = reader, loose
+        kept = [] if reader is None else [row["id"] for row in reader.rows() if row["has_body"]]
+        self.ids: Final = tuple(dict.fromkeys((*loose, *kept)))
+        self._kept = frozenset(kept)
+        self._held = lru_cache(_HELD)(self._read)
+
+    @classmethod
+    def of(cls, run: str | Path) -> Reel:
+        """The events of a run, while it is written too.
+
+        Raises:
+            UsageError: it was not recorded, or what was recorded is damaged or of a newer version.
+            MissingExtra: it is sealed, and pyarrow is not installed.
+        """
+        run, loose = Path(run), dict[str, list[Event]]()
+        if not is_recorded(run):
+            raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
+        reader = open_run(run) if is_run(run) else None
+        for text in reader.facts_of_the_run() if reader is not None else ():
+            loose.setdefault("", []).extend(parsed(text.encode(), f"{run / 'late'}"))
+        for id, event in _old_events(run / "tape"):
+            loose.setdefault(id, [])
+            if event is not None:
+                loose[id].append(event)
+        return cls(reader, loose)
+
+    def _read(self, id: str) -> tuple[Event, ...]:
+        events = list(self._loose.get(id, ()))
+        if self._reader is not None and id in self._kept:
+            events += parsed(self._reader.body(id).events or b"[]", f"{self._reader.run}: the body of '{id}'")
+        return tuple(sorted(events, key=lambda one: (one.started, one.ordinal)))
+
+    def at(self, id: str, place: str) -> list[Event]:
+        """The events of an episode at one place, in their order."""
+        return [one for one in self._held(id) if one.place == place]
+
+    def events(self, id: str) -> Sequence[Event]:
+        """All events of an episode in their order; () of one that the run has not.
+
+        Raises:
+            UsageError: they cannot be read.
+        """
+        return self._held(id)
+
+    @cached_property
+    def contents(self) -> Mapping[str, Sequence[Key]]:
+        """What finds the events of all episodes, by what was asked."""
+        found: dict[str, list[Key]] = {}
+        for id in self.ids:
+            for at, one in enumerate(self._read(id)):
+                found.setdefault(one.content, []).append(Key(one.started, one.ordinal, one.outcome, id, at))
+        for keys in found.values():
+            keys.sort()
+        return found
+
+    def event(self, key: Key) -> Event:
+        """The event that a key finds."""
+        return self._held(key.episode)[key.at]
+
+
+def _old_events(tape: Path) -> Iterator[tuple[str, Event | None]]:
+    """The events of an older version's tape with the ids of their episodes; of an id alone no event."""
+    rows = list(_old_rows(tape)) if tape.is_dir() else []
+    ids: dict[str, str] = {}
+    for _, row in rows:
+        if row.get("kind") == "episode":
+            ids[str(row.get("episode"))] = str(row.get("name"))
+    yield from ((id, None) for id in ids.values())
+    for where, row in rows:
+        if row.get("kind") != "episode":
+            if lacking := sorted({*_DEFAULTS, "episode"} - {*row}):
+                raise UsageError(f"{where}: an entry has no {', '.join(lacking)}", hint="bring it back from a copy")
+            try:
+                texts = {name: loads(row[name].encode()) for name in ("request", "response")}
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise UsageError(f"{where}: what was asked or answered is no JSON") from error
+            event = _event({name: value for name, value in row.items() if name != "episode"} | texts, where)
+            yield ids.get(row["episode"], row["episode"]), event
+
+
+def _old_rows(tape: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of an older version's tape with their places; of a segment that was sealed those of its part."""
+    sealed = {path.stem: path for path in sorted(tape.glob("*.parquet"))}
+    for path in sealed.values():
+        arrow()
+        import pyarrow.parquet as pq
+
+        with told(path):
+            rows = pq.read_table(path, use_threads=False).to_pylist()
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
+    for segment in sorted(segments(tape) - set(sealed)):
+        path = path_of(tape, segment, "rows")
+        for number, line in enumerate(whole_lines(path), 1):
+            try:
+                row = loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                hint = "without the line, the others can be read"
+                raise UsageError(f"{path}:{number}: this line is no entry of a tape", hint=hint)
+            yield f"{path}:{number}", row

@@ -1,0 +1,317 @@
+"""Events: kept with their episodes, found again by place and content, without secrets; those of older versions read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.concurrency.lanes import Answer, Asked, Lane
+from rlenv.errors import CassetteError, UsageError
+from rlenv.runs.cassettes import Player, Recorder
+from rlenv.runs.events import Event, Reel, canonical, content_of, dumped, parsed
+from rlenv.runs.schema import Facts
+from rlenv.runs.writer import RunWriter
+from rlenv.secrets import resolve
+from tests.support.kept import episode
+
+
+def ask(recorder: Recorder, lane: Lane, what: object, answer: object) -> None:
+    slot = recorder.look(lane, Asked("tool", "ask", what))
+    assert slot.answer is None
+    recorder.keep(slot, Answer("ok", answer))
+
+
+def again(player: Player, lane: Lane, what: object, *, is_shared: bool = False, is_local: bool = False) -> object:
+    answer = player.look(lane, Asked("tool", "ask", what, is_shared=is_shared, is_local=is_local)).answer
+    return answer and answer.response
+
+
+def test_equal_values_have_one_canonical_text_whatever_they_hold() -> None:
+    assert canonical({"b": 1, "a": "é\ud800"}) == '{"a":"\\u00e9\\ud800","b":1}'
+    assert content_of("tool", {"a": 1, "b": 2}) == content_of("tool", {"b": 2, "a": 1})
+    assert len(content_of("tool", None)) == 64
+    assert content_of("tool", 1) != content_of("chat", 1)
+
+
+def player_of(recorder: Recorder, *lanes: Lane) -> Player:
+    """A player of episodes run-0, run-1, …"""
+    return Player(Reel(None, {f"run-{at}": parsed(recorder.taken(one), "run") for at, one in enumerate(lanes)}))
+
+
+def test_events_are_written_as_they_are_read_without_what_is_at_its_default() -> None:
+    events = [
+        Event("turn 0 call 0", kind="tool", request={"b": 1, "a": "é\ud800"}, response=[None, 2**70, {"z": 0, "y": 1}]),
+        Event(started=1.5, is_shared=True, ordinal=3),
+    ]
+    text = dumped(events)
+    assert parsed(text, "here") == events
+    assert json.dumps(parsed(text, "here")[0].response) == json.dumps(events[0].response)  # in the order that it had
+    assert json.loads(text)[1] == {"started": 1.5, "is_shared": True, "ordinal": 3}
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"a": 1}, "here: these are no events; bring the run back from a copy"),
+        ([1], "here: this is no event"),
+        ([{"ordinal": "1"}], "here: ordinal is str, not int"),
+        ([{"is_shared": 1}], "here: is_shared is int, not bool"),
+        ([{"depth": 1}], "here: this version knows no depth of an event; read it with the version"),
+    ],
+)
+def test_what_is_no_event_is_named(held: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parsed(json.dumps(held).encode(), "here")
+
+
+def played(run: Path, *, is_sealed: bool) -> RunWriter:
+    """A run with an episode that asked something twice, and what was asked before it."""
+    recorder = Recorder()
+    ask(recorder, Lane(recorder, ""), "tools", ["early"])
+    writer = RunWriter(run)
+    writer.late("", {"events": recorder.rest()})
+    lane = recorder.lane()
+    for number in range(2):
+        ask(recorder, lane.at("turn 0 call 0"), "same", number)
+    assert writer.append(episode(), Facts(events=recorder.taken(lane))) == f"{writer.name}-00000-0"
+    assert recorder.rest() == ""
+    if is_sealed:
+        writer.close()
+    return writer
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_the_events_of_a_run_are_read_while_it_is_written_and_once_it_is_sealed(
+    tmp_path: Path, is_sealed: bool
+) -> None:
+    if is_sealed:
+        pytest.importorskip("pyarrow")
+    writer = played(tmp_path, is_sealed=is_sealed)
+    reel = Reel.of(tmp_path)
+    writer.close()
+    assert reel.ids == ("", f"{writer.name}-00000-0")
+    assert [(one.place, one.ordinal, one.response) for one in reel.events(reel.ids[1])] == [
+        ("turn 0 call 0", 0, 0),
+        ("turn 0 call 0", 1, 1),
+    ]
+    assert [one.response for one in reel.at("", "")] == [["early"]]
+    keys = reel.contents[content_of("tool", "same")]
+    assert [reel.event(key).response for key in keys] == [0, 1]
+
+
+def test_a_run_whose_events_were_not_recorded_has_no_tape(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    writer.append(episode(), Facts())
+    with pytest.raises(UsageError, match="has no tape"):
+        Reel.of(tmp_path)
+    writer.append(episode(), Facts(events=b"[]"))
+    writer.close()
+
+
+def test_a_run_without_a_tape_says_how_to_record_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no tape; record one with: rlenv eval SPEC --record"):
+        Reel.of(tmp_path)
+
+
+def test_secrets_are_taken_out_of_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPED_KEY", "hunter2-hunter2")
+    assert resolve("${env:TAPED_KEY}") == "hunter2-hunter2"
+    recorder = Recorder()
+    lane = recorder.lane()
+    ask(recorder, lane, {"text": "my key is hunter2-hunter2"}, "so it is hunter2-hunter2")
+    events = recorder.taken(lane)
+    assert b"hunter2" not in events
+    player = Player(Reel(None, {"run-0": parsed(events, "run-0")}))
+    assert "hunter2" not in str(again(player, player.lane("run-0"), {"text": "my key is hunter2-hunter2"}))
+
+
+@pytest.fixture
+def taped() -> Reel:
+    """Two episodes that asked the same once, and one of them something else twice."""
+    recorder, events = Recorder(), {}
+    for number in range(2):
+        lane = recorder.lane()
+        ask(recorder, lane.at("turn 0 call 0"), {"q": "same", "k": [1, 2]}, f"answer {number}")
+        if number:
+            for text in ("first", "second"):
+                ask(recorder, lane.at("turn 1 call 0"), {"q": "other"}, text)
+        events[f"run-{number}"] = parsed(recorder.taken(lane), "run")
+    return Reel(None, events)
+
+
+def test_each_lane_has_its_own_answers_in_their_order_each_once(taped: Reel) -> None:
+    player = Player(taped)
+    second, first = player.lane("run-1"), player.lane("run-0")
+    assert again(player, second.at("turn 0 call 0"), {"k": [1, 2], "q": "same"}) == "answer 1"
+    assert again(player, first.at("turn 0 call 0"), {"q": "same", "k": [1, 2]}) == "answer 0"
+    assert [again(player, second.at("turn 1 call 0"), {"q": "other"}) for _ in range(2)] == ["first", "second"]
+    with pytest.raises(CassetteError, match=r"turn 1 call 0: .*: it was made 2 times, and now 3"):
+        again(player, second.at("turn 1 call 0"), {"q": "other"})
+    assert player.missed("run-0") == ""
+    assert player.missed("run-1").startswith("turn 1 call 0: ")
+
+
+def test_what_is_answered_alike_anywhere_is_found_in_another_lane(taped: Reel) -> None:
+    player = Player(taped)
+    lane = player.lane("run-0").at("turn 1 call 0")
+    assert again(player, lane, {"q": "other"}, is_shared=True) == "first"
+    assert again(player, lane, {"q": "other"}, is_shared=True) == "second"
+    assert again(player, lane, {"q": "other"}, is_shared=True) == "first"
+    with pytest.raises(CassetteError):
+        again(player, lane, {"q": "same", "k": [1, 2]})
+
+
+def test_a_miss_names_the_nearest_request_and_the_first_difference(taped: Reel) -> None:
+    player = Player(taped)
+    lane = player.lane("run-1").at("turn 0 call 0")
+    for what, told in (
+        ({"q": "same", "k": [1, 3]}, r"differs at \$\.k\[1\]: 2 before, 3 now"),
+        ({"q": "same", "k": [1]}, r"differs at \$\.k\[1\]: 2 before, nothing now"),
+        ({"q": "x" * 500 + "y", "k": [1, 2]}, r"differs at \$\.q: 'same' before, 'xxx"),
+    ):
+        with pytest.raises(CassetteError, match=told):
+            again(player, lane, what)
+    with pytest.raises(CassetteError, match=r"nothing of this episode was recorded"):
+        again(player, player.lane("run-7").at("turn 0 call 0"), {})
+
+
+def test_what_does_not_leave_the_process_is_not_answered_unless_all_is(taped: Reel) -> None:
+    what = {"q": "same", "k": [1, 2]}
+    player = Player(taped)
+    assert again(player, player.lane("run-0").at("turn 0 call 0"), what, is_local=True) is None
+    player = Player(taped, all_tools=True)
+    assert again(player, player.lane("run-0").at("turn 0 call 0"), what, is_local=True) == "answer 0"
+
+
+def test_what_is_drawn_for_each_request_is_written_over_in_the_answer() -> None:
+    recorder = Recorder()
+    lane = recorder.lane()
+    slot = recorder.look(lane, Asked("judge", "w", 1, echo="aaaa"))
+    recorder.keep(slot, Answer("ok", {"text": "nonce aaaa"}))
+    player = player_of(recorder, lane)
+    answer = player.look(player.lane("run-0"), Asked("judge", "w", 1, echo="bbbb")).answer
+    assert answer is not None
+    assert (answer.outcome, answer.response) == ("ok", {"text": "nonce bbbb"})
+
+
+def miss(player: Player, lane: Lane, asked: Asked) -> str:
+    with pytest.raises(CassetteError) as error:
+        player.look(lane, asked)
+    return str(error.value)
+
+
+def test_a_tool_that_is_known_in_another_episode_alone_is_told_how_it_is_shared(taped: Reel) -> None:
+    player = Player(taped, by_content=True)
+    told = miss(player, player.lane().at("turn 0 call 0"), Asked("tool", "ask", {"q": "other"}))
+    assert told.endswith(
+        "has no answer to this request of tool 'ask' but from another place, and the tool counts as depending on the "
+        "episode: if it depends on its arguments alone, add 'cache: {key: arguments}' to its entry"
+    )
+
+
+def recorded(*requests: Asked) -> tuple[Player, Lane]:
+    recorder = Recorder()
+    lane = recorder.lane()
+    for index, asked in enumerate(requests):
+        recorder.keep(recorder.look(lane.at("turn 0 call 0"), asked), Answer("ok", f"answer {index}"))
+    player = player_of(recorder, lane)
+    return player, player.lane("run-0").at("turn 0 call 0")
+
+
+def test_a_judge_that_is_asked_more_often_than_it_was_has_no_answer() -> None:
+    asked = Asked("judge", "critic", {"prompt": "say"}, is_shared=True)
+    player, lane = recorded(asked, asked)
+    assert [player.look(lane, asked).answer is not None for _ in range(2)] == [True, True]
+    assert miss(player, lane, asked).endswith("it was made 2 times, and now 3")
+
+
+@pytest.mark.parametrize(("kind", "key"), [("tool", "options"), ("judge", "sampling")])
+def test_a_tape_of_an_older_version_says_so(kind: str, key: str) -> None:
+    player, lane = recorded(Asked(kind, "it", {"what": "one"}))
+    told = miss(player, lane, Asked(kind, "it", {"what": "one", key: {}}))
+    assert told.endswith("an older version recorded it, without all that it is known by now; record the run again")
+
+
+# Tapes of older versions
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """An entry as an older version wrote it."""
+    return asdict(Event(content="c")) | {"episode": "e", "request": "null", "response": "null"} | values
+
+
+def journal(run: Path, *lines: bytes) -> Path:
+    path = run / "tape" / "journal" / "0-0.rows.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def line(held: Any) -> bytes:
+    return json.dumps(held).encode() + b"\n"
+
+
+OLD = [
+    row(place="turn 0 call 0", response='"first"', started=1.0),
+    row(place="turn 0 call 0", response='"second"', started=2.0, ordinal=1),
+    row(kind="episode", name="run-0"),
+    row(episode="other", response='"of no episode"'),
+]
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_tape_of_an_older_version_is_read(tmp_path: Path, is_sealed: bool) -> None:
+    if is_sealed:
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        (tmp_path / "tape").mkdir()
+        pq.write_table(pa.Table.from_pylist(OLD), tmp_path / "tape" / "0-0.parquet")
+    else:
+        journal(tmp_path, *map(line, OLD), line(row(ordinal=2))[:-5])  # the last one was cut off
+    reel = Reel.of(tmp_path)
+    assert [one.response for one in reel.at("run-0", "turn 0 call 0")] == ["first", "second"]
+    assert [reel.event(key).response for key in reel.contents["c"]] == ["of no episode", "first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (b"{torn\n", r"0-0\.rows\.jsonl:2: this line is no entry of a tape; without the line, the others can be read"),
+        (line([1]), r"rows\.jsonl:2: this line is no entry"),
+        (line({"episode": "e"}), r"rows\.jsonl:2: an entry has no content, echo, .*; bring it back"),
+        (line(row(ordinal="1")), r"rows\.jsonl:2: ordinal is str, not int"),
+        (line(row(is_shared=None)), r"rows\.jsonl:2: is_shared is NoneType, not bool"),
+        (line(row(depth=1)), r"rows\.jsonl:2: this version knows no depth of an event; read it with the version of"),
+        (line(row(response="{torn")), r"rows\.jsonl:2: what was asked or answered is no JSON"),
+    ],
+)
+def test_a_line_that_is_no_entry_is_named(tmp_path: Path, second: bytes, message: str) -> None:
+    journal(tmp_path, line(row()), second, line(row()))
+    with pytest.raises(UsageError, match=message):
+        Reel.of(tmp_path)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def lacking(path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["content"]), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(emptied, "cannot be read as a part: "), (lacking, "an entry has no content; bring it")]
+)
+def test_a_part_that_holds_no_entries_is_named(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "tape" / "0-0.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.Table.from_pylist(OLD), path)
+    change(path)
+    with pytest.raises(UsageError, match=rf"{path}.*{message}"):
+        Reel.of(tmp_path)
