@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Body", "RunReader"]
 
-
-_Held = tuple[bytes, Sequence[Tokens], bytes | None]
-"""What a body holds: a record, tokens and events."""
 _LARGE: Final = 1_000_000
 """Bytes of a part that is worth several threads: about 10,000 rows."""
 _PLACE: Final = ("environment", "split", "task", "sample", "step", "mode")
@@ -74,14 +71,11 @@ class _Open:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _is_large(path: Path) -> bool:
-    return path.stat().st_size > _LARGE
-
-
 class RunReader:
     """The rows and bodies of a run's folder. Each `refresh` reads only what is new; nothing is ever written.
+    Between two refreshes it answers from one state.
 
-    Between two refreshes it answers from one state. Rows of an older attempt beyond the step at which a later one went
+    Rows of an older attempt beyond the step at which a later one went
     on do not count, nor its validation of that step where the later one has made it again: `from_steps` says where each
     attempt began. Nor does the sample of an evaluation that a later attempt has played again.
 
@@ -161,7 +155,7 @@ class RunReader:
         path = part_of(self.run, kind, segment)
         try:
             # Threads cost more than they bring for the parts of a few hundred rows that writers make.
-            table = read_part(path, schema, use_threads=_is_large(path))
+            table = read_part(path, schema, use_threads=path.stat().st_size > _LARGE)
         except FileNotFoundError:  # packed since it was listed
             return False
         packed = packed_in(table, path)
@@ -402,7 +396,7 @@ class RunReader:
         index = first + (int(kept.slice(row, at - row).to_numpy().sum()) if at > row else 0)
         return Body(id, *self._sealed_body(part, index), self._said_last("ending").get(id, ""))
 
-    def _open_body(self, id: str, segment: str) -> _Held:
+    def _open_body(self, id: str, segment: str) -> tuple[bytes, Sequence[Tokens], bytes | None]:
         # Where a line of the journal is left out, the rows behind it are not at their numbers.
         rows = self._open[segment].rows
         at = next((at for at, row in enumerate(rows) if row["id"] == id), None)
@@ -417,7 +411,7 @@ class RunReader:
         except FileNotFoundError:  # sealed since the last look, which takes all rows of a journal or none
             return self._sealed_body(segment, sum(row["has_body"] for row in rows[:at]))
 
-    def _sealed_body(self, part: str, index: int) -> _Held:
+    def _sealed_body(self, part: str, index: int) -> tuple[bytes, Sequence[Tokens], bytes | None]:
         """The body at a place of a part, which may have been packed since the last look."""
         try:
             return self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part))).body(index)
@@ -452,9 +446,3 @@ class RunReader:
                 return  # no body of it was kept
             held = set(self._parts[part]["id"].to_pylist())
             yield from (one for one in self._part_records(self._moved_to(part)[0]) if one[0] in held)
-
-    def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-        """Every episode whose body was kept, with its row, in the order of segments."""
-        for row in self.rows():
-            if row["has_body"]:
-                yield row, self.body(row["id"]).trajectory()

@@ -222,7 +222,7 @@ def test_a_run_that_is_packed_after_it_was_looked_at_answers_as_before(tmp_path:
     assert {id for id, _ in reader.records()} == set(ids)
     assert [id for id, _ in reader.records([ids[3]])] == [ids[3]]
     assert [reader.body(id).trajectory().task_index for id in ids] == [0, 1, 2, 3, 4]
-    assert [row["task"] for row, _ in reader.trajectories()].count(3) == 1
+    assert [row["task"] for row in reader.rows()].count(3) == 1
     assert reader.table["id"].to_pylist() == order
 
 
