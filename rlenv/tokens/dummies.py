@@ -45,7 +45,7 @@ TOOL: Final = {
 _S: Final = "\ue000"  # private use: stands in no template
 SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
-ANY_MARK: Final = re.compile(f"qz[tx]\\d+zq|qza\\d+v\\d+zq|{_S}[cni]\\d+{_S}")
+ANY_MARK: Final = re.compile(f"qz[tx]\\d+zq|qz[ar]\\d+v\\d+zq|{_S}[cni]\\d+{_S}")
 _TORN_MARK: Final = re.compile(r"[<\[][^>\]]*$")
 _TORN_WORD: Final = re.compile(r"[a-zA-Z0-9_=]+$")
 KEYS: Final = ("reasoning_content", "reasoning", "thinking", "thought")

@@ -126,7 +126,7 @@ class Grown:
         self._calls = 0
         """The calls before the turn."""
         for number, one in enumerate(told):
-            contents = [f"qzr{number}v{index}zq" for index in range(len(one.roles))]
+            contents = [f" qzr{number}v{index}zq\n" for index in range(len(one.roles))]  # some trim what is old
             self._conversation.append(turn_message(form, voice.way, one, number, self._calls))
             self._conversation += answer_messages(form, one, contents, self._calls)
             self._calls += one.calls

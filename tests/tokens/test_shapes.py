@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -129,6 +129,22 @@ def test_a_template_that_looks_at_lengths_is_refused(old: str, new: str) -> None
 
     with pytest.raises(UnsupportedTemplate):
         play()
+
+
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_a_template_that_trims_what_is_old_is_refused(role: Literal["tool", "user"]) -> None:
+    old = {"tool": _RESULT, "user": "{{- m.content + '<|im_end|>"}[role]
+    source = KINDS["grows"].source
+    assert source.count(old) == 1
+    new = old.replace("m.content", "(m.content if loop.last else m.content | trim)")
+    encoder = TokenEncoder(tokenizer(), chat_template=source.replace(old, new), template_kwargs=VALUES)
+    trajectory = encoder.start([Message("user", "Q")], tools=TOOLS)
+    said = "Ans." if role == "user" else CALL
+    trajectory.add_sampled(encoder.encode_text(f"{said}<|im_end|>"))
+    assert trajectory.add_observation(Observation((Message(role, " R\n"),)))
+    trajectory.add_sampled(encoder.encode_text(f"{said}<|im_end|>"))
+    with pytest.raises(UnsupportedTemplate, match=r"after turn 2 it writes .* stood"):
+        trajectory.add_observation(Observation((Message(role, " R\n"),)))
 
 
 def refused(encoder: TokenEncoder, text: str, role: Any) -> str:
