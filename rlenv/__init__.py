@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlenv.episodes.episode import Episode
     from rlenv.episodes.rollout import Job, play, rollout
     from rlenv.episodes.token_episode import TokenEpisode
+    from rlenv.episodes.tool_session import ToolSession
     from rlenv.errors import (
         EndpointError,
         EpisodeError,
@@ -63,6 +64,7 @@ _WHERE = {
     "episodes.episode": "Episode",
     "episodes.rollout": "Job play rollout",
     "episodes.token_episode": "TokenEpisode",
+    "episodes.tool_session": "ToolSession",
     "errors": "EndpointError EpisodeError Fault InvalidReward MissingExtra MissingVariable PolicyError ResourceError"
     " RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
@@ -88,7 +90,7 @@ __all__ += ["InvalidReward", "Job", "Kind", "Measured", "Message", "MissingExtra
 __all__ += ["OpenAIPolicy", "OraclePolicy", "Policy", "PolicyChoice", "PolicyContext", "PolicyError", "PolicySession"]
 __all__ += ["RandomPolicy", "ResourceError", "RewardContext", "RewardError", "RlenvError", "RunStopped", "Sampled"]
 __all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "SpecError", "Step", "TokenEncoder", "TokenEpisode", "ToolCall"]
-__all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "Trajectory", "UnknownEntry"]
+__all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "ToolSession", "Trajectory", "UnknownEntry"]
 __all__ += ["UnsupportedTemplate", "UsageError", "__version__", "bind", "evaluate", "evaluate_async", "load", "make"]
 __all__ += ["make_vec", "open_run", "play", "rollout", "run_sync"]
 

@@ -28,6 +28,7 @@ _MOST_LEFT_OUT: Final = 64
 """Calls over a limit that are answered one by one."""
 _CALL_SHARE: Final = 0.3
 _TAKEN: Final = "Not run: this call is the answer, which ended the episode."
+_NOT_MADE: Final = "Not run: the call was written and not made."
 _BESIDE: Final = "Not run: an answer in the same action ended the episode."
 _tool_context = quick(ToolContext)
 
@@ -41,6 +42,7 @@ class EpisodeTools:
         "_scope",
         "_stack",
         "account",
+        "answered",
         "begun",
         "counting",
         "made",
@@ -62,6 +64,8 @@ class EpisodeTools:
         """What the episode asks of models, its policy included."""
         self.counting = self.account if environment.spec.endpoints else None
         """The account where tools, terms or the user may ask; None where there is no endpoint, and nothing to count."""
+        self.answered: Sequence[ToolResult | None] | None = None
+        """What the next turn's calls gave where they were run before it (`ToolSession`), None for one that was not."""
         self._environment = environment
         self._made_in_turn = 0
         self._scope: Scope | None = None
@@ -115,6 +119,8 @@ class EpisodeTools:
         limits = self._environment.spec.limits
         allowed = min(limits.calls_per_turn, limits.tool_calls - self.made)
         context = self._context(deadline, turn=turn)
+        if self.answered is not None:
+            return tuple([await self._given(*pair, context) for pair in zip(calls, self.answered, strict=True)])
         self._made_in_turn = made = min(len(calls), allowed)
         self.made += made
         if (lane := here()) is not None or self.counting is not None:
@@ -125,6 +131,15 @@ class EpisodeTools:
             return await self._environment.executor.run(calls, context)
         results = await self._environment.executor.run(calls[:allowed], context)
         return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
+
+    async def _given(
+        self, call: ToolCall | MalformedCall, result: ToolResult | None, context: ToolContext
+    ) -> ToolResult:
+        if result is not None:
+            return replace(result, call_id=call.id)
+        if isinstance(call, MalformedCall) or call.name not in self._environment.parts.tools:  # nothing is run
+            return (await self._environment.executor.run((call,), context))[0]
+        return ToolResult(call.name, _NOT_MADE, "skipped", call_id=call.id, reason="skipped", whose="policy")
 
     async def run_again(
         self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float

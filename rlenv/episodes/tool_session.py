@@ -1,0 +1,181 @@
+"""One episode whose tools somebody else's loop calls, one by one or at once; its transcript is scored once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rlenv.dialects.observation import result_messages
+from rlenv.endpoints.wire import Unreadable, read_chat
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
+from rlenv.rewards.answer import extract
+from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlenv.episodes.environment import Environment
+
+__all__ = ["ToolSession"]
+
+_OVER = "Not run: the episode is over."
+_ANSWER = "The answer is taken; the episode ends here."
+
+
+class ToolSession:
+    """An episode for a loop that calls single tools, as an MCP client or another framework's agent does.
+
+        async with rlenv.ToolSession(environment, task=3) as session:
+            result = await session.call("calculate", {"expression": "6 * 7"})  # result.text is what the model reads
+            trajectory = await session.finish("<answer>42</answer>")
+
+    Calls run at once, unless a tool of the spec mutates: then one after another. Each counts for `limits.tool_calls`.
+    `finish` makes turns of the loop's transcript, with the results that its calls had, and scores them as if they had
+    been played by `Episode.step`. What infrastructure does to a call ends the episode with an invalid reward, and the
+    loop reads that it is over.
+
+    Args:
+        task: the row's index in the split, or a row of its own.
+        split: by default the first of the spec.
+        seed: of the episode; see `Environment.start`.
+
+    Attributes:
+        episode: the episode; its `messages` are the prompt.
+
+    Raises:
+        UsageError: no such split or row, or the spec has a simulated user, whom a transcript cannot ask.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        task: int | Mapping[str, Any] = 0,
+        split: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if environment.parts.simulated is not None:
+            raise UsageError("a session of tools has no simulated user", hint="play the spec by environment.start()")
+        self._environment = environment
+        self._made: list[tuple[ToolCall, ToolResult | None]] = []
+        self._answer: ToolCall | None = None
+        mutates = any(tool.mutates for tool in environment.parts.tools.values())
+        self._alone = asyncio.Lock() if mutates else None
+        self.episode = environment.start(task=task, split=split, seed=seed)
+
+    async def __aenter__(self) -> ToolSession:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Opens the episode; one that fails over it has ended on return."""
+        await self.episode.open()
+
+    async def aclose(self) -> None:
+        """Closes the episode; may be called twice."""
+        await self.episode.aclose()
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools as JSON schemas, in OpenAI's form."""
+        return self._environment.tool_schemas
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, id: str | None = None) -> ToolResult:
+        """The result of a call, its text as the model reads it; never raises for what a model wrote.
+
+        Args:
+            id: the loop's own, by which its transcript is read; equal calls are told apart by it.
+        """
+        call = ToolCall(name, arguments, id)
+        async with AsyncExitStack() as stack:
+            if self._alone is not None:
+                await stack.enter_async_context(self._alone)
+            episode, environment = self.episode, self._environment
+            if episode.is_ending or self._answer is not None:
+                return ToolResult(name, _OVER, "skipped", call_id=id, reason="skipped", whose="policy")
+            spec = environment.spec
+            if environment.answer_is_explicit and extract(spec.answer, ParsedAction("", calls=(call,))) is not None:
+                self._made.append((call, None))
+                self._answer = call
+                return ToolResult(name, _ANSWER, call_id=id)
+            at = len(self._made)
+            self._made.append((call, None))  # its place in the order is that of its beginning
+            try:
+                deadline = episode.tools.begun + spec.limits.episode_s
+                (result,) = await episode.tools.run((call,), turn=len(episode.turns), deadline=deadline)
+            except EpisodeError as error:
+                episode.fail(error.reason, str(error))
+                return ToolResult(name, _OVER, "skipped", call_id=id, reason="skipped", whose="policy")
+            self._made[at] = call, result
+            (shown,) = result_messages((result,), environment.show, episode.cut, episode.task, at, images=True)
+            return replace(result, text=shown.content)
+
+    async def finish(self, transcript: str | Sequence[Message | Mapping[str, Any]]) -> Trajectory:
+        """Scores the episode.
+
+        Args:
+            transcript: the conversation behind the prompt, as messages or as OpenAI's mappings, of which those of the
+                assistant count; or the last message's text alone. Calls that are missing in it are a turn of their own
+                before the last message.
+
+        A transcript without an end, whose last message has calls, ends the episode as truncated (`host`).
+
+        Raises:
+            UsageError: the transcript is no list of messages.
+        """
+        episode = self.episode
+        said = [Message("assistant", transcript)] if isinstance(transcript, str) else _said(transcript)
+        if not episode.is_ended:
+            turns, left = self._turns(said)
+            whole = len(left) - bool(left and left[-1][0] is self._answer)  # an answer leaves out what stands beside it
+            for part in filter(None, (left[:whole], left[whole:])):
+                calls = Message("assistant", "", tuple(call for call, _ in part))
+                turns.insert(len(turns) - bool(said), (calls, [result for _, result in part]))
+            for message, results in turns:
+                episode.tools.answered = results
+                if (await episode.step(message)).is_last:
+                    break
+            else:
+                await episode.truncate("host")
+        await self.aclose()
+        return episode.trajectory
+
+    def _turns(
+        self, said: Sequence[Message]
+    ) -> tuple[list[tuple[Message, list[ToolResult | None]]], list[tuple[ToolCall, ToolResult | None]]]:
+        """Each message with the results of its calls (None for one that was not run), and the calls of no message."""
+        left = list(self._made)
+        turns = []
+        for message in said:
+            results: list[ToolResult | None] = []
+            for call in message.tool_calls:
+                places = [at for at, (made, _) in enumerate(left) if made.id is not None and made.id == call.id]
+                places += [at for at, (made, _) in enumerate(left) if _asks_the_same(made, call)]
+                results.append(left.pop(places[0])[1] if places else None)
+            turns.append((message, results))
+        return turns, left
+
+
+def _asks_the_same(made: ToolCall, call: ToolCall | MalformedCall) -> bool:
+    return isinstance(call, ToolCall) and (made.name, dict(made.arguments)) == (call.name, dict(call.arguments))
+
+
+def _said(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+    """The assistant's messages of a transcript."""
+    messages = []
+    for index, one in enumerate(transcript):
+        if isinstance(one, Message):
+            messages += [one] if one.role == "assistant" else []
+        elif not isinstance(one, Mapping):
+            raise UsageError(f"message {index} of the transcript is {type(one).__name__}; expected a mapping")
+        elif one.get("role") == "assistant":
+            try:
+                messages.append(read_chat({"choices": [{"message": dict(one)}]}).message)
+            except Unreadable as error:
+                raise UsageError(f"message {index} of the transcript cannot be read: {error}") from error
+    return messages

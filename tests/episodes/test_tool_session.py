@@ -1,0 +1,218 @@
+"""A loop that calls single tools is scored as one that sends whole messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.messages import Message, ToolCall
+
+SPEC = """
+rlenv: 1
+name: counting
+tasks: {train: {rows: [{answer: "6"}]}}
+prompt: {user: Count.}
+limits: {turns: 2, tool_calls: 4}
+tools:
+  double: {kind: python, function: "tools.py:double"}
+observation: {max_chars: 100}
+answer: {from: tag}
+rewards:
+  correct: {kind: rule, rule: exact_match}
+  calls: {kind: rule, rule: python, python: "tools.py:calls", weight: 0.1}
+"""
+TOOLS = """
+import asyncio
+from rlenv import Measured
+
+RUNNING = []
+MOST = [0]
+
+async def double(n: int, wide: int = 0) -> str:
+    '''Doubles.
+
+    Args:
+        n: a number.
+        wide: how many signs to say beside.
+    '''
+    RUNNING.append(n)
+    MOST[0] = max(MOST[0], len(RUNNING))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    RUNNING.remove(n)
+    if n == 13:
+        from rlenv import ResourceError
+        raise ResourceError("the doubling service is gone")
+    return str(2 * n) + "x" * wide
+
+
+def most() -> int:
+    '''The most that ran at once.'''
+    return MOST[0]
+
+
+def calls(context):
+    return float(sum(result.outcome == "ok" for turn in context.turns for result in turn.results))
+"""
+NUMBERS = (1, 2, 3)
+CALLS = tuple(ToolCall("double", {"n": number}, f"c{number}") for number in NUMBERS)
+ENDS = [Message("assistant", "", CALLS), Message("assistant", "<answer>6</answer>")]
+
+
+def loaded(folder: Path, set: Mapping[str, Any] | None = None, *, spec: str = SPEC) -> rlenv.Environment:
+    (folder / "tools.py").write_text(TOOLS)
+    (folder / "spec.yaml").write_text(spec)
+    return rlenv.load(folder / "spec.yaml", set=set)
+
+
+def scored(trajectory: rlenv.Trajectory) -> tuple[Any, ...]:
+    """What a trainer reads of an episode, without what a clock says."""
+    results = [[(one.name, one.text, one.outcome) for one in turn.results] for turn in trajectory.turns]
+    shown = [turn.observation and [one.content for one in turn.observation.messages] for turn in trajectory.turns]
+    terms = {name: term.value for name, term in trajectory.reward.terms.items()}
+    return trajectory.reason, trajectory.reward.total, terms, trajectory.answer, results, shown
+
+
+async def stepped(environment: rlenv.Environment) -> rlenv.Trajectory:
+    async with environment.start() as episode:
+        for message in ENDS:
+            if (await episode.step(message)).is_last:
+                break
+        return episode.trajectory
+
+
+def as_openai(message: Message) -> Mapping[str, Any]:
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": json.dumps(dict(one.arguments))}}
+        for one in message.tool_calls
+        if isinstance(one, ToolCall)
+    ]
+    return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
+
+
+TRANSCRIPTS: dict[str, Callable[[], Any]] = {
+    "messages": lambda: ENDS,
+    "openai": lambda: [as_openai(ENDS[0]), {"role": "tool", "content": "2"}, as_openai(ENDS[1])],
+    "the last text": lambda: ENDS[-1].content,
+}
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_calls_one_by_one_are_scored_as_the_turns_they_were_made_in(
+    tmp_path: Path, transcript: str, at_once: bool
+) -> None:
+    async def main() -> tuple[rlenv.Trajectory, rlenv.Trajectory, list[rlenv.ToolResult]]:
+        async with loaded(tmp_path) as environment:
+            async with rlenv.ToolSession(environment) as session:
+                waits = [session.call(one.name, one.arguments, id=one.id) for one in CALLS]
+                results = list(await asyncio.gather(*waits)) if at_once else [await one for one in waits]
+                ended = await session.finish(TRANSCRIPTS[transcript]())
+            return ended, await stepped(environment), results
+
+    ended, wanted, results = asyncio.run(main())
+    assert scored(ended) == scored(wanted)
+    assert ended.reward.total == pytest.approx(1.3)
+    assert [(one.text, one.call_id) for one in results] == [("2", "c1"), ("4", "c2"), ("6", "c3")]
+
+
+def played(environment: rlenv.Environment, made: list[tuple[int, str | None]], transcript: Any) -> Any:
+    async def main() -> tuple[list[rlenv.ToolResult], rlenv.Trajectory]:
+        async with environment, rlenv.ToolSession(environment) as session:
+            results = [await session.call("double", {"n": number}, id=id) for number, id in made]
+            return results, await session.finish(transcript)
+
+    return asyncio.run(main())
+
+
+def test_equal_calls_are_told_apart_by_their_ids_and_else_taken_in_order(tmp_path: Path) -> None:
+    calls = (ToolCall("double", {"n": 1}, "b"), ToolCall("double", {"n": 2}), ToolCall("double", {"n": 1}, "a"))
+    said = [Message("assistant", "", calls), ENDS[-1]]
+    results, ended = played(loaded(tmp_path), [(1, "a"), (1, "b"), (2, "c")], said)
+    assert [one.call_id for one in ended.turns[0].results] == ["b", None, "a"]
+    assert [one.text for one in ended.turns[0].results] == ["2", "4", "2"]
+    assert len(results) == 3
+
+
+def test_a_call_that_was_written_and_not_made_is_told_so_and_never_run(tmp_path: Path) -> None:
+    unread = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "double", "arguments": "{"}}]}
+    said = [ENDS[0], unread, as_openai(ENDS[-1])]
+    _, ended = played(loaded(tmp_path, {"limits.turns": 4}), [(1, None)], said)
+    assert [one.outcome for one in ended.turns[0].results] == ["ok", "skipped", "skipped"]
+    assert [one.outcome for one in ended.turns[1].results] == ["malformed"]
+    assert (ended.turns[1].calls_malformed, ended.reason) == (1, "answer")
+
+
+def test_calls_beyond_the_limit_are_not_run(tmp_path: Path) -> None:
+    results, ended = played(loaded(tmp_path, {"limits.tool_calls": 1}), [(1, None), (2, None)], "<answer>6</answer>")
+    assert [one.outcome for one in results] == ["ok", "skipped"]
+    assert [one.outcome for one in ended.turns[0].results] == ["ok", "skipped"]
+    assert ended.reward.total == pytest.approx(1.1)
+
+
+def test_a_result_reads_as_the_spec_cuts_it(tmp_path: Path) -> None:
+    async def main() -> rlenv.ToolResult:
+        async with loaded(tmp_path) as environment, rlenv.ToolSession(environment) as session:
+            return await session.call("double", {"n": 1, "wide": 5000})
+
+    assert len(asyncio.run(main()).text) < 200
+
+
+def test_what_fails_beneath_a_call_is_no_reward_and_the_loop_reads_that_it_is_over(tmp_path: Path) -> None:
+    results, ended = played(loaded(tmp_path), [(13, None), (1, None)], "<answer>6</answer>")
+    assert (ended.reward.total, ended.failure is not None) == (None, True)
+    assert [one.is_error for one in results] == [True, True]
+    assert "over" in results[1].text
+
+
+def test_a_transcript_without_an_end_is_scored_as_it_stands(tmp_path: Path) -> None:
+    for said in ([ENDS[0]], []):
+        _, ended = played(loaded(tmp_path), [(1, None)], said)
+        assert (ended.reason, ended.reward.total) == ("host", pytest.approx(0.1))
+
+
+def test_calls_run_one_after_another_where_a_tool_mutates(tmp_path: Path) -> None:
+    most = '  most: {kind: python, function: "tools.py:most"MUTATES}\nobservation'
+
+    async def main(environment: rlenv.Environment) -> str:
+        async with environment, rlenv.ToolSession(environment) as session:
+            await asyncio.gather(*[session.call("double", {"n": number}) for number in NUMBERS])
+            return (await session.call("most", {})).text
+
+    for mutates, wanted in (("", "3"), (", mutates: true", "1")):
+        (folder := tmp_path / wanted).mkdir()
+        spec = SPEC.replace("observation", most.replace("MUTATES", mutates))
+        assert asyncio.run(main(loaded(folder, spec=spec))) == wanted
+
+
+def test_a_call_that_is_the_answer_ends_the_session(tmp_path: Path) -> None:
+    submit = SPEC.replace("{from: tag}", "{from: tool, tool: double, argument: n}")
+    submit = submit.replace("observation", '  half: {kind: python, function: "tools.py:double"}\nobservation')
+
+    async def main() -> tuple[list[bool], rlenv.Trajectory]:
+        async with loaded(tmp_path, spec=submit) as environment, rlenv.ToolSession(environment) as session:
+            results = [await session.call("half", {"n": 12}), *[await session.call("double", {"n": n}) for n in (6, 7)]]
+            return [one.is_error for one in results], await session.finish([])
+
+    errors, ended = asyncio.run(main())
+    assert errors == [False, False, True]
+    assert (ended.answer, ended.reason) == ("6", "answer")
+    assert [[one.outcome for one in turn.results] for turn in ended.turns] == [["ok"], ["skipped"]]
+
+
+@pytest.mark.parametrize("transcript", [[5], [{"role": "assistant", "tool_calls": 5}]])
+def test_what_is_no_transcript_is_refused(tmp_path: Path, transcript: Any) -> None:
+    with pytest.raises(rlenv.UsageError, match="message 0"):
+        played(loaded(tmp_path), [], transcript)
+
+
+def test_a_spec_with_a_simulated_user_has_no_session(tmp_path: Path) -> None:
+    environment = loaded(tmp_path, spec=SPEC + "user: {kind: scripted, replies: [Go on.]}\n")
+    with pytest.raises(rlenv.UsageError, match="simulated user"):
+        rlenv.ToolSession(environment)
