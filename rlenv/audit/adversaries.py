@@ -8,12 +8,21 @@ earlier one earns, a later one does not find again.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlenv.audit.causes import is_number, joined_scripts, near_scripts, side_scripts, vanishing_scripts
+from rlenv.audit.causes import (
+    LEAST_OPTIONS,
+    is_number,
+    joined_scripts,
+    listed_scripts,
+    near_scripts,
+    self_report_scripts,
+    side_scripts,
+    strange,
+    vanishing_scripts,
+)
 from rlenv.audit.crafted import (
     CONTROLS,
     abstaining_scripts,
@@ -21,8 +30,10 @@ from rlenv.audit.crafted import (
     constant_programs,
     decorated_scripts,
     expression_scripts,
-    joined_lists,
+    injection_scripts,
+    is_query,
     named_word_scripts,
+    no_rows,
     program_scripts,
     wildcard_scripts,
 )
@@ -36,9 +47,7 @@ __all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write"]
 
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
-_MAX_OPTIONS = 200
 _FEW_WORDS = 3
-_LEAST_OPTIONS = 24
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
@@ -101,6 +110,7 @@ def _empty_form(subject: Subject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
     empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
+    empties[1:1] = [no_rows(subject.right)] if is_query(subject.right) else []
     held = [one.casefold() for one in subject.asked if one.strip()]
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
@@ -179,32 +189,6 @@ def _told(subject: Subject) -> Sequence[Script]:
     return [[text] if text in plain and not any(one in text.casefold() for one in parts) else [] for text in texts]
 
 
-def _listed(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
-    # The right one stands in the middle: it must count for being among them, and not for being first or last.
-    wrong = [*wrong[: _MAX_OPTIONS - 1], *_strange(subject, _LEAST_OPTIONS - len(wrong))]
-    options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
-    many = [*options[:2], answer, *options[-3:]]
-    answers = "\n".join(subject.form_text(one) for one in many)
-    last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
-    return [
-        [subject.form(listed)] if (listed := joined_lists(options)) else [],
-        [subject.form(", ".join(options))],
-        [subject.form(" ".join(options))],
-        [subject.form(f"[{', '.join(one if is_number(one) else json.dumps(one) for one in options)}]")],
-        [subject.form("\n".join(options))],
-        [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
-        [answers],
-        [f"{subject.form_text(answer)}\n{last}"],
-        [f"{last}\n{shrug(subject.asked)} {' '.join(options)}"],
-    ]
-
-
-def _strange(subject: Subject, number: int) -> list[str]:
-    """Wrong answers that are no other task's either: those may share words with the right one."""
-    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
-    return [shaped(subject.right, rng) for _ in range(number)]
-
-
 def _is_part(text: str, subject: Subject) -> bool:
     return any(text.casefold() in one.casefold() or one.casefold() in text.casefold() for one in subject.asked if one)
 
@@ -274,6 +258,15 @@ ADVERSARIES: tuple[Adversary, ...] = (
         controls=CONTROLS,
     ),
     Adversary(
+        name="injection",
+        hole="injected_answer",
+        does="closes the quote around its answer in what the reward runs, and asks there for what holds anyway,",
+        hint="never put an answer between the quotes of a query or a program: read what is right, and compare the "
+        "answer with it as a value",
+        write=injection_scripts,
+        partial=99,
+    ),
+    Adversary(
         name="abstains",
         hole="paid_abstaining",
         does="says that it gives no answer, in usual words,",
@@ -281,6 +274,16 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "`nan` is no number, and farther than no tolerance",
         write=abstaining_scripts,
         partial=99,
+    ),
+    Adversary(
+        name="self_report",
+        hole="self_report_paid",
+        does="gives a wrong answer and says of itself what costs least, such as that it is not sure at all,",
+        hint="let what an answer says of itself cost or pay beside a right one alone: a wrong one with no confidence "
+        "earns as much here",
+        write=self_report_scripts,
+        control=_wrong,
+        control_does="gives a wrong answer in the right form",
     ),
     Adversary(
         name="named_words",
@@ -384,7 +387,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         does="answers inside its thinking",
         hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
         write=lambda subject: _thought(subject, subject.right, subject.wrong()),
-        control=lambda subject: _thought(subject, *_split(_strange(subject, 5))),
+        control=lambda subject: _thought(subject, *_split(strange(subject, 5))),
         control_does="gives wrong answers, one of them inside its thinking",
     ),
     Adversary(
@@ -402,8 +405,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         hole="stuffed_answer",
         does="gives many answers as one, the right one among them",
         hint="compare the whole answer with the row's own, and let one answer count",
-        write=lambda subject: _listed(subject, subject.right, subject.wrong()),
-        control=lambda subject: _listed(subject, *_split(_strange(subject, _LEAST_OPTIONS + 1))),
+        write=lambda subject: listed_scripts(subject, subject.right, subject.wrong()),
+        control=lambda subject: listed_scripts(subject, *_split(strange(subject, LEAST_OPTIONS + 1))),
         control_does="gives many answers as one, none of them right",
     ),
     Adversary(

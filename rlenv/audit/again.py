@@ -18,7 +18,7 @@ __all__ = ["play_again", "tell_the_next"]
 
 _TASKS = 4
 _TIMES = 4
-_SEEDS = 3
+_SEEDS = 12
 _MOST_TOOLS = 12
 _MOST_READS = 60
 _NUMBER = 918_273

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from rlenv.audit.crafted import named_words
@@ -19,6 +20,7 @@ from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 
 __all__ = [
+    "SAME_CALLS",
     "Target",
     "ask_each",
     "ask_user",
@@ -26,6 +28,7 @@ __all__ = [
     "empty_state",
     "halve",
     "other_arguments",
+    "same_call",
     "targets_of",
     "values_to_write",
     "write_same",
@@ -39,11 +42,22 @@ _MOST_OWN = 8
 _MOST_AIMS = 6
 _GUESSED = 200
 _SAME = "zqx"
-_MUCH = 1000
+_MUCH = 1_000_000
 _OTHERS = 4
 _TIMES = 3
+_OFTEN = 32
+SAME_CALLS: Mapping[str, str] = {
+    "the first call once": "",
+    "a wrong call once": "",
+    "the first call of the oracle": "the first call once",
+    "the first call of the oracle, once a turn,": "the first call once",
+    "a wrong call": "a wrong call once",
+}
+"""What is made of one call, and what it is beside: that earns as much where it is not the repeating that is paid."""
 _NAMED = re.compile(r"[^\W\d]\w+")
 _SHORT = 60
+_MOST_PLACES = 6
+_LISTED = re.compile(r"\([^()]+\)|[`'\"][\w-]+[`'\"]|\b\w+(?:, \w+)* or \w+\b")
 _ID = re.compile(r"[\w-]*\d[\w-]*|\w+")
 
 
@@ -309,13 +323,27 @@ def write_same(subject: Subject, *, changing: Sequence[Tool], value: tuple[str, 
         values = {key: same_as[kind] for key, kind in kinds.items() if kind in same_as}
         limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
         base = {**filler(tool, text), **values, **limited}
-        named = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
-        columns = [str(name) for name in subject.task]
-        for key, part in properties.items():
-            names = part["enum"] if "enum" in part else [*named, *columns] if key in plain and len(plain) > 1 else []
-            calls += [ToolCall(tool.name, {**base, key: name}) for name in dict.fromkeys(names)]
+        places = {key: _places(subject, tool, key, part) for key, part in properties.items()}
+        # A place may take several words: all of those are told what is written there.
+        for told in plain[::-1] if len(plain) > 2 else ():
+            words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]
+            calls += [ToolCall(tool.name, {**base, **dict(some)}) for some in product(*words)]
+        for key in [key for key, part in properties.items() if "enum" in part or (key in plain and len(plain) > 1)]:
+            calls += [ToolCall(tool.name, {**base, key: name}) for name in places[key]]
         calls.append(ToolCall(tool.name, base))
-    return [*subject.turns_of(calls)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
+    made = list({repr(call): call for call in calls}.values())
+    return [*subject.turns_of(made)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
+
+
+def _places(subject: Subject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
+    """What a parameter of a tool may name: what it lists, or what the oracle gives another of that name, and words."""
+    if "enum" in part or part.get("type", "string") != "string":
+        return list(part.get("enum", ()))
+    others = [call for call, _ in subject.oracle_calls() if call.name != tool.name]
+    given = [str(call.arguments[key]) for call in others if key in call.arguments]
+    words = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
+    listed = [word for found in _LISTED.finditer(tool.description) for word in _NAMED.findall(found[0])]
+    return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
 
 
 def other_arguments(subject: Subject) -> dict[tuple[str, str, int], list[Action]]:
@@ -352,7 +380,7 @@ def _others(subject: Subject, name: str, key: str, right: Any) -> list[Any]:
     if isinstance(right, bool) or not isinstance(right, (int, float)):
         made = shaped(right, random.Random(0)) if isinstance(right, str) else None
         return [None, made if wrong is None else wrong, None, None]
-    return [None, right * 3 + 7 if wrong is None else wrong, 1000 * _MUCH, -1000 * _MUCH]
+    return [None, right * 3 + 7 if wrong is None else wrong, _MUCH, -_MUCH]
 
 
 def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
@@ -373,6 +401,25 @@ def do_again(subject: Subject, number: int) -> list[Action]:
         return []
     turns = subject.turns_of([call for call in calls for _ in range(_TIMES)]) if number == 0 else before * _TIMES
     return [*turns[: subject.environment.spec.limits.turns - 1], last]
+
+
+def same_call(subject: Subject, *, what: str) -> list[Action]:
+    """The first of the oracle's calls that change something, or a wrong one of that kind, and nothing else."""
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    changing = [call for call in calls if subject.changes(call.name)] or calls
+    if not changing or changing[0].name not in subject.environment.parts.tools:
+        return []
+    call, limits = changing[0], subject.environment.spec.limits
+    if calls.count(call) > 1:  # the task may be to do it so often
+        return []
+    if "wrong" in what:
+        others = {key: _others(subject, call.name, key, value)[1] for key, value in call.arguments.items()}
+        call = ToolCall(call.name, {**call.arguments, **{key: one for key, one in others.items() if one is not None}})
+    times = min(_OFTEN, limits.tool_calls) if SAME_CALLS[what] else 1
+    turns: list[Action] = subject.turns_of([call] * times)
+    turns = [Message("assistant", "", (call,))] * times if "a turn" in what else turns
+    last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+    return [*turns[: limits.turns - 1], last]
 
 
 def halve(subject: Subject, target: Target) -> Adaptive:

@@ -12,23 +12,28 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from rlenv.audit.crafted import joined_lists
 from rlenv.audit.play import Chapter, Key, Way
 from rlenv.audit.report import Finding
 from rlenv.audit.subject import Action, Subject, far_numbers, other_value, same, shaped, texts_of
 from rlenv.audit.verdicts import SLACK, Suspect, Verdicts
-from rlenv.audit.words import holds
+from rlenv.audit.words import holds, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.trajectory import Trajectory
 
 __all__ = [
+    "LEAST_OPTIONS",
     "advised",
     "beyond",
     "is_number",
     "joined_scripts",
     "judge_sides",
     "judge_vanishing",
+    "listed_scripts",
     "near_scripts",
+    "self_report_scripts",
     "side_scripts",
+    "strange",
     "vanishing_scripts",
 ]
 
@@ -37,8 +42,11 @@ _FAR = 1_000_000
 _STEP = 777_777
 _STEPS = 40
 _SHOWN = 3
+_ENDS = (0, 1, -1, 100, "", "none", "low", False)
 _PART = re.compile(r"\w+")
 _FEW_WORDS = 3
+_MAX_OPTIONS = 200
+LEAST_OPTIONS = 24
 # Elsewhere the same in another order may be as right.
 _ORDERED = re.compile(
     r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?)\b", re.IGNORECASE
@@ -64,6 +72,19 @@ def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
             texts = (below, near if text not in near else "", above)
             return [[subject.form(one)] if one else [] for one in texts]
     return []
+
+
+def self_report_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Wrong objects in which what the oracle says alike on all tasks, such as how sure it is, is set to each end."""
+    try:
+        read, others = json.loads(subject.right), [json.loads(one) for one in subject.options]
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(read, dict) or len(read) < 2 or not all(isinstance(one, dict) for one in others):
+        return []
+    said = [key for key, value in read.items() if len(others) > 1 and all(one.get(key) == value for one in others)]
+    wrong = {key: other_value(value, random.Random(subject.right)) for key, value in read.items()}
+    return [[subject.form(json.dumps({**wrong, key: end}))] for key in said[:_SHOWN] for end in _ENDS]
 
 
 def vanishing_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
@@ -149,6 +170,34 @@ def _turned(right: str) -> str:
     """What a list or a sentence says, in another order."""
     parts = right.split(", ") if ", " in right else right.split()
     return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
+
+
+def listed_scripts(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Sequence[Action]]:
+    """Many answers as one, in the usual ways of listing them."""
+    # The right one stands in the middle: it must count for being among them, and not for being first or last.
+    joined = joined_lists([*wrong, answer])
+    wrong = [*wrong[: _MAX_OPTIONS - 1], *strange(subject, LEAST_OPTIONS - len(wrong))]
+    options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
+    many = [*options[:2], answer, *options[-3:]]
+    answers = "\n".join(subject.form_text(one) for one in many)
+    last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
+    return [
+        [subject.form(joined)] if joined else [],
+        [subject.form(", ".join(options))],
+        [subject.form(" ".join(options))],
+        [subject.form(f"[{', '.join(one if is_number(one) else json.dumps(one) for one in options)}]")],
+        [subject.form("\n".join(options))],
+        [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
+        [answers],
+        [f"{subject.form_text(answer)}\n{last}"],
+        [f"{last}\n{shrug(subject.asked)} {' '.join(options)}"],
+    ]
+
+
+def strange(subject: Subject, number: int) -> list[str]:
+    """Wrong answers that are no other task's either: those may share words with the right one."""
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    return [shaped(subject.right, rng) for _ in range(number)]
 
 
 def joined_scripts(subject: Subject) -> Sequence[Sequence[Action]]:

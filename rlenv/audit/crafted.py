@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from rlenv.audit.subject import Action, Subject, same, texts_of
 from rlenv.audit.words import holds, nonce
 from rlenv.episodes.environment import Environment
-from rlenv.language.templates import texts_in
+from rlenv.language.templates import TemplateError, compile_value, texts_in
 
 __all__ = [
     "CONTROLS",
@@ -27,9 +28,12 @@ __all__ = [
     "decorated_scripts",
     "example_of",
     "expression_scripts",
+    "injection_scripts",
+    "is_query",
     "joined_lists",
     "named_word_scripts",
     "named_words",
+    "no_rows",
     "program_scripts",
     "wildcard_scripts",
     "words_in_code",
@@ -87,10 +91,40 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _VERDICTS = ("ALL TESTS PASSED", "All tests passed", "PASSED", "PASS", "OK", "ok", "success", "True", "1")
 _CODE = re.compile(r"\bdef |print\(|\bimport |\breturn |\blambda\b|\w+\(.*\)|=")
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
+_INJECTED = ("x{0} OR {0}1{0}={0}1", "x{0} OR 1=1 --", "x{0} UNION SELECT {1} --", "x{0} HAVING 0 UNION SELECT {1} --")
+_BETWEEN_QUOTES = re.compile(r"(['\"])\{\{-?\s*answer\b[^}]*\}\}")
+_WHERE = re.compile(r"\bwhere\b(.*)\b(?:and|or)\b[^'\"]*$", re.IGNORECASE | re.DOTALL)
+_CONDITIONS = re.compile(r"\b(?:where|group\s+by|order\s+by|limit)\b", re.IGNORECASE)
 _ENDS = ("", "\nraise SystemExit", "\n_ = lambda: \\")
 _EQUALS = (
     "class Any_:\n    def __eq__(self, other):\n        return True\n\n\ndef {}(*args, **kwargs):\n    return Any_()\n"
 )
+
+
+def injection_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Answers that close the quote around them where a term runs them, and say there what makes it hold."""
+    texts = [text.format(quote, "1") for quote in "'\"" for text in _INJECTED]
+    for term in subject.environment.spec.rewards.values():
+        wanted = next((one for one in texts_of(_as_written(getattr(term, "expect", None))) if "{" not in one), "1")
+        for text in texts_in(getattr(term, "arguments", {})) if term.kind == "verify" else ():
+            for found in _BETWEEN_QUOTES.finditer(text):
+                before = text[: found.start()]
+                try:
+                    said = str(compile_value(before)(task=subject.task, vars=subject.environment.spec.vars))
+                except TemplateError:
+                    continue
+                # What else is asked for there is asked for again, in place of what compares the answer.
+                conditions = [one[1].strip() for one in [_WHERE.search(said)] if one is not None]
+                texts += [f"x{found[1]} OR {one.removesuffix(found[1])}" for one in conditions]
+                texts += [one.format(found[1], wanted) for one in _INJECTED]
+    parts = [one.casefold() for one in subject.asked if one.strip()]
+    return [
+        [] if any(one in text.casefold() for one in parts) else [subject.form(text)] for text in dict.fromkeys(texts)
+    ]
+
+
+def _as_written(expect: Any) -> Any:
+    return expect.model_dump(exclude_none=True) if hasattr(expect, "model_dump") else expect
 
 
 def wildcard_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
@@ -214,13 +248,14 @@ def words_in_code(environment: Environment, key: str, target: object, *, least: 
 
 @lru_cache(maxsize=16)
 def _strings(source: str) -> tuple[str, ...]:
-    """The texts of a module that are no docstrings and no keys, patterns as what they match."""
+    """The texts of a module that are no docstrings and no keys, those first that are compared; patterns as examples."""
     tree = ast.parse(source)
     keys = {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    compared = [part for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)]
     plain = [
         node.value
-        for node in ast.walk(tree)
+        for node in (*compared, *ast.walk(tree))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys | told
     ]
     return tuple(made for text in plain if len(text) <= _SHORT for made in example_of(text))
@@ -289,6 +324,16 @@ def program_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return ways
 
 
+def is_query(text: str) -> bool:
+    """Whether an answer is SQL that gives rows."""
+    return bool(_SQL.match(text)) and text.split(maxsplit=1)[0].casefold() in ("select", "with")
+
+
+def no_rows(query: str) -> str:
+    """A query of the same columns, without conditions, that gives no row."""
+    return _CONDITIONS.split(query, maxsplit=1)[0].strip().rstrip(";") + " LIMIT 0"
+
+
 def constant_programs(subject: Subject) -> Sequence[Sequence[Action]]:
     """Programs whose function gives the same whatever it is given, or what it is given; for terms of kind `tests`."""
     names = re.findall(r"\bdef (\w+)", subject.right)
@@ -298,11 +343,16 @@ def constant_programs(subject: Subject) -> Sequence[Sequence[Action]]:
 
 
 def joined_lists(options: Sequence[str]) -> str:
-    """One JSON list of all that lists of JSON hold, "" where these are none."""
+    """One JSON list of all that lists of JSON hold, or one object with each key's commonest value; "" for others."""
     try:
         read = [json.loads(one) for one in options]
     except (ValueError, RecursionError):
         return ""
+    if read and all(isinstance(one, dict) for one in read):
+        values: dict[str, Counter[str]] = defaultdict(Counter)
+        for key, value in [pair for one in read for pair in one.items()]:
+            values[key][json.dumps(value)] += 1
+        return json.dumps({key: json.loads(some.most_common(1)[0][0]) for key, some in values.items()})
     if not all(isinstance(one, list) for one in read):
         return ""
     return json.dumps(list({json.dumps(part): part for one in read for part in one}.values()))

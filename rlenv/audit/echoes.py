@@ -18,6 +18,7 @@ from rlenv.audit.play import Chapter, Player
 from rlenv.audit.probes import filler
 from rlenv.audit.subject import Action, Subject
 from rlenv.audit.verdicts import SLACK
+from rlenv.audit.words import holds
 from rlenv.audit.wrap import Muting, planted
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
@@ -31,6 +32,7 @@ _ENDS = "That is all."
 _MOST_LINES = 40
 _MOST_OPTIONS = 24
 _MOST_TOOLS = 12
+_SHORT = 60
 _WORD = re.compile(r"\w+")
 _FORMS: dict[str, Callable[[str], str]] = {
     "": lambda text: text,
@@ -105,7 +107,15 @@ def _text(subject: Subject) -> str:
     lines = list(dict.fromkeys(line for line in said if line and _words(line) <= known))[-_MOST_LINES:]
     wrong = subject.wrong()[: _MOST_OPTIONS - 1]
     options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]] if subject.right else []
-    return "\n".join([*_SUCCESS, *lines, *options, *_PHRASES])
+    return "\n".join([*_SUCCESS, *lines, *options, *_of_columns(subject), *_PHRASES])
+
+
+def _of_columns(subject: Subject) -> list[str]:
+    """What the rows have in columns of short values that no prompt shows: an oracle need not say what is right."""
+    rows = [one.task for one in subject.others] if len(subject.options) <= 1 else []
+    hidden = [key for key, value in subject.task.items() if not holds(subject.prompt, str(value))]
+    values = [[str(row[key]) for row in rows if isinstance(row.get(key), (str, int))] for key in hidden]
+    return [one for some in values for one in dict.fromkeys(some) if len(one) <= _SHORT]
 
 
 def _common(subject: Subject) -> Set[str]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
+from rlenv.audit.asking import SAME_CALLS
 from rlenv.audit.causes import advised, beyond, judge_sides, judge_vanishing
 from rlenv.audit.golds import tail
 from rlenv.audit.groups import judge_groups
@@ -22,9 +23,16 @@ __all__ = ["judge_chapter"]
 
 _BEFORE_TOOLS = (
     *("short_answer", "alphabet", "empty", "empty_form", "very_long", "wrong_answer", "other_answer", "pattern"),
-    *("idle_calls", "never_ends", "decorated", "abstains", "named_words", "expression", "program", "constant_program"),
+    "injection",
+    *("idle_calls", "never_ends", "decorated", "abstains", "self_report", "named_words", "expression"),
+    *("program", "constant_program"),
 )
 _WRONG = ("short_answer", "wrong_answer")
+_BY_FORM = ("wrong_answer", "one_side")
+_NEAR_HINT = (
+    "only answers very far from the right one earn little: let partial credit fall faster, on the scale by which the "
+    "right answers of tasks differ from each other"
+)
 _ALIKE = 0.7
 """A control that earns this share of what it is a control of shows that the right answer is not what is paid."""
 _LUCK = 0.001
@@ -59,6 +67,7 @@ def judge_chapter(
     judge_vanishing(verdicts, chapter)
     for name in _BEFORE_TOOLS:
         if name == "idle_calls":
+            _judge_same_call(verdicts, chapter)
             _judge_otherwise(verdicts, chapter, is_left_out=True)
         _judge(verdicts, named[name], chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
@@ -81,7 +90,8 @@ def judge_chapter(
         _judge_guesses(verdicts, chapter)
     compared = judge_groups(environment, thresholds, chapter)
     success = _judge_success(environment, thresholds, chapter)
-    success += _judge_again(thresholds, chapter)
+    if not any(one.hole == "paid_again" for one in verdicts.findings):
+        success += _judge_again(thresholds, chapter)
     earned = [*verdicts.findings, *success, *chapter.channels, *compared]
     return [*(advised(environment, one) for one in earned), *_invalid(environment, chapter)]
 
@@ -96,6 +106,15 @@ def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool)
             suspect = TRIED["left_out" if is_left_out else "other_arguments"].told(place)
             most = _WHOLE if key else 0.0
             verdicts.judge(dataclasses.replace(suspect, most=most), [beyond(way, [*wrong, chapter.only_said])])
+
+
+def _judge_same_call(verdicts: Verdicts, chapter: Chapter) -> None:
+    """One call that earns again and again what it does not earn once."""
+    ways = dict(chapter.tried["same_call"])
+    for what, once in SAME_CALLS.items():
+        if once:
+            way, controls = ways.get(what, {}), [ways.get(once, {}), chapter.only_said]
+            verdicts.judge(TRIED["same_call"].told(what), [beyond(way, controls)])
 
 
 def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
@@ -214,7 +233,20 @@ def _named(environment: Environment, found: Finding, chapter: Chapter) -> Findin
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
             return dataclasses.replace(found, hole="partial_tasks", hint=hint)
+        if cause := _of_wrong(chapter):
+            return dataclasses.replace(found, hole=cause[0], hint=cause[1])
     return _penalty_named(environment, found, chapter)
+
+
+def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
+    """Which wrong answers are paid, where not all are: those that cannot be read, or those that are not far off."""
+    wrong, sides = ([share_of(way, chapter.golds) for way in chapter.ways.get(name, [])] for name in _BY_FORM)
+    if len(wrong) < 2:
+        return None
+    if max(wrong[0], 0.0) < wrong[1] / 4:
+        return next((one.hole, one.hint) for one in ADVERSARIES if one.name == "odd_answer")
+    is_near = bool(sides) and max(wrong[1], sides[0], sides[-1], 0.0) < wrong[0] / 4
+    return ("loose_match", _NEAR_HINT) if is_near else None
 
 
 def _penalty_named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:

@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from rlenv.audit.golds import golds_of, readers
-from rlenv.audit.marks import is_anywhere, is_glued, is_mark
+from rlenv.audit.marks import is_anywhere, is_mark
 from rlenv.audit.place_rules import NEAR, Allowed, Sure, fitted, holds, invisible, learn, says, unveiled
 from rlenv.audit.play import Chapter, Leak, Player
-from rlenv.audit.probes import AS_ORACLE, EVERY_ROW, Probe, by_schema, listed_names, probes, reading_probes
-from rlenv.audit.sheets import beside, sheets
+from rlenv.audit.probes import (
+    AS_ORACLE,
+    EVERY_ROW,
+    Probe,
+    askable,
+    by_schema,
+    cut,
+    listed_names,
+    probes,
+    reading_probes,
+    worded,
+)
+from rlenv.audit.sheets import beside, own_words, said_beside, sheets
 from rlenv.audit.subject import Action, Subject
 from rlenv.episodes.rollout import together
 from rlenv.messages import Message, ToolCall, ToolResult
+from rlenv.tools.base import Tool
 
 __all__ = ["Aim", "aim_of", "find_leaks", "hearts_of", "read_places"]
 
@@ -30,6 +42,7 @@ _MOST_ASKED = 48
 _SCOUTS = 12
 _ROUNDS = 3
 _PROBING_S = 30.0
+_OF_ANSWERS = ("question", "answer", "solution", "key", "notes", "checked", "quiz", "reviewer", "gold", "expected")
 
 Told = dict[str, ToolResult]
 """What calls gave on one task, by what they are."""
@@ -79,12 +92,17 @@ async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> t
         _leak("prompt", learn(prompts, golds, allowed=partial(_is_read, allowed)) or _other_marks(prompts, golds)),
         *(_leak(*one) for one in beside(prompts, subjects, golds)),
     ]
-    # Who has listed files has not read them: a name is no place for a gold.
-    listed = _own_lines([_first_read(subject) for subject in subjects])
-    found += [_leak("result that the oracle goes on from", learn(listed, golds, allowed=partial(_is_read, is_glued)))]
+    # Who has to go on from what a call gave has not read the answer there, nor in the name of a file.
+    for number in range(_ROUNDS):
+        read = [_gone_on_from(subject, number) for subject in subjects]
+        name = next((result.name for result in read if result is not None), "")
+        texts = _own_lines([unveiled(result.text) if result is not None else "" for result in read])
+        where = f"result of '{name}' that the oracle goes on from"
+        found += [_leak(where, learn(texts, golds, allowed=_is_far))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
     found += await _sheets(player, some, golds[: len(some)], told, notes)
+    found += await _documents(player, some, golds[: len(some)]) if aim.is_answer else []
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
     for label in dict.fromkeys(label for one in told for label in one):
@@ -141,6 +159,36 @@ async def _sheets(
                 f"{sheet.where}: answers beside questions were not looked for, since these are too short to know"
             )
     return found
+
+
+async def _documents(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> list[Leak | None]:
+    """Golds beside a task's own words in one piece of what a tool finds with both, where the oracle reads no such one.
+
+    A gold is in what is asked, but whoever asks otherwise may come upon the same piece.
+    """
+    own, found = own_words([one.prompt for one in subjects]), list[Leak | None]()
+    for tool in askable(subjects[0]):
+        calls = [[call for call, _ in one.oracle_calls() if call.name == tool.name] for one in subjects]
+        if tool.mutates or not all(calls) or not any(_differ_in(some) for some in zip(*calls, strict=False)):
+            continue
+        asked = [list(_named_beside(tool, *one)) for one in zip(own, golds, strict=True)]
+        told = await together([_results(player, *one) for one in zip(subjects, asked, strict=True)])
+        read = [cut("\n".join(result.text for _, result in one.oracle_calls())) for one in subjects]
+        texts = [cut("\n".join(result.text for result in one.values())) for one in told]
+        if said_beside(read, own, golds) is None:
+            found.append(_leak(f"document that '{tool.name}' finds", said_beside(texts, own, golds)))
+    return found
+
+
+def _named_beside(tool: Tool, words: Set[str], gold: str) -> Iterator[Probe]:
+    """What names a task's own words and its gold, alone and with each of the words that such a document may have."""
+    for word in ("", *_OF_ANSWERS):
+        said = " ".join([word, *sorted(words), gold]).strip()
+        yield said, (ToolCall(tool.name, worded(tool, said)),)
+
+
+def _differ_in(calls: Sequence[ToolCall]) -> bool:
+    return len({repr(dict(call.arguments)) for call in calls}) > 1
 
 
 async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
@@ -206,10 +254,15 @@ async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> 
     return {label: given[key] for label, key in keys.items() if key in given}
 
 
-def _first_read(subject: Subject) -> str:
-    """What the oracle's first call gave, "" where it reads nothing after it."""
-    calls = [result for call, result in subject.oracle_calls() if not subject.changes(call.name)]
-    return calls[0].text if len(calls) > 1 else ""
+def _is_far(text: str, start: int, end: int, transform: str) -> bool:
+    return transform not in NEAR
+
+
+def _gone_on_from(subject: Subject, number: int) -> ToolResult | None:
+    """What the oracle's call of that number gave, None where it reads nothing after it."""
+    calls = {repr(call): result for call, result in reversed(subject.oracle_calls()) if not subject.changes(call.name)}
+    results: list[ToolResult] = list(calls.values())[::-1]
+    return results[number] if number + 1 < len(results) else None
 
 
 def _own_lines(texts: Sequence[str]) -> list[str]:

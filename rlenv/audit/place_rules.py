@@ -52,7 +52,7 @@ _SO_FEW = 6
 _PLACES = {0: "first", 1: "second", 2: "third", -1: "last", -2: "last but one"}
 _MOST_NUMBER = 10**15
 _RARE = 1e-3
-_BASE64 = re.compile(r"(?<![\w+/])[A-Za-z0-9+/]{12,}(?![\w+/])")
+_BASE64 = re.compile(r"(?<![\w+/])[\w+/-]{12,}(?![\w+/-])", re.ASCII)
 _FILLED_UP = re.compile(r"(?<=[A-Za-z0-9+/])={1,2}(?![\w=])")
 _DIGITS = re.compile(r"\d+")
 _NUMBER = r"(?<!\d)(?<!\d[.,])[-+]?\d+(?:[.,]\d+)*(?!\d)"
@@ -216,6 +216,7 @@ def unveiled(text: str) -> str:
     found = []
     for word in _BASE64.findall(text[:_TEXT_CHARS]):
         try:
+            word = word.replace("-", "+").replace("_", "/")
             said = base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
         except ValueError:
             continue

@@ -17,7 +17,9 @@ __all__ = [
     "AS_ORACLE",
     "EVERY_ROW",
     "Probe",
+    "askable",
     "by_schema",
+    "cut",
     "filler",
     "listed_names",
     "named_by",
@@ -25,6 +27,7 @@ __all__ = [
     "probes",
     "ranking",
     "reading_probes",
+    "worded",
     "words_in",
 ]
 
@@ -66,10 +69,12 @@ _EMPTY = frozenset(
 def pieces(tool: Tool) -> dict[str, list[str]]:
     """What a policy reads of a tool before it has called it, in pieces that speak of one thing each."""
     texts = {"description": [tool.description], "schema": list(_texts(dict(tool.parameters)))}
-    return {
-        kind: [piece for text in some for piece in re.split(r"[\n;,]|[.?!](?=\s)", text) if piece.strip()]
-        for kind, some in texts.items()
-    }
+    return {kind: [piece for text in some for piece in cut(text)] for kind, some in texts.items()}
+
+
+def cut(text: str) -> list[str]:
+    """The pieces of a text that speak of one thing each."""
+    return [piece for piece in re.split(r"[\n;,]|[.?!](?=\s)", text) if piece.strip()]
 
 
 def words_in(text: str) -> list[str]:
@@ -108,26 +113,37 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
 def probes(subject: Subject) -> list[Probe]:
     """What is asked, without what the oracle itself calls: what that gives is there to be read."""
     found: list[tuple[str, ToolCall]] = []
-    tools = _askable(subject)
+    tools = askable(subject)
+    called = {call.name for call, _ in subject.oracle_calls()}
     for tool in tools:
         name, base = tool.name, filler(tool)
         found.append((f"{name} without arguments", ToolCall(name, {})))
         found.append((f"{name} with an unknown argument", ToolCall(name, {"zqx": 1})))
         words = ["?"] if tool.mutates else _words(tool)
-        found += [(f"{name}({word!r})", ToolCall(name, _worded(tool, word))) for word in words]
+        found += [(f"{name}({word!r})", ToolCall(name, worded(tool, word))) for word in words]
         if tool.mutates:
             continue
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
+        own = own or [known for known in [_as_elsewhere(subject, tool)] if known]
+        found += [(f"{name}{AS_ORACLE}", ToolCall(name, one)) for one in own if name not in called]
         for label, arguments in [("", base), *((AS_ORACLE, one) for one in own)]:
             for key, value in _choices(tool):
                 if arguments.get(key) != value or key not in arguments:
                     found.append((f"{name}({key}={value!r}){label}", ToolCall(name, {**arguments, key: value})))
         found += [(f"{name}({key}=null)", ToolCall(name, {**base, key: None})) for key in base]
-        found += [] if own else _of_the_row(subject, tool)
+        found += [] if name in called else _of_the_row(subject, tool)
     if subject.environment.parts.tools:
         found.append(("a tool that is not there", ToolCall("zqx", {})))
     found += _by_prose(subject)
     return [*_not_own(subject, found)[:_MOST_PROBES], *_one_after_the_other(tools)]
+
+
+def _as_elsewhere(subject: Subject, tool: Tool) -> dict[str, Any]:
+    """Arguments of a tool that the oracle leaves alone, as it gives them to others; {} where none are of a name."""
+    given = {key: value for call, _ in subject.oracle_calls() for key, value in call.arguments.items()}
+    base = filler(tool)
+    known = {key: given[key] for key in tool.parameters.get("properties", {}) if key in given}
+    return {**base, **known} if known else {}
 
 
 def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
@@ -144,13 +160,13 @@ def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
     if key is not None and _TELLS.search(tool.name):
         shown = {name: str(value) for name, value in subject.task.items() if str(value) in subject.prompt}
         for column, value in {**shown, "prompt": subject.prompt}.items():
-            yield f"{tool.name} of the row's {column}", ToolCall(tool.name, _worded(tool, value))
+            yield f"{tool.name} of the row's {column}", ToolCall(tool.name, worded(tool, value))
 
 
 def _by_prose(subject: Subject) -> list[tuple[str, ToolCall]]:
     """The oracle's calls, or any, with one argument as a word that a description says of it, quoted or not."""
     found: list[tuple[str, ToolCall]] = []
-    for tool in _askable(subject):
+    for tool in askable(subject):
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == tool.name]
         arguments, label = (own[0], AS_ORACLE) if own else (filler(tool), "")
         for key, part in tool.parameters.get("properties", {}).items() if not tool.mutates else ():
@@ -174,7 +190,7 @@ def _said(tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
     return list(dict.fromkeys([*signs, *_EVERYTHING, *filter(None, plain)]))[:_MOST_SAID]
 
 
-def _askable(subject: Subject) -> list[Tool]:
+def askable(subject: Subject) -> list[Tool]:
     """The tools that cost no model's answer, and whose call is not the answer."""
     environment = subject.environment
     entries = {name: entry.kind for name, entry in environment.spec.tools.items()}
@@ -202,7 +218,7 @@ def _text_key(tool: Tool) -> str | None:
     return next((key for key in keys if properties.get(key, {}).get("type") == "string"), None)
 
 
-def _worded(tool: Tool, word: str) -> dict[str, Any]:
+def worded(tool: Tool, word: str) -> dict[str, Any]:
     """Arguments that fit a tool, the text among them as this word."""
     key = _text_key(tool)
     return filler(tool, word) | ({key: word} if key is not None else {})
@@ -253,7 +269,7 @@ def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
     found: list[tuple[str, ToolCall]] = []
     used = {call.name for call, _ in subject.oracle_calls()}
     read = " ".join(str(value) for call, _ in subject.oracle_calls() for value in call.arguments.values())
-    for tool in _askable(subject):
+    for tool in askable(subject):
         key = _text_key(tool)
         if key is None or len(tool.parameters.get("required", ())) > 1 or tool.mutates:
             continue

@@ -19,12 +19,14 @@ from rlenv.audit.account import Account
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
 from rlenv.audit.again import play_again, tell_the_next
 from rlenv.audit.asking import (
+    SAME_CALLS,
     Target,
     ask_each,
     do_again,
     empty_state,
     halve,
     other_arguments,
+    same_call,
     targets_of,
     values_to_write,
     write_same,
@@ -241,6 +243,8 @@ class _Run:
             chapter.tried["other_arguments"].append(
                 (place, await player.way(subjects, partial(_acts, otherwise, place)))
             )
+        for what in SAME_CALLS:
+            chapter.tried["same_call"].append((what, await player.way(subjects, partial(same_call, what=what))))
         chapter.again = [await player.way(subjects, partial(do_again, number=number)) for number in range(2)]
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from rlenv.audit.place_rules import Sure, dealt_anew, holds, is_sure, same
-from rlenv.audit.probes import named_by, pieces, ranking, words_in
+from rlenv.audit.probes import cut, named_by, pieces, ranking, words_in
 from rlenv.audit.subject import Subject, texts_of
 from rlenv.messages import ToolCall, ToolResult
 
-__all__ = ["Sheet", "beside", "sheets"]
+__all__ = ["Sheet", "beside", "own_words", "said_beside", "sheets"]
 
 _MOST_BESIDE = 300
 _TOKEN = re.compile(r"\w+|[-+*/^%<>=]")
@@ -26,19 +26,32 @@ _QUESTION = 0.8
 
 
 def beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[tuple[str, Sure]]:
-    """Descriptions and schemas that do so: where, and what they give."""
+    """Descriptions, schemas and what all prompts say alike, such as examples: where, and what they give."""
+    lines = [prompt.splitlines() for prompt in prompts]
+    shared = Counter(line for some in lines for line in set(some))
+    alike = [line for line, count in shared.items() if 2 * count > len(prompts)]
+    own = own_words(["\n".join(line for line in some if line not in alike) for some in lines])
+    tools = subjects[0].environment.parts.tools.values()
+    told = {f"{kind} of tool '{tool.name}'": some for tool in tools for kind, some in pieces(tool).items()}
+    for where, some in {"prompt, where it is the same on all tasks": cut("\n".join(alike)), **told}.items():
+        if sure := said_beside([some] * len(golds), own, golds):
+            yield where, sure
+
+
+def own_words(prompts: Sequence[str]) -> list[set[str]]:
+    """The words of each prompt that few others have."""
     words = [set(words_in(prompt)) for prompt in prompts]
     common = Counter(word for some in words for word in some)
-    own = [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
-    for tool in subjects[0].environment.parts.tools.values():
-        for kind, lines in pieces(tool).items():
-            spoken = [(line, set(words_in(line))) for line in lines]
-            near = [
-                "\n".join(line for line, said in spoken if one - set(words_in(gold)) & said)
-                for one, gold in zip(own, golds, strict=True)
-            ]
-            if sure := _sure(near, golds):
-                yield f"{kind} of tool '{tool.name}'", sure
+    return [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
+
+
+def said_beside(said: Sequence[Sequence[str]], own: Sequence[Set[str]], golds: Sequence[str]) -> Sure | None:
+    """Whether those of the pieces that are said on each task which hold a word of its own give golds away."""
+    near = []
+    for pieces_of, words, gold in zip(said, own, golds, strict=True):
+        others = words - set(words_in(gold))
+        near.append("\n".join(piece for piece in pieces_of if others & set(words_in(piece))))
+    return _sure(near, golds)
 
 
 def _sure(near: Sequence[str], golds: Sequence[str]) -> Sure | None:

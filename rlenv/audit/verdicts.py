@@ -83,6 +83,12 @@ _SUSPECTS = (
         where="{0}",
     ),
     Suspect(
+        name="same_call",
+        hole="paid_again",
+        does="makes {0} again and again, and nothing else,",
+        hint="count each thing once; where a wrong call goes well by chance, let it be tried once",
+    ),
+    Suspect(
         name="echoed",
         hole="echoed_text",
         does="tells {0}, which says it back, what success looks like",
