@@ -103,7 +103,7 @@ CORE_VENV ?= .venv-core
 CORE := code,duckdb,http,hub,images,math,mcp,parquet,search,sql,tokens
 
 core: $(CORE_VENV)/.ready
-	$(CORE_VENV)/bin/rlenv schema --check
+	$(CORE_VENV)/bin/rlenv editor schema --check
 	$(CORE_VENV)/bin/rlenv validate $(if $(BWRAP),$(SPECS),$(filter-out $(SANDBOXED),$(SPECS)))
 	$(CORE_VENV)/bin/python -m pytest -n 2 tests $(PYTEST)
 
@@ -226,7 +226,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/rlenv schema --check
+	$(BIN)/rlenv editor schema --check
 	$(BIN)/python specs/generate.py --check
 	$(BIN)/rlenv validate $(SPECS)
 

@@ -1,1 +1,1 @@
-"""The `rlenv` command: one module a subcommand."""
+"""The `rlenv` command: its commands, and their options as records."""

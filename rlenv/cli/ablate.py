@@ -1,16 +1,16 @@
-"""`rlenv ablate RUN`: what each reward term of recorded episodes is worth, alone, by kind, together and left out."""
+"""`rlenv rescore --ablate`: what each reward term of recorded episodes is worth, alone, together and left out."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set
+from rlenv.cli.options import WithSet, argument, option
 from rlenv.cli.scored import (
     Scored,
     Source,
@@ -21,7 +21,7 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, counting, show_spending_line
+from rlenv.cli.spending import WithPrices, counting, show_spending_line
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.ablation import Ablation, ablation
@@ -29,57 +29,55 @@ from rlenv.runs.figures.agreement import Agreement
 from rlenv.runs.figures.charts import Row, interval_chart
 from rlenv.runs.prices import as_prices
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["AblateCommand"]
 
 _COLUMNS: Final = ("", "reward", "success", "invalid", "kappa", "Spearman", "Kendall", "seconds", "tokens")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv ablate`."""
-    parser.add_argument("run", help="a run's folder, or a .jsonl of trajectories")
-    parser.add_argument("--spec", help="measure the terms of this spec; by default those that were recorded")
-    parser.add_argument("--reference", metavar="TERM", help="hold the others against this term, not the whole reward")
-    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    parser.add_argument("-o", "--out", metavar="DIR", help="write ablation.json, ablation.md and ablation.svg there")
-    parser.add_argument("--overwrite", action="store_true", help="replace such files in the folder of -o")
-    add_prices(parser)
-    add_set(parser)
+@dataclass
+class AblateCommand(WithSet, WithPrices):
+    """`rlenv rescore --ablate`."""
+
+    run: str = argument("a run's folder, or a .jsonl of trajectories")
+    spec: str | None = option("measure the terms of this spec; by default those that were recorded")
+    reference: str | None = option("hold the others against this term, not the whole reward", metavar="TERM")
+    concurrency: int = option("episodes at once", default=64, metavar="C", least=1)
+    json: bool = option("print the figures as one JSON object")
+    out: str | None = option(
+        "write ablation.json, ablation.md and ablation.svg there", "-o", "--out", metavar="DIR", writes=True
+    )
+    overwrite: bool = option("replace such files in the folder of -o")
+
+    def execute(self) -> int:
+        """Exit code 0 where the figures could be made."""
+        prices, files = as_prices(self.prices), _files(self)
+        source = Source.of(self.run)
+        environments = environments_of([self.spec] if self.spec else [], source, set=self.overrides)
+        ((name, environment),) = environments.items()
+        scored = {name: Scored(environment, source.before)}
+        if self.spec:
+            with counting(prices):
+                scored = asyncio.run(scored_again(environments, source, concurrency=self.concurrency))
+        found = ablation(environment, scored[name].episodes, reference=self.reference, groups=source.apart)
+        agreement = agreement_table(scored)
+        spending = spending_of(source, scored if self.spec else {}, prices)
+        whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement), "usage": plain(spending)}
+        text = _markdown(environment.id, found, agreement)
+        if self.json:
+            write_json(whole)
+        else:
+            write(text)
+            show_spending_line(Console(highlight=False), spending)
+        if files:
+            files["json"].write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            files["md"].write_text(text, encoding="utf-8")
+            files["svg"].write_text(_chart(environment.id, found), encoding="utf-8")
+            if not self.json:
+                write(f"{', '.join(str(path) for path in files.values())}\n")
+        return 0
 
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 0 where the figures could be made."""
-    if args.concurrency < 1:
-        raise UsageError("--concurrency is at least 1")
-    prices, files = as_prices(args.prices), _files(args)
-    source = Source.of(args.run)
-    args.spec = [args.spec] if args.spec else []
-    environments = environments_of(args, source, measures=bool(args.spec))
-    ((name, environment),) = environments.items()
-    scored = {name: Scored(environment, source.before)}
-    if args.spec:
-        with counting(prices):
-            scored = asyncio.run(scored_again(environments, source, concurrency=args.concurrency))
-    found = ablation(environment, scored[name].episodes, reference=args.reference, groups=source.apart)
-    agreement = agreement_table(scored)
-    spending = spending_of(source, scored if args.spec else {}, prices)
-    whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement), "usage": plain(spending)}
-    text = _markdown(environment.id, found, agreement)
-    if args.json:
-        write_json(whole)
-    else:
-        write(text)
-        show_spending_line(Console(highlight=False), spending)
-    if files:
-        files["json"].write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        files["md"].write_text(text, encoding="utf-8")
-        files["svg"].write_text(_chart(environment.id, found), encoding="utf-8")
-        if not args.json:
-            write(f"{', '.join(str(path) for path in files.values())}\n")
-    return 0
-
-
-def _files(args: argparse.Namespace) -> dict[str, Path]:
+def _files(args: AblateCommand) -> dict[str, Path]:
     if not args.out:
         if args.overwrite:
             raise UsageError("--overwrite is about files in the folder of -o, and none is named", hint="add -o DIR")

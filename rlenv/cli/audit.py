@@ -1,13 +1,17 @@
-"""`rlenv audit SPEC`: attacks the reward and prints a report card."""
+"""`rlenv audit`: attacks on the reward of a spec, or a judge held to labels."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,73 +20,114 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.audit.attacker_report import AttackerLimits, AttackerReport
+from rlenv.audit.disagreement import Differing, Disagreement, disagreement
+from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at
 from rlenv.audit.report import Finding, Report, Thresholds
 from rlenv.audit.run import Progress, audit
-from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, overrides
-from rlenv.cli.spending import add_prices, counting, show_spending_line
-from rlenv.cli.terminal import write_error
+from rlenv.cli.options import WithSpec, option
+from rlenv.cli.spending import WithPrices, counting, show_spending_line
+from rlenv.cli.terminal import write, write_error
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs import files
+from rlenv.runs.recorded import with_facts
 from rlenv.trajectory import Trajectory
 
-__all__ = ["add_arguments", "run", "said_every"]
+__all__ = ["AuditCommand", "said_every"]
+
 
 _SAY_EVERY_S = 5.0
 _MOST_SHOWN = 160
 _STRATEGIES = 10
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv audit`."""
-    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
-    parser.add_argument("--split", action="append", help="which tasks; all splits by default")
-    parser.add_argument("-n", type=int, metavar="N", help="how many tasks of a split the oracle plays; all by default")
-    parser.add_argument("--attacked", type=int, default=20, metavar="N", help="how many tasks of a split are attacked")
-    parser.add_argument("--max-adversary", type=float, default=0.2, metavar="SHARE", help="of the oracle's reward")
-    parser.add_argument("--max-alike", type=float, default=0.2, metavar="SHARE", help="of tasks without any signal")
-    parser.add_argument("--time-limit", type=float, default=600.0, metavar="SECONDS", help="of the whole audit")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--judged", type=int, default=6, metavar="N", help="on how many tasks each judge is attacked; 0 for none"
-    )
-    _add_attacker(parser)
-    judge = parser.add_argument_group("--judge: hold a judge to labels in place of attacking the reward")
-    judge.add_argument("--judge", action="store_true", help="agreement, bias and drift of a judge")
-    judge.add_argument("--anchors", metavar="FILE", help=".jsonl of {task, message, label}")
-    judge.add_argument("--term", help="which judge, where there are several")
-    judge.add_argument("--before", metavar="FILE", help="an earlier report of --judge, to see drift")
-    judge.add_argument("--run", metavar="RUN", help="in place of --anchors: a recorded run, judge against verifiers")
-    judge.add_argument("--against", action="append", metavar="TERM", help="with --run; the verify terms by default")
-    judge.add_argument("--min-kappa", type=float, default=0.4, metavar="K", help="exit 1 below it")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("-o", "--out", metavar="FILE", help="write the report as JSON there")
-    add_prices(parser)
-    add_set(parser)
+_attacker = partial(option, group="--attacker: let a model try to earn without doing")
+_judge = partial(option, group="--judge: hold a judge to labels in place of attacking the reward")
 
 
-def _add_attacker(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("--attacker: let a model try to earn without doing")
-    group.add_argument("--attacker", metavar="ENDPOINT", help="an entry under endpoints:, or an address ending in /v1")
-    group.add_argument("--attacker-model", metavar="NAME", help="the model at that address")
-    group.add_argument(
-        "--attacker-api-key-env", metavar="NAME", help="the variable of that address's key; by default OPENAI_API_KEY"
+@dataclass
+class AuditCommand(WithSpec, WithPrices):
+    """`rlenv audit`."""
+
+    split: list[str] | None = option("which tasks; all splits by default")
+    n: int | None = option("how many tasks of a split the oracle plays; all by default", metavar="N", least=1)
+    attacked: int = option("how many tasks of a split are attacked", default=20, metavar="N", least=1)
+    max_adversary: float = option("of the oracle's reward", default=0.2, metavar="SHARE")
+    max_alike: float = option("of tasks without any signal", default=0.2, metavar="SHARE")
+    time_limit: float = option("of the whole audit", default=600.0, metavar="SECONDS", above=0)
+    seed: int = option("of what is drawn", default=0)
+    judged: int = option("on how many tasks each judge is attacked; 0 for none", default=6, metavar="N", least=0)
+    attacker: str | None = _attacker("an entry under endpoints:, or an address ending in /v1", metavar="ENDPOINT")
+    attacker_model: str | None = _attacker("the model at that address", metavar="NAME")
+    attacker_api_key_env: str | None = _attacker(
+        "the variable of that address's key; by default OPENAI_API_KEY", metavar="NAME"
     )
-    group.add_argument("--attacker-rounds", type=int, metavar="N", help="replies that are asked for; 4 by default")
-    group.add_argument("--attacker-tasks", type=int, metavar="N", help="tasks that each strategy plays; 6 by default")
-    group.add_argument("--attacker-requests", type=int, metavar="N", help="the most requests; 100 by default")
-    group.add_argument("--attacker-tokens", type=int, metavar="N", help="the most tokens; 200,000 by default")
-    group.add_argument("--attacker-seconds", type=float, metavar="SECONDS", help="the most time; 600 by default")
-    group.add_argument("--attacker-episode", metavar="FILE", help="write the least episode there, as .jsonl to view")
+    attacker_rounds: int | None = _attacker("replies that are asked for; 4 by default", metavar="N")
+    attacker_tasks: int | None = _attacker("tasks that each strategy plays; 6 by default", metavar="N")
+    attacker_requests: int | None = _attacker("the most requests; 100 by default", metavar="N")
+    attacker_tokens: int | None = _attacker("the most tokens; 200,000 by default", metavar="N")
+    attacker_seconds: float | None = _attacker("the most time; 600 by default", metavar="SECONDS")
+    attacker_episode: str | None = _attacker(
+        "write the least episode there, as .jsonl to view", metavar="FILE", writes=True
+    )
+    judge: bool = _judge("agreement, bias and drift of a judge")
+    anchors: str | None = _judge(".jsonl of {task, message, label}", metavar="FILE")
+    term: str | None = _judge("which judge, where there are several")
+    before: str | None = _judge("an earlier report of --judge, to see drift", metavar="FILE")
+    run: str | None = _judge("in place of --anchors: a recorded run, judge against verifiers", metavar="RUN")
+    against: list[str] | None = _judge("with --run; the verify terms by default", metavar="TERM")
+    min_kappa: float = _judge("exit 1 below it", default=0.4, metavar="K")
+    json: bool = option("print the report as one JSON object")
+    out: str | None = option("write the report as JSON there", "-o", "--out", metavar="FILE", writes=True)
+
+    def execute(self) -> int:
+        """Exit code 1 where a fault was found, 0 otherwise."""
+        environment = load(self.spec, set=self.overrides)
+        if self.judge:
+            return judged(self, environment)
+        if self.run is not None or self.against is not None:
+            raise UsageError("--run and --against go with --judge")
+        thresholds = Thresholds(self.max_adversary, self.max_alike)
+        attacker = _attacker_of(self, environment)
+
+        async def main() -> Report:
+            async with environment:
+                splits = self.split or list(environment.spec.tasks)
+                most = asked_of_models(
+                    environment, splits=splits, tasks=self.attacked, played=self.n, judged=self.judged
+                )
+                if most:
+                    write_error(
+                        f"rlenv audit: asks models up to about {most} times; fewer by --attacked, -n and --judged\n"
+                    )
+                return await audit(
+                    environment,
+                    tasks=self.attacked,
+                    oracle_tasks=self.n,
+                    splits=self.split,
+                    thresholds=thresholds,
+                    seed=self.seed,
+                    limit_s=self.time_limit,
+                    on_progress=said_every(_SAY_EVERY_S),
+                    judged=self.judged,
+                    attacker=attacker,
+                )
+
+        with counting(self.prices) as so_far:
+            report = asyncio.run(main())
+        spending = so_far()
+        if not written(self, {**report.as_dict(), "usage": plain(spending)}):
+            _show(Console(highlight=False), report)
+            show_spending_line(Console(highlight=False), spending)
+        return 0 if report.passes else 1
 
 
 _ATTACKER = ("model", "api_key_env", "rounds", "tasks", "requests", "tokens", "seconds", "episode")
 
 
-def _attacker(args: argparse.Namespace, environment: Environment) -> Attacker | None:
+def _attacker_of(args: AuditCommand, environment: Environment) -> Attacker | None:
     """The attacker that the options name.
 
     Raises:
@@ -104,50 +149,6 @@ def _attacker(args: argparse.Namespace, environment: Environment) -> Attacker | 
         files.write(path, [episode])
 
     return Attacker(endpoint, AttackerLimits(**given), record if path else None)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where a fault was found, 0 otherwise."""
-    if args.time_limit <= 0 or args.attacked < 1 or (args.n is not None and args.n < 1):
-        raise UsageError("--time-limit, --attacked and -n are above 0")
-    if args.judged < 0:
-        raise UsageError("--judged is 0 or more")
-    environment = load(args.spec, set=overrides(args.set))
-    if args.judge:
-        return judged(args, environment)
-    if args.run is not None or args.against is not None:
-        raise UsageError("--run and --against go with --judge")
-    thresholds = Thresholds(args.max_adversary, args.max_alike)
-    attacker = _attacker(args, environment)
-
-    async def main() -> Report:
-        async with environment:
-            splits = args.split or list(environment.spec.tasks)
-            most = asked_of_models(environment, splits=splits, tasks=args.attacked, played=args.n, judged=args.judged)
-            if most:
-                write_error(
-                    f"rlenv audit: asks models up to about {most} times; fewer by --attacked, -n and --judged\n"
-                )
-            return await audit(
-                environment,
-                tasks=args.attacked,
-                oracle_tasks=args.n,
-                splits=args.split,
-                thresholds=thresholds,
-                seed=args.seed,
-                limit_s=args.time_limit,
-                on_progress=said_every(_SAY_EVERY_S),
-                judged=args.judged,
-                attacker=attacker,
-            )
-
-    with counting(args.prices) as so_far:
-        report = asyncio.run(main())
-    spending = so_far()
-    if not written(args, {**report.as_dict(), "usage": plain(spending)}):
-        _show(Console(highlight=False), report)
-        show_spending_line(Console(highlight=False), spending)
-    return 0 if report.passes else 1
 
 
 def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Progress:
@@ -213,3 +214,122 @@ def _show(console: Console, report: Report) -> None:
     for finding in report.findings:
         _show_finding(console, finding)
     console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
+
+
+def written(args: AuditCommand, report: Mapping[str, Any]) -> bool:
+    """Writes the report where it was asked for; True where it went to standard output."""
+    text = json.dumps(report, indent=2) + "\n"
+    if args.out:
+        Path(args.out).write_text(text, encoding="utf-8")
+    if args.json:
+        write(text)
+    return bool(args.json)
+
+
+def judged(args: AuditCommand, environment: Environment) -> int:
+    """Exit code 1 where holding a judge to labels found a fault, 0 otherwise.
+
+    Raises:
+        UsageError: the options name neither labels nor a run, or both, or what they name does not fit.
+    """
+    if args.run is not None and args.anchors is None:
+        return _beside_verifiers(args, args.run, environment)
+    if args.anchors is None or args.run is not None:
+        raise UsageError(
+            "--judge needs --anchors FILE, a .jsonl of objects with task, message and label, or --run RUN",
+            hint="give one of the two",
+        )
+    if args.against is not None:
+        raise UsageError("--against goes with --run")
+    anchors = read_anchors(args.anchors)
+    before = None
+    if args.before is not None:
+        try:
+            before = json.loads(Path(args.before).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"--before {args.before}: not a report: {error}") from error
+        if not isinstance(before, dict):
+            raise UsageError(f"--before {args.before}: not a report: expected an object, as --judge -o writes it")
+
+    async def main() -> JudgeReport:
+        async with environment:
+            return await audit_judge(
+                environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
+            )
+
+    try:
+        with counting(args.prices) as so_far:
+            report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
+    except TimeoutError:
+        message = f"the judge has not scored all anchors within {args.time_limit:g} s"
+        raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
+    spending = so_far()
+    if not written(args, {**report.as_dict(), "usage": plain(spending)}):
+        _show_judge(Console(highlight=False), report)
+        show_spending_line(Console(highlight=False), spending)
+    return 0 if report.passes else 1
+
+
+def _show_judge(console: Console, report: JudgeReport) -> None:
+    title = f"judge '{report.term}' · {report.anchors} anchors, {report.invalid} invalid"
+    console.print(escape(title), soft_wrap=True)
+    table = Table("", "value", "95 % interval")
+    rows = {"accuracy": report.accuracy, "mean error": report.error, "kappa": report.kappa, "alpha": report.alpha}
+    rows |= {"rank correlation": report.spearman}
+    rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
+    for place, member in enumerate(report.members):
+        who = f"judges.{place} ({member.endpoint})"
+        rows |= {f"{who}: kappa": member.kappa}
+        rows |= {f"{who}: bias by {name}": estimate for name, estimate in member.bias.items()}
+    rows |= {"drift": report.drift} if report.drift is not None else {}
+    for name, estimate in rows.items():
+        interval = f"{figure(estimate.low)} to {figure(estimate.high)}"
+        table.add_row(escape(name), figure(estimate.value), interval)
+    console.print(table)
+    if report.members:
+        console.print(f"agreement within the panel (alpha): {figure(report.members_alpha)}")
+    curve = Table("scores from", "to", "anchors", "mean score", "mean label")
+    for one in report.calibration.bins:
+        curve.add_row(*map(figure, (one.low, one.high)), str(one.count), figure(one.score), figure(one.label))
+    console.print(curve)
+    if (line := report.calibration.line) is not None:
+        console.print(f"label = {figure(line[0])} + {figure(line[1])} x score, by least squares; applied nowhere")
+    for finding in report.findings:
+        console.print(f"[red]{escape(finding)}[/red]")
+    console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
+
+
+def _beside_verifiers(args: AuditCommand, run: str, environment: Environment) -> int:
+    judge = judge_of(environment, args.term).name
+    rewards = environment.spec.rewards
+    against = args.against or [name for name, term in rewards.items() if term.kind == "verify"]
+    if not against:
+        raise UsageError("there is no verify term to put the judge beside", hint="name a term by --against")
+    for name in against:
+        if name not in rewards:
+            raise UsageError(f"no term is called '{name}'; there are: {', '.join(rewards)}")
+    episodes = [trajectory for _, trajectory in with_facts(run)]
+    found = disagreement(episodes, judge=judge, against=against)
+    if not written(args, {"disagreements": files.plain(found)}):
+        console = Console(highlight=False)
+        for one in found:
+            _show_disagreement(console, one)
+    return 0
+
+
+def _show_disagreement(console: Console, found: Disagreement) -> None:
+    counted = f"{found.episodes} episodes, {found.unmeasured} more where one of the two has no value"
+    console.print(escape(f"judge '{found.judge}' beside '{found.against}' · {counted}"), soft_wrap=True)
+    kappa = found.kappa
+    console.print(f"kappa {figure(kappa.value)} ({figure(kappa.low)} to {figure(kappa.high)})")
+    for what, count, of, listed in (
+        (f"high where '{found.against}' fails", found.high, found.failed, found.high_but_failed),
+        (f"low where '{found.against}' passes", found.low, found.passed, found.low_but_passed),
+    ):
+        console.print(escape(f"{what}: {count} of {of}"), soft_wrap=True)
+        for one in listed:
+            console.print(escape(f"  {_said(one)}"), soft_wrap=True)
+
+
+def _said(one: Differing) -> str:
+    return f"{one.split}/{one.task_index} seed {one.seed}: judge {figure(one.value)}, term {figure(one.verified)}"

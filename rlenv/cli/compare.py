@@ -1,10 +1,9 @@
-"""`rlenv compare A B`: what changed from one run to another over the tasks that both played."""
+"""`rlenv compare`: what changed from one run to another; with `--plan` how many tasks show a change."""
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from rlenv._base.figures import figure
 from rlenv.cli.console import Console
+from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info
@@ -21,54 +21,53 @@ from rlenv.runs.locks.lock import Lock, diff, locks_of
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
 
-__all__ = ["add_arguments", "run", "snapshot_of"]
+__all__ = ["CompareCommand", "PlanCommand", "snapshot_of"]
+
 
 _LISTED: Final = 10
 """Fixed and broken tasks, and differences of locks, that are shown; --json has all."""
 _ANYWAY: Final = "runs of one spec and the same rows are; --anyway pairs these by the numbers of their tasks"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv compare`."""
-    parser.add_argument("a", metavar="A", help="the run before: a folder, or a .jsonl of trajectories")
-    parser.add_argument("b", metavar="B", help="the run after")
-    parser.add_argument(
-        "--min-change",
-        type=float,
-        metavar="D",
-        help="exit 1 where success changed by less, such as -0.02; by default where it is worse with p < 0.05",
+@dataclass
+class CompareCommand(Options):
+    """`rlenv compare`."""
+
+    a: str = argument("the run before: a folder, or a .jsonl of trajectories", metavar="A")
+    b: str = argument("the run after", metavar="B")
+    min_change: float | None = option(
+        "exit 1 where success changed by less, such as -0.02; by default where it is worse with p < 0.05", metavar="D"
     )
-    parser.add_argument("--anyway", action="store_true", help="compare runs of other environments or questions, too")
-    parser.add_argument("--power", type=float, metavar="D", help="say how many tasks it takes to see such a change")
-    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.add_argument("--text", action="store_true", help="print lines instead of tables")
+    anyway: bool = option("compare runs of other environments or questions, too")
+    power: float | None = option("say how many tasks it takes to see such a change", metavar="D")
+    json: bool = option("print everything as one JSON object")
+    text: bool = option("print lines instead of tables")
 
+    def execute(self) -> int:
+        """Exit code 1 where success is worse than asked for, 2 where the runs are not of the same tasks."""
+        from rlenv.runs.figures.paired import compared, pilot
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where success is worse than asked for, 0 otherwise; 2 where the runs are not of the same tasks."""
-    from rlenv.runs.figures.paired import compared, pilot
-
-    if args.min_change is not None and not -1 <= args.min_change <= 1:
-        raise UsageError("--min-change is between -1 and 1")
-    if args.power is not None and not 0 < args.power < 1:
-        raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
-    a, b = snapshot_of(args.a), snapshot_of(args.b)
-    found: dict[str, Any] = {"a": args.a, "b": args.b, "lock": _locks(args.a, args.b), **compared(a, b)}
-    if not found["pairs"]:
-        raise UsageError(f"{args.a} and {args.b} share no task", hint="runs of one spec and split do")
-    if found["unlike"] and not args.anyway:
-        raise UsageError(f"these are not two runs of the same tasks: {found['unlike']}", hint=_ANYWAY)
-    if args.power is not None:
-        found["power"] = {"difference": args.power, "tasks": [asdict(one) for one in pilot(a, b, args.power)]}
-    problem = _problem(found["success"], args.min_change)
-    found["problem"] = problem
-    if args.json:
-        write_json(found)
-    else:
-        _show(args, found)
-    if problem:
-        write_error(f"rlenv compare: {problem}\n")
-    return 1 if problem else 0
+        if self.min_change is not None and not -1 <= self.min_change <= 1:
+            raise UsageError("--min-change is between -1 and 1")
+        if self.power is not None and not 0 < self.power < 1:
+            raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
+        a, b = snapshot_of(self.a), snapshot_of(self.b)
+        found: dict[str, Any] = {"a": self.a, "b": self.b, "lock": _locks(self.a, self.b), **compared(a, b)}
+        if not found["pairs"]:
+            raise UsageError(f"{self.a} and {self.b} share no task", hint="runs of one spec and split do")
+        if found["unlike"] and not self.anyway:
+            raise UsageError(f"these are not two runs of the same tasks: {found['unlike']}", hint=_ANYWAY)
+        if self.power is not None:
+            found["power"] = {"difference": self.power, "tasks": [asdict(one) for one in pilot(a, b, self.power)]}
+        problem = _problem(found["success"], self.min_change)
+        found["problem"] = problem
+        if self.json:
+            write_json(found)
+        else:
+            _show(self, found)
+        if problem:
+            write_error(f"rlenv compare: {problem}\n")
+        return 1 if problem else 0
 
 
 def snapshot_of(name: str) -> Snapshot:
@@ -126,7 +125,7 @@ def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _show(args: argparse.Namespace, found: dict[str, Any]) -> None:
+def _show(args: CompareCommand, found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     _show_locks(found["lock"])
     pairs, alone = found["pairs"], found["unpaired"]
@@ -244,9 +243,75 @@ def _show_locks(lock: dict[str, Any]) -> None:
     for one in differences[:_LISTED]:
         write(f"  {one['section']}.{one['key']}: {_short(one['a'])} → {_short(one['b'])}\n")
     if len(differences) > _LISTED:
-        write(f"  and {len(differences) - _LISTED} more: rlenv lock diff A B\n")
+        write(f"  and {len(differences) - _LISTED} more: rlenv runs lock diff A B\n")
 
 
 def _short(value: Any) -> str:
     text = "–" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+@dataclass
+class PlanCommand(Options):
+    """`rlenv compare --plan`."""
+
+    difference: float = argument("of success, such as 0.05 for five points", metavar="D")
+    run: str | None = option(
+        "a pilot run, for its rate and for how alike a task's samples are",
+        metavar="RUN",
+        one_of="before",
+        required=True,
+    )
+    rate: float | None = option("the success rate before, without a pilot run", metavar="P", one_of="before")
+    icc: float | None = option("with --rate: the correlation of two samples of a task", metavar="R")
+    k: list[int] = option("samples of each task", default=[1, 4, 16], metavar="K", nargs="+", least=1)
+    json: bool = option("print it as one JSON object")
+    text: bool = option("print lines instead of a table")
+
+    def execute(self) -> int:
+        """Exit code 0."""
+        from rlenv.runs.statistics.power import Tasks, needed, spread_of_rate
+
+        if not 0 < self.difference < 1:
+            raise UsageError("D is between 0 and 1", hint="0.05 is five points")
+        if self.run is not None:
+            if self.icc is not None:
+                raise UsageError("--icc goes with --rate: a run shows its own", hint="leave it out")
+            before = _of_run(self.run)
+        else:
+            icc, rate = self.icc or 0.0, self.rate or 0.0
+            if not 0 <= icc <= 1:
+                raise UsageError("--icc is between 0 and 1")
+            if not 0 <= rate <= 1:
+                raise UsageError("--rate is between 0 and 1")
+            if self.icc is None and max(self.k) > 1:
+                raise UsageError("how much more samples tell depends on --icc", hint="add --icc 0.5, say, or -k 1")
+            before = spread_of_rate(rate, icc)
+        ways: dict[str, list[Tasks]] = {}
+        for way, rate in (("rise", before.mean + self.difference), ("fall", before.mean - self.difference)):
+            if -1e-9 <= rate <= 1 + 1e-9:  # one that is beyond has no variance
+                after = spread_of_rate(min(1.0, max(0.0, rate)), before.icc or 0.0) if before.of(1) else before
+                ways[way] = needed(self.k, difference=self.difference, runs=(before, after))
+        if not ways:
+            hint = "name a smaller D"
+            raise UsageError(f"no rate lies {self.difference:g} above or below {before.mean:g}", hint=hint)
+        found: dict[str, Any] = {
+            "difference": self.difference,
+            "rate": before.mean,
+            "icc": before.icc,
+            "tasks": [
+                asdict(max(some, key=lambda one: one.unpaired or 0)) for some in zip(*ways.values(), strict=True)
+            ],
+            **{way: [asdict(one) for one in tasks] for way, tasks in ways.items()},
+        }
+        if self.json:
+            write_json(found)
+        else:
+            show_power(found, is_text=self.text)
+        return 0
+
+
+def _of_run(name: str) -> Any:
+    from rlenv.runs.figures.paired import spread_of_run
+
+    return spread_of_run(snapshot_of(name))

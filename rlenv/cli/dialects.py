@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 from rlenv import dialects
 from rlenv._base.nearest import nearest
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, overrides
+from rlenv.cli.options import WithSet, argument, option
 from rlenv.cli.terminal import write, write_json
 from rlenv.dialects.aliases import row_name
 from rlenv.dialects.base import Dialect
@@ -27,7 +27,7 @@ from rlenv.language import kinds as registry
 from rlenv.language.shipped import find, shipped
 from rlenv.messages import Message, ToolCall
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["DialectsCommand"]
 
 _BREAK: Final = "⏎"
 _VALUES: Final[Mapping[str, Any]] = {
@@ -35,36 +35,35 @@ _VALUES: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own arguments."""
-    parser.add_argument("name", nargs="?", metavar="NAME|SPEC", help="a dialect, or a spec whose dialect is shown")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the texts as one JSON object")
-    form.add_argument("--yaml", action="store_true", help="print what a built-in dialect is, for a spec's `dialect`")
-    add_set(parser)
+@dataclass
+class DialectsCommand(WithSet):
+    """`rlenv dialects`."""
 
+    name: str | None = argument("a dialect, or a spec whose dialect is shown", metavar="NAME|SPEC")
+    json: bool = option("print the texts as one JSON object", one_of="form")
+    yaml: bool = option("print what a built-in dialect is, for a spec's `dialect`", one_of="form")
 
-def run(args: argparse.Namespace) -> int:
-    """Lists the dialects, or shows a conversation in the words of one."""
-    if args.yaml and args.name is None:
-        raise UsageError("--yaml prints one dialect, and none is named", hint="rlenv dialects NAME --yaml")
-    if args.set and (args.yaml or args.name is None or _is_dialect(args.name)):
-        raise UsageError("--set replaces keys of a spec, and none is shown", hint="name a spec, or leave --set out")
-    if args.name is None:
-        return _list(as_json=args.json)
-    if args.yaml:
-        return _print_yaml(args.name)
-    texts = _texts(*_chosen(args))
-    if args.json:
-        write_json(texts, indent=2)
+    def execute(self) -> int:
+        """Lists the dialects, or shows a conversation in the words of one."""
+        if self.yaml and self.name is None:
+            raise UsageError("--yaml prints one dialect, and none is named", hint="rlenv dialects NAME --yaml")
+        if self.set and (self.yaml or self.name is None or _is_dialect(self.name)):
+            raise UsageError("--set replaces keys of a spec, and none is shown", hint="name a spec, or leave --set out")
+        if self.name is None:
+            return _list(as_json=self.json)
+        if self.yaml:
+            return _print_yaml(self.name)
+        texts = _texts(*_chosen(self.name, self.overrides))
+        if self.json:
+            write_json(texts, indent=2)
+            return 0
+        console = Console(soft_wrap=True, highlight=False)
+        for title, text in texts.items():
+            console.print(Text(title, style="bold"))
+            # A line break is shown, since one at the end of a text could not be seen.
+            lines = text.split("\n")
+            console.print(Text(f"{_BREAK}\n".join(lines) or "(nothing)"))
         return 0
-    console = Console(soft_wrap=True, highlight=False)
-    for title, text in texts.items():
-        console.print(Text(title, style="bold"))
-        # A line break is shown, since one at the end of a text could not be seen.
-        lines = text.split("\n")
-        console.print(Text(f"{_BREAK}\n".join(lines) or "(nothing)"))
-    return 0
 
 
 def _list(*, as_json: bool) -> int:
@@ -100,19 +99,19 @@ def _is_dialect(name: str) -> bool:
     return name in registry.names("dialects") or row_name(name, FAMILIES) in FAMILIES
 
 
-def _chosen(args: argparse.Namespace) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
+def _chosen(name: str, set: Mapping[str, Any]) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
     """The dialect, the tools that it is shown with, and what writes its calls."""
-    if _is_dialect(args.name):
-        dialect = dialects.get(args.name)
+    if _is_dialect(name):
+        dialect = dialects.get(name)
         return dialect, [{"type": "function", "function": dict(tool)} for tool in TOOLS.values()], dialect
     try:
-        spec = find(args.name)
+        spec = find(name)
     except UsageError as error:
-        message, hint = dialects.unknown(args.name)
-        if nearest(args.name, registry.names("dialects")) is None and nearest(args.name, shipped()) is not None:
+        message, hint = dialects.unknown(name)
+        if nearest(name, registry.names("dialects")) is None and nearest(name, shipped()) is not None:
             hint = error.hint
         raise UsageError(f"{message}, and {error.message}", hint=hint) from error
-    environment = load(spec, set=overrides(args.set))
+    environment = load(spec, set=set)
     given = environment.spec.dialect
     inside = dialects.get(given) if isinstance(given, str) else TextDialect("inline", whole_row("inline", given))
     return environment.parts.dialect, environment.tool_schemas, inside

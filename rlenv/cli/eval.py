@@ -1,29 +1,39 @@
-"""`rlenv eval`: plays many episodes and reports."""
+"""`rlenv eval`: many episodes and their figures; with `--bench` how fast the environment steps."""
 
 from __future__ import annotations
 
-import argparse
+import asyncio
+import platform
 import shlex
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from typing import Final
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+import rlenv
+from rlenv._base.bounded import cut_end
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.invalid import invalid_lines
-from rlenv.cli.options import add_out, add_record, add_set, given, overrides
-from rlenv.cli.policies import add_policy, choice_of
-from rlenv.cli.spending import add_prices, show_spending
+from rlenv.cli.options import WithOut, WithRecord, WithSpec, given, option
+from rlenv.cli.policies import WithPolicy
+from rlenv.cli.spending import WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.terminal import say, write_error, write_json
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.base import Policy
 from rlenv.runs.evaluate import Evaluation, evaluate
-from rlenv.runs.summary import GroupSummary, PassAtK, Summary
+from rlenv.runs.summary import GroupSummary, Latency, PassAtK, Summary, summarise
+from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["BenchCommand", "BenchFigures", "EvalCommand", "invalid_lines"]
+
 
 _WORST: Final = 5
 """So many episodes are named to look at."""
@@ -33,62 +43,54 @@ _OPTIONS: Final = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv eval`."""
-    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
-    add_policy(parser)
-    parser.add_argument("--split", help="which tasks; by default test where there is one, else the first split")
-    parser.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
-    parser.add_argument("-k", type=int, default=1, metavar="K", help="samples of each task")
-    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
-    parser.add_argument("--seed", type=int, default=0, help="of the run; each sample has its own, made of it")
-    parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
-    parser.add_argument("--min-success", type=float, metavar="RATE", help="exit 1 below this success rate")
-    parser.add_argument("--max-success", type=float, metavar="RATE", help="exit 1 above it (for a random policy)")
-    parser.add_argument(
-        "--until-width",
-        type=float,
-        metavar="W",
-        help="play tasks in an order drawn by --seed, and end once the 95 %% interval of success is so narrow",
+@dataclass
+class EvalCommand(WithSpec, WithPolicy, WithOut, WithRecord, WithPrices):
+    """`rlenv eval`."""
+
+    split: str | None = option("which tasks; by default test where there is one, else the first split")
+    n: int | None = option("how many tasks; all by default", metavar="N")
+    k: int = option("samples of each task", default=1, metavar="K")
+    concurrency: int = option("episodes at once", default=64, metavar="C")
+    seed: int = option("of the run; each sample has its own, made of it", default=0)
+    max_invalid: float = option("exit 1 above this share", default=0.0, metavar="SHARE")
+    min_success: float | None = option("exit 1 below this success rate", metavar="RATE")
+    max_success: float | None = option("exit 1 above it (for a random policy)", metavar="RATE")
+    until_width: float | None = option(
+        "play tasks in an order drawn by --seed, and end once the 95 %% interval of success is so narrow", metavar="W"
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    add_out(parser, help="keep the run there: its episodes and summary.json")
-    parser.add_argument(
-        "--resume", action="store_true", help="play what the run of -o lacks, and again what is invalid"
+    json: bool = option("print the figures as one JSON object")
+    out: str | None = option(
+        "keep the run there: its episodes and summary.json", "-o", "--out", metavar="DIR", writes=True
     )
-    add_record(parser)
-    parser.add_argument(
-        "--tape",
+    resume: bool = option("play what the run of -o lacks, and again what is invalid")
+    tape: str | None = option(
+        "answer tools and models, but not the policy, from a recorded run; with --record ask for what it lacks",
         metavar="RUN",
-        help="answer tools and models, but not the policy, from a recorded run; with --record ask for what it lacks",
     )
-    add_prices(parser)
-    parser.add_argument("--max-cost", type=float, metavar="X", help="end the run once it has cost more; by --prices")
-    add_set(parser)
+    max_cost: float | None = option("end the run once it has cost more; by --prices", metavar="X")
+
+    def execute(self) -> int:
+        """Exit code 1 where a share that was asked for is missed, 0 otherwise."""
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=self.json or not console.is_terminal) as progress:
+            bar = progress.add_task(f"{self.spec} · {self.policy}", total=None)
+
+            def ended(_: Trajectory, done: int, total: int) -> None:
+                progress.update(bar, completed=done, total=total)
+
+            options = given(self, *_OPTIONS)
+            done = evaluate(self.spec, self.choice, set=self.overrides, on_end=ended, say=say, **options)
+        if self.json:
+            write_json(done.figures)
+        else:
+            _show(Console(), done, self.policy)
+            _show_worst(Console(highlight=False), done, self.out)
+        code = _verdict(self, done.summary, done.trajectories)
+        return 1 if done.figures.get("not_kept") else code
 
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where a share that was asked for is missed, 0 otherwise."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
-        bar = progress.add_task(f"{args.spec} · {args.policy}", total=None)
-
-        def ended(_: Trajectory, done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
-        options = given(args, *_OPTIONS)
-        done = evaluate(args.spec, choice_of(args), set=overrides(args.set), on_end=ended, say=say, **options)
-    if args.json:
-        write_json(done.figures)
-    else:
-        _show(Console(), done, args.policy)
-        _show_worst(Console(highlight=False), done, args.out)
-    code = _verdict(args, done.summary, done.trajectories)
-    return 1 if done.figures.get("not_kept") else code
-
-
-def _verdict(args: argparse.Namespace, summary: Summary, trajectories: Sequence[Trajectory]) -> int:
+def _verdict(args: EvalCommand, summary: Summary, trajectories: Sequence[Trajectory]) -> int:
     problems = []
     why: list[str] = []
     share = summary.invalid / summary.episodes if summary.episodes else 0.0
@@ -191,3 +193,158 @@ def _show_worst(console: Console, done: Evaluation, out: str | None) -> None:
         console.print(f"{what}  {place}  {command} {id}", markup=False, soft_wrap=True)
     if out:
         console.print(f"episodes and summary in {out}: {command}", markup=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFigures:
+    """One measurement. The policy's own time counts too; that of `oracle` and `random` is small.
+
+    `cpu_us_a_turn` is this process's CPU time, user and system; what a tool spends in another process is not in it.
+    `overlap` is the seconds that calls took, added up, over the wall seconds: 1.0 is one call after the other, higher
+    is calls at once. `slowest_s` is the longest episode.
+    """
+
+    concurrency: int
+    episodes: int
+    turns: int
+    calls: int
+    invalid: int
+    wall_s: float
+    turns_per_s: float
+    calls_per_s: float
+    cpu_us_a_turn: float
+    overlap: float
+    slowest_s: float
+
+
+@dataclass
+class BenchCommand(WithSpec, WithPolicy, WithPrices):
+    """`rlenv eval --bench`."""
+
+    split: str | None = option("which tasks; by default the first split")
+    episodes: int = option("episodes of one measurement", default=512, metavar="N", least=1)
+    concurrency: list[int] = option("episodes at once; one row each", default=[1, 64], metavar="C", nargs="+", least=1)
+    json: bool = option("print the figures as one JSON object")
+
+    def execute(self) -> int:
+        """Exit code 1 where a reward was invalid: figures of failing episodes say little."""
+        environment = load(self.spec, set=self.overrides)
+        split = self.split or next(iter(environment.spec.tasks))
+        with counting(self.prices) as so_far:
+            rows, latency = asyncio.run(_measure(environment, self, split))
+        spending = so_far()
+        machine = {"rlenv": rlenv.__version__, "python": platform.python_version(), "machine": platform.platform()}
+        if self.json:
+            figures = {"environment": environment.id, "policy": self.policy, "split": split, **machine}
+            measured = {
+                "rows": [asdict(row) for row in rows],
+                "latency": {name: asdict(t) for name, t in latency.items()},
+            }
+            write_json(figures | measured | ({"usage": plain(spending)} if spending.roles else {}))
+        else:
+            _show_bench(environment, self.policy, rows, latency, machine)
+            show_spending_line(Console(highlight=False), spending)
+        return 1 if any(row.invalid for row in rows) else 0
+
+
+async def _measure(
+    environment: Environment, args: BenchCommand, split: str
+) -> tuple[list[BenchFigures], dict[str, Latency]]:
+    policy = args.choice.make(environment, concurrency=max(args.concurrency))
+    tasks = range(len(environment.tasks(split)))
+    drawn = enumerate(islice(cycle(tasks), args.episodes))
+    jobs = [Job(split, task, seed_of(0, split, task, number // len(tasks))) for number, task in drawn]
+    rows: list[BenchFigures] = []
+    latency: dict[str, Latency] = {}
+    try:
+        async with environment:
+            await rollout(environment, policy, jobs[:4], concurrency=4)  # indexes and servers are up after this
+            for concurrency in args.concurrency:
+                figures, trajectories = await _once(environment, policy, jobs, concurrency)
+                rows.append(figures)
+                latency = dict(summarise(trajectories, seconds=figures.wall_s).latency)
+    finally:
+        await policy.aclose()
+    return rows, latency
+
+
+async def _once(
+    environment: Environment, policy: Policy, jobs: Sequence[Job], concurrency: int
+) -> tuple[BenchFigures, list[Trajectory]]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    played = await rollout(environment, policy, jobs, concurrency=concurrency)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    turns = sum(len(trajectory.turns) for trajectory in played)
+    calls = sum(trajectory.calls for trajectory in played)
+    spent = sum(result.seconds for one in played for turn in one.turns for result in turn.results)
+    return (
+        BenchFigures(
+            concurrency=concurrency,
+            episodes=len(played),
+            turns=turns,
+            calls=calls,
+            invalid=sum(trajectory.reward.total is None for trajectory in played),
+            wall_s=wall,
+            turns_per_s=turns / wall,
+            calls_per_s=calls / wall,
+            cpu_us_a_turn=cpu / max(1, turns) * 1e6,
+            overlap=spent / wall,
+            slowest_s=max(trajectory.seconds for trajectory in played),
+        ),
+        played,
+    )
+
+
+def _show_bench(
+    environment: Environment,
+    policy: str,
+    rows: Sequence[BenchFigures],
+    latency: dict[str, Latency],
+    machine: dict[str, str],
+) -> None:
+    table = Table()
+    for name in ("at once", "episodes", "turns/s", "calls/s", "CPU µs/turn", "overlap", "slowest", "invalid"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row.concurrency}", f"{row.episodes}", f"{row.turns_per_s:,.0f}", f"{row.calls_per_s:,.0f}"]
+        cells += [f"{row.cpu_us_a_turn:,.0f}", f"{row.overlap:.2f}", f"{row.slowest_s * 1000:,.1f} ms"]
+        table.add_row(*cells, f"{row.invalid}")
+    console = Console(soft_wrap=True)
+    about = ", ".join(f"{name} {value}" for name, value in machine.items())
+    console.print(f"{environment.id} · {policy} · {about}", markup=False, highlight=False)
+    console.print(table)
+    for name, times in latency.items():
+        marks = " / ".join(f"{value * 1000:.2f}" for value in (times.p50_s, times.p90_s, times.p99_s))
+        console.print(f"{name}: {marks} ms at p50 / p90 / p99, {rows[-1].concurrency} episodes at once", markup=False)
+
+
+_LISTED = 5
+_SHOWN_CHARS = 400
+
+
+def invalid_lines(trajectories: Sequence[Trajectory]) -> list[str]:
+    """A line for each of the commonest reasons, with the first episode that has it and how many more there are."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.reward.total is None:
+            failure = trajectory.failure
+            why = ("reward", _terms(trajectory)) if failure is None else (failure.reason, failure.message)
+            found.setdefault(why, []).append(trajectory)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    lines = [_line(reason, message, one) for (reason, message), one in ordered[:_LISTED]]
+    if len(ordered) > _LISTED:
+        lines.append(f"… and {len(ordered) - _LISTED} more reasons")
+    return lines
+
+
+def _line(reason: str, message: str, trajectories: Sequence[Trajectory]) -> str:
+    first = trajectories[0]
+    more = f" and {len(trajectories) - 1} more" if len(trajectories) > 1 else ""
+    text = cut_end(message, _SHOWN_CHARS)
+    line = f"{first.split}/{first.task_index} seed {first.seed}{more}: {reason}: {text}"
+    return line.replace("\n", " ")
+
+
+def _terms(trajectory: Trajectory) -> str:
+    bad = [f"{term.name}: {term.error}" for term in trajectory.reward.terms.values() if term.status == "invalid"]
+    return "; ".join(bad)

@@ -1,15 +1,25 @@
-"""`rlenv init`: a new environment that validates and runs."""
+"""`rlenv init`: a new environment that validates and runs, also over the servers of other programs."""
 
 from __future__ import annotations
 
-import argparse
+import ast
+import json
+import os
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from rlenv._base.paths import is_file, is_folder, read_file
+from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["InitCommand", "read_servers", "spec_text"]
+
 
 _SPEC = """\
 rlenv: 1
@@ -64,38 +74,38 @@ _TRAIN = (
 _TEST = ("raspberry b", "hippopotamus o", "anagram a", "assess s", "impossibilities i")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv init`."""
-    parser.add_argument("folder", help="the folder to make; its name becomes the environment's")
-    parser.add_argument(
+@dataclass
+class InitCommand(Options):
+    """`rlenv init`."""
+
+    folder: str = argument("the folder to make; its name becomes the environment's")
+    source: str | None = option(
+        "start from the MCP servers of a JSON file with mcpServers, or of RL-Factory's mcp_tools.pydata",
         "--from",
-        dest="source",
         metavar="FILE",
-        help="start from the MCP servers of a JSON file with mcpServers, or of RL-Factory's mcp_tools.pydata",
     )
 
-
-def run(args: argparse.Namespace) -> int:
-    """Writes the folder; never overwrites a file."""
-    folder = Path(args.folder)
-    name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-")
-    if not name:
-        raise UsageError(f"'{args.folder}' gives no name", hint="use letters and digits")
-    files = _files(name) if args.source is None else _files_from(name, Path(args.source), folder)
-    taken = [file for file in files if (folder / file).exists()]
-    if taken:
-        raise UsageError(f"{folder / taken[0]} exists already", hint="choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    spec = folder / f"{name}.yaml"
-    write(
-        f"wrote {', '.join(str(folder / file) for file in files)}\n"
-        f"next:  rlenv validate {spec}\n"
-        f"       rlenv eval {spec} --policy oracle\n"
-        f"       rlenv play {spec}\n"
-    )
-    return 0
+    def execute(self) -> int:
+        """Writes the folder; never overwrites a file."""
+        folder = Path(self.folder)
+        name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-")
+        if not name:
+            raise UsageError(f"'{self.folder}' gives no name", hint="use letters and digits")
+        files = _files(name) if self.source is None else _files_from(name, Path(self.source), folder)
+        taken = [file for file in files if (folder / file).exists()]
+        if taken:
+            raise UsageError(f"{folder / taken[0]} exists already", hint="choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        spec = folder / f"{name}.yaml"
+        write(
+            f"wrote {', '.join(str(folder / file) for file in files)}\n"
+            f"next:  rlenv validate {spec}\n"
+            f"       rlenv eval {spec} --policy oracle\n"
+            f"       rlenv play {spec}\n"
+        )
+        return 0
 
 
 def _files(name: str) -> dict[str, str]:
@@ -108,8 +118,6 @@ def _files(name: str) -> dict[str, str]:
 
 
 def _files_from(name: str, source: Path, folder: Path) -> dict[str, str]:
-    from rlenv.cli.from_servers import read_servers, spec_text
-
     return {f"{name}.yaml": spec_text(name, read_servers(source, folder=folder))}
 
 
@@ -118,3 +126,182 @@ def _rows(pairs: tuple[str, ...]) -> str:
     return "".join(
         f'{{"word": "{word}", "letter": "{letter}", "answer": {word.count(letter)}}}\n' for word, letter in rows
     )
+
+
+_SERVERS_SPEC = """\
+rlenv: 1
+name: {name}
+version: 0
+description: An environment over the tools of {servers}.
+
+# Replace these rows by your tasks, and the texts below by what they need.
+tasks:
+  train:
+    rows:
+      - {{question: "Say the word ready.", answer: ready}}
+
+prompt:
+  system: Use the tools where they help, then answer as <answer>ANSWER</answer>.
+  user: "{{{{ task.question }}}}"
+
+{tools}
+limits: {{turns: 8}}
+
+rewards:
+  correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}
+
+success: correct >= 1
+
+oracle:
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+_WORKSPACE = re.compile(r"\$\{(?:env:)?(?:workspaceFolder|workspaceRoot|projectRoot|CLAUDE_PROJECT_DIR)\}")
+_INPUT = re.compile(r"\$\{input:([^{}]+)\}")
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-([^{}]*)\}")
+_HTTP = frozenset(("http", "streamable-http", "streamable_http", "streamablehttp"))
+_REFERENCE = re.compile(r"\$\{(?!env:)([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET = re.compile(r"key|token|secret|password|passwd|authorization|credential", re.IGNORECASE)
+
+
+def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """The entries by name, as a spec writes them, in the file's order.
+
+    Args:
+        folder: where the spec will stand; what the file names beside itself is named from there. As written if None.
+
+    Raises:
+        UsageError: the file cannot be read, or an entry in it is no server.
+    """
+    try:
+        text = read_file(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    found: dict[str, dict[str, Any]] = {}
+    for name, server in _servers(_literal(path, text), path):
+        found[_free(re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64].strip("_") or "server", found)] = _entry(
+            server, f"{path}: {name}"
+        )
+    for entry in found.values():
+        cwd = entry.pop("cwd", "")
+        if folder is not None:
+            _moved(entry, path, folder, cwd)
+    if not found:
+        raise UsageError(f"{path} names no servers; expected a mapping 'mcpServers'")
+    return found
+
+
+def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
+    """A spec over these entries that validates as it stands."""
+    tools = yaml.safe_dump({"tools": dict(servers)}, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return _SERVERS_SPEC.format(name=name, servers=", ".join(servers), tools=tools)
+
+
+def _literal(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as json_error:
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise UsageError(f"{path} is neither JSON ({json_error}) nor a Python literal ({error})") from error
+
+
+def _servers(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    for block in content if isinstance(content, (list, tuple)) else [content]:
+        if isinstance(block, str):
+            continue  # the name of a tool that is built into the program that the file is for
+        if not isinstance(block, Mapping):
+            raise UsageError(f"{path}: found a {type(block).__name__}; expected mappings with the key 'mcpServers'")
+        servers = block.get("mcpServers", block.get("servers"))
+        if servers is None:
+            raise UsageError(f"{path}: a mapping has {', '.join(map(str, block)) or 'no keys'}; expected 'mcpServers'")
+        if not isinstance(servers, Mapping):
+            raise UsageError(f"{path}: 'mcpServers' is a {type(servers).__name__}; expected a mapping by name")
+        yield from ((str(name), server) for name, server in servers.items())
+
+
+def _entry(server: Any, where: str) -> dict[str, Any]:
+    if not isinstance(server, Mapping):
+        raise UsageError(f"{where}: found a {type(server).__name__}; expected a mapping with 'command' or 'url'")
+    entry: dict[str, Any] = {"kind": "mcp"}
+    if "url" in server or "serverUrl" in server:
+        entry["url"] = _text(server.get("url", server.get("serverUrl")), where)
+        kind = str(server.get("type", server.get("transport", ""))).lower()
+        if kind == "sse" or (kind not in _HTTP and entry["url"].rstrip("/").endswith("/sse")):
+            entry["transport"] = "sse"
+        extra = "headers"
+    elif "command" in server:
+        command = server["command"]
+        words = list(command) if isinstance(command, (list, tuple)) else [command]
+        more = server.get("args") or ()
+        if not isinstance(more, (list, tuple)):
+            raise UsageError(f"{where}: 'args' is a {type(more).__name__}; expected a list")
+        entry["command"] = [_text(word, where) for word in (*words, *more)]
+        if isinstance(server.get("cwd"), str):
+            entry["cwd"] = _REFERENCE.sub(r"${env:\1}", server["cwd"])
+        extra = "env"
+    else:
+        raise UsageError(f"{where}: found {', '.join(map(str, server)) or 'no keys'}; expected 'command' or 'url'")
+    given = server.get(extra)
+    if given and not isinstance(given, Mapping):
+        raise UsageError(f"{where}: '{extra}' is a {type(given).__name__}; expected a mapping by name")
+    if given:
+        entry[extra] = {str(key): _hidden(str(key), _text(value, where)) for key, value in given.items()}
+    seconds = server.get("sse_read_timeout") if "url" in entry else server.get("timeout")
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds <= 3600:
+        entry["timeout_s"] = float(seconds)
+    return entry
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise UsageError(f"{where}: found a {type(value).__name__} where a text is expected")
+    # What other clients fill from their environment, or ask for.
+    text = _INPUT.sub(lambda one: "${env:%s}" % _variable(one[1]), str(value))  # noqa: UP031  (braces on both sides)
+    return _REFERENCE.sub(r"${env:\1}", _DEFAULTED.sub(r"\2", text))
+
+
+def _hidden(key: str, value: str) -> str:
+    """A value that looks like a secret does not belong into a spec: it is read from the environment."""
+    if _SECRET.search(key) and value and "${env:" not in value:
+        return "${env:%s}" % _variable(key)  # noqa: UP031  (braces on both sides)
+    return value
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).upper().strip("_") or "INPUT"
+
+
+def _moved(entry: dict[str, Any], file: Path, folder: Path, cwd: str) -> None:
+    """Names files of an entry from the spec's folder, where its server will be started."""
+    # Editors keep the file in a folder of their own (.vscode, .cursor), and start servers in the one above.
+    root = file.parent.absolute()
+    root = root.parent if root.name.startswith(".") else root
+    bases = [root / _WORKSPACE.sub(lambda _: str(root), cwd), file.parent.absolute(), root]
+
+    def moved(word: str) -> str:
+        word = _WORKSPACE.sub(lambda _: str(root), word)
+        option, equals, name = word.partition("=") if word.startswith("-") else ("", "", word)
+        if name.startswith("~/"):
+            return f"{option}{equals}{Path(name).expanduser()}"
+        # A bare word may be a command's own, such as `run`.
+        is_named = name and not Path(name).is_absolute() and ("/" in name or "." in name) and "://" not in name
+        places = [base / name for base in bases] if is_named else []
+        found = next((place for place in places if is_file(place) or is_folder(place)), None)
+        return word if found is None else f"{option}{equals}{os.path.relpath(found, folder.absolute())}"
+
+    if "command" in entry:
+        program, *words = entry["command"]
+        named = moved(program)
+        # One without a slash is looked for on the path.
+        named = f"./{named}" if named != program and "/" not in named else named
+        entry["command"] = [named, *map(moved, words)]
+    if "env" in entry:
+        entry["env"] = {key: moved(value) for key, value in entry["env"].items()}
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free

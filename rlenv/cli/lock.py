@@ -1,8 +1,7 @@
-"""`rlenv lock show RUN` and `rlenv lock diff A B`: what made episodes, by content."""
+"""`rlenv runs lock show RUN` and `rlenv runs lock diff A B`: what made episodes, by content."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,38 +11,36 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, overrides
+from rlenv.cli.options import WithSet, argument, option
 from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, read_info
 from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, lock_of, locks_of, read_lock
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["LockCommand"]
 
 _DIGEST_DIGITS: Final = 12
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv lock`."""
-    parser.add_argument("action", choices=("show", "diff"), help="show one lock, or what differs between two")
-    parser.add_argument(
-        "of", nargs="+", metavar="RUN", help="a run's folder (its last lock), a lock's file, or a spec as it is now"
-    )
-    parser.add_argument("--json", action="store_true", help="print the lock, or the differences, as JSON")
-    parser.add_argument("--full", action="store_true", help="print digests in full")
-    add_set(parser)
+@dataclass
+class LockCommand(WithSet):
+    """`rlenv runs lock`."""
 
+    action: str = argument("show one lock, or what differs between two", choices=("show", "diff"))
+    of: list[str] = argument("a run's folder (its last lock), a lock's file, or a spec as it is now", metavar="RUN")
+    json: bool = option("print the lock, or the differences, as JSON")
+    full: bool = option("print digests in full")
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where two locks differ, 0 otherwise."""
-    wanted = 1 if args.action == "show" else 2
-    if len(args.of) != wanted:
-        example = "rlenv lock show RUN" if wanted == 1 else "rlenv lock diff A B"
-        raise UsageError(f"found {len(args.of)} names; expected {wanted}", hint=f"write {example}")
-    if wanted == 1:
-        return _show(args, _named(args.of[0], args))
-    return _diff(args, *_comparable(_named(args.of[0], args), _named(args.of[1], args), args))
+    def execute(self) -> int:
+        """Exit code 1 where two locks differ, 0 otherwise."""
+        wanted = 1 if self.action == "show" else 2
+        if len(self.of) != wanted:
+            example = "rlenv runs lock show RUN" if wanted == 1 else "rlenv runs lock diff A B"
+            raise UsageError(f"found {len(self.of)} names; expected {wanted}", hint=f"write {example}")
+        if wanted == 1:
+            return _show(self, _named(self.of[0], self))
+        return _diff(self, *_comparable(_named(self.of[0], self), _named(self.of[1], self), self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class _Named:
     lock: Lock | None
 
 
-def _named(name: str, args: argparse.Namespace) -> _Named:
+def _named(name: str, args: LockCommand) -> _Named:
     path = Path(name)
     if path.suffix == ".json":
         return _Named(name, read_lock(path))
@@ -74,13 +71,13 @@ def _named(name: str, args: argparse.Namespace) -> _Named:
     return _Named(name, locks[chosen])
 
 
-def _of_spec(name: str, args: argparse.Namespace, splits: list[str] | None) -> Lock:
-    environment = load(name, set=overrides(args.set))
+def _of_spec(name: str, args: LockCommand, splits: list[str] | None) -> Lock:
+    environment = load(name, set=args.overrides)
     known = None if splits is None else [split for split in splits if split in environment.spec.tasks]
     return lock_of(environment, splits=known, say=say)
 
 
-def _comparable(a: _Named, b: _Named, args: argparse.Namespace) -> tuple[Lock, Lock]:
+def _comparable(a: _Named, b: _Named, args: LockCommand) -> tuple[Lock, Lock]:
     """The locks; where one is a spec's, without what only a run has, and for the splits of the other."""
     if a.lock is not None and b.lock is not None:
         if args.set:
@@ -92,7 +89,7 @@ def _comparable(a: _Named, b: _Named, args: argparse.Namespace) -> tuple[Lock, L
     return mine.of_a_spec(), theirs.of_a_spec()
 
 
-def _show(args: argparse.Namespace, named: _Named) -> int:
+def _show(args: LockCommand, named: _Named) -> int:
     if args.set and named.lock is not None:
         raise UsageError("--set is for a spec, and none is named", hint="leave it out")
     lock = named.lock or _of_spec(named.name, args, None)
@@ -116,7 +113,7 @@ def _show(args: argparse.Namespace, named: _Named) -> int:
     return 0
 
 
-def _diff(args: argparse.Namespace, a: Lock, b: Lock) -> int:
+def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
     found = diff(a, b)
     if args.json:
         write_json({"a": a.hash12, "b": b.hash12, "differences": [asdict(one) for one in found]}, indent=2)
@@ -144,12 +141,12 @@ def _diff(args: argparse.Namespace, a: Lock, b: Lock) -> int:
     return 1
 
 
-def _both(one: LockEntry, args: argparse.Namespace) -> tuple[str, str]:
+def _both(one: LockEntry, args: LockCommand) -> tuple[str, str]:
     a, b = (escape(_shown(value, args)) for value in (one.a, one.b))
     return f"[red]{a}[/red]", f"[green]{b}[/green]"
 
 
-def _shown(value: Any, args: argparse.Namespace) -> str:
+def _shown(value: Any, args: LockCommand) -> str:
     if value is None:
         return "–"
     if not isinstance(value, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shlex
 import sys
@@ -13,9 +12,9 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_out, add_record, add_set, given, overrides
-from rlenv.cli.policies import add_policy, choice_of
-from rlenv.cli.spending import add_prices, show_spending
+from rlenv.cli.options import WithOut, WithRecord, WithSpec, given, option
+from rlenv.cli.policies import WithPolicy
+from rlenv.cli.spending import WithPrices, show_spending
 from rlenv.cli.terminal import say
 from rlenv.concurrency.lanes import entered
 from rlenv.episodes.environment import Environment
@@ -23,43 +22,39 @@ from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import advance, context_of
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.runs.policies import Actor, actor_of
+from rlenv.runs.policies import NAMES, Actor, actor_of
 from rlenv.runs.stage import Stage
 from rlenv.runs.usage import spent
 from rlenv.trajectory import Trajectory
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["PlayCommand"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv play`."""
-    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
-    add_policy(parser)
-    parser.set_defaults(policy="you")
-    parser.add_argument("--split")
-    parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
-    parser.add_argument("--seed", type=int, help="of the episode; by default that of the task's first in `rlenv eval`")
-    add_out(parser, help="keep the episode there, as a run")
-    add_record(parser)
-    add_prices(parser)
-    add_set(parser)
+@dataclass
+class PlayCommand(WithSpec, WithPolicy, WithOut, WithRecord, WithPrices):
+    """`rlenv play`."""
 
+    policy: str = option(f"you, {NAMES}", default="you")
+    split: str | None = option("which tasks; the first split by default")
+    task: int = option("the row's index, from 0", default=0, metavar="I")
+    seed: int | None = option("of the episode; by default that of the task's first in `rlenv eval`")
+    out: str | None = option("keep the episode there, as a run", "-o", "--out", metavar="DIR", writes=True)
 
-def run(args: argparse.Namespace) -> int:
-    """Plays one episode: you write the actions, or watch a policy."""
-    choice = choice_of(args)
-    keep = given(args, "out", "overwrite", "record")
-    stage = Stage(kind="play", prices=args.prices, set=overrides(args.set), say=say, **keep)
-    environment, console = stage.load(args.spec), Console()
-    # A task that is none begins no run.
-    episode = environment.start(task=args.task, split=args.split, seed=args.seed)
-    by_hand = args.policy == "you"
-    actor = Actor(_Hand(console), "you", {"kind": "you"}) if by_hand else actor_of(choice, environment, say=say)
-    return asyncio.run(_run(args, stage, environment, actor, episode, console))
+    def execute(self) -> int:
+        """Plays one episode: you write the actions, or watch a policy."""
+        choice = self.choice
+        keep = given(self, "out", "overwrite", "record")
+        stage = Stage(kind="play", prices=self.prices, set=self.overrides, say=say, **keep)
+        environment, console = stage.load(self.spec), Console()
+        # A task that is none begins no run.
+        episode = environment.start(task=self.task, split=self.split, seed=self.seed)
+        by_hand = self.policy == "you"
+        actor = Actor(_Hand(console), "you", {"kind": "you"}) if by_hand else actor_of(choice, environment, say=say)
+        return asyncio.run(_run(self, stage, environment, actor, episode, console))
 
 
 async def _run(
-    args: argparse.Namespace, stage: Stage, environment: Environment, actor: Actor, episode: Episode, console: Console
+    args: PlayCommand, stage: Stage, environment: Environment, actor: Actor, episode: Episode, console: Console
 ) -> int:
     facts, lane = {"split": episode.split, "task": args.task}, stage.lane
     with stage.open(environment, actor, facts, seed=episode.seed) as out, entered(lane and lane(0)):
@@ -68,7 +63,7 @@ async def _run(
         if out is not None:
             id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
             if id:
-                console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
+                console.print(f"rlenv view {shlex.quote(args.out or '')} {id}", markup=False, soft_wrap=True)
     return 1 if out is not None and out.lost else 0
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
-from rlenv.cli.options import add_set, overrides
-from rlenv.cli.recorded import environment_of
-from rlenv.cli.spending import add_prices, counting
+from rlenv.cli.options import WithSet, argument, option
+from rlenv.cli.scored import environment_of
+from rlenv.cli.spending import WithPrices, counting
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
@@ -29,87 +28,80 @@ from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.usage import spending_line, spent
 from rlenv.secrets import leave_open
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ReplayCommand"]
 
 _LISTED = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv replay`."""
-    parser.add_argument("file", help="a run's folder, or a .jsonl of trajectories")
-    parser.add_argument("--spec", help="the spec that recorded them; by default the shipped one of that name")
-    parser.add_argument("-n", type=int, metavar="N", help="the first N episodes; all by default")
-    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
-    parser.add_argument("--json", action="store_true", help="print what differs as one JSON object")
-    parser.add_argument(
-        "--live", action="append", default=[], metavar="TOOL", help="of a recorded run: call this tool all the same"
-    )
-    parser.add_argument("--all-tools", action="store_true", help="of a recorded run: run none of this process's tools")
-    parser.add_argument("--no-tape", action="store_true", help="of a recorded run: ask everything again")
-    parser.add_argument(
-        "--timing", action="store_true", help="of a recorded run: let each answer take as long as it did then"
-    )
-    add_prices(parser)
-    add_set(parser)
+@dataclass
+class ReplayCommand(WithSet, WithPrices):
+    """`rlenv replay`."""
+
+    file: str = argument("a run's folder, or a .jsonl of trajectories")
+    spec: str | None = option("the spec that recorded them; by default the shipped one of that name")
+    n: int | None = option("the first N episodes; all by default", metavar="N")
+    concurrency: int = option("episodes at once", default=64, metavar="C", least=1)
+    json: bool = option("print what differs as one JSON object")
+    live: list[str] = option("of a recorded run: call this tool all the same", default=[], metavar="TOOL")
+    all_tools: bool = option("of a recorded run: run none of this process's tools")
+    no_tape: bool = option("of a recorded run: ask everything again")
+    timing: bool = option("of a recorded run: let each answer take as long as it did then")
+
+    def execute(self) -> int:
+        """Exit code 1 where an episode came out differently, or none could be played."""
+        prices = as_prices(self.prices)
+        episodes = with_ids(self.file, self.n)
+        before = [trajectory for _, trajectory in episodes]
+        player = _player(self)
+        with contextlib.ExitStack() as stack:
+            if player is not None:
+                stack.enter_context(offline())
+                stack.enter_context(entered(Lane(player, "")))
+                if not self.live:  # nobody is asked, so that no key is needed
+                    stack.enter_context(leave_open())
+            environment = environment_of(before, run=self.file, spec=self.spec, set=self.overrides)
+            _check_live(self.live, environment)
+            _say_what_is_taken(self, environment)
+
+            async def main() -> list[Replayed]:
+                lane = None if player is None else lambda index: player.lane(episodes[index][0])
+                async with environment:
+                    groups = whole_groups(self.file, self.n) if environment.parts.scorer.has_group_terms else None
+                    return await replay(environment, before, concurrency=self.concurrency, lane=lane, groups=groups)
+
+            stack.enter_context(counting(prices))
+            found = asyncio.run(main())
+            if player is not None:
+                found = _explained(found, player, self.file, [id for id, _ in episodes], environment)
+        different = [(index, one) for index, one in enumerate(found) if one.differences]
+        skipped = [one for one in found if one.skipped]
+        spending = spent([one.again for one in found if one.again is not None], prices=prices)
+        if self.json:
+            report = {
+                "episodes": len(found),
+                "same": len(found) - len(different) - len(skipped),
+                "skipped": len(skipped),
+                "different": [
+                    {
+                        "line": index + 1,
+                        "episode": episodes[index][0],
+                        "task": one.recorded.task_index,
+                        "differences": list(one.differences),
+                    }
+                    for index, one in different
+                ],
+                **({"usage": plain(spending)} if spending.roles else {}),
+                **({"left_out": _left_out(found)} if _left_out(found) else {}),
+            }
+            write_json(report)
+        else:
+            _show(found, different, skipped, [id for id, _ in episodes])
+            if line := spending_line(spending):
+                write(f"{line}\n")
+        return 1 if different or len(skipped) == len(found) else 0
 
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where an episode came out differently, or none could be played."""
-    if args.concurrency < 1:
-        raise UsageError("--concurrency is at least 1")
-    prices = as_prices(args.prices)
-    episodes = with_ids(args.file, args.n)
-    before = [trajectory for _, trajectory in episodes]
-    player = _player(args)
-    with contextlib.ExitStack() as stack:
-        if player is not None:
-            stack.enter_context(offline())
-            stack.enter_context(entered(Lane(player, "")))
-            if not args.live:  # nobody is asked, so that no key is needed
-                stack.enter_context(leave_open())
-        environment = environment_of(before, run=args.file, spec=args.spec, set=overrides(args.set))
-        _check_live(args.live, environment)
-        _say_what_is_taken(args, environment)
-
-        async def main() -> list[Replayed]:
-            lane = None if player is None else lambda index: player.lane(episodes[index][0])
-            async with environment:
-                groups = whole_groups(args.file, args.n) if environment.parts.scorer.has_group_terms else None
-                return await replay(environment, before, concurrency=args.concurrency, lane=lane, groups=groups)
-
-        stack.enter_context(counting(prices))
-        found = asyncio.run(main())
-        if player is not None:
-            found = _explained(found, player, args.file, [id for id, _ in episodes], environment)
-    different = [(index, one) for index, one in enumerate(found) if one.differences]
-    skipped = [one for one in found if one.skipped]
-    spending = spent([one.again for one in found if one.again is not None], prices=prices)
-    if args.json:
-        report = {
-            "episodes": len(found),
-            "same": len(found) - len(different) - len(skipped),
-            "skipped": len(skipped),
-            "different": [
-                {
-                    "line": index + 1,
-                    "episode": episodes[index][0],
-                    "task": one.recorded.task_index,
-                    "differences": list(one.differences),
-                }
-                for index, one in different
-            ],
-            **({"usage": plain(spending)} if spending.roles else {}),
-            **({"left_out": _left_out(found)} if _left_out(found) else {}),
-        }
-        write_json(report)
-    else:
-        _show(found, different, skipped, [id for id, _ in episodes])
-        if line := spending_line(spending):
-            write(f"{line}\n")
-    return 1 if different or len(skipped) == len(found) else 0
-
-
-def _player(args: argparse.Namespace) -> Player | None:
+def _player(args: ReplayCommand) -> Player | None:
     """What answers in the place of servers; None where nothing was recorded."""
     is_taped = is_recorded(args.file)
     if is_taped and not args.no_tape:
@@ -135,7 +127,7 @@ def _explained(
     return [replace(each, differences=differences) for each, differences in zip(found, told, strict=True)]
 
 
-def _say_what_is_taken(args: argparse.Namespace, environment: Environment) -> None:
+def _say_what_is_taken(args: ReplayCommand, environment: Environment) -> None:
     """Says where the spec that is taken is not the one that the run's lock knows."""
     info = read_info(args.file)
     if info is None or not info.attempts:
@@ -143,7 +135,7 @@ def _say_what_is_taken(args: argparse.Namespace, environment: Environment) -> No
     taken = environment.loaded.path
     path = Path(args.file) / FOLDER / f"{info.attempts[-1].lock}.json"
     if path.is_file() and read_lock(path).spec.get("digest") != environment.loaded.digest:
-        write_error(f"rlenv: {taken} is not what the run was made of: rlenv lock diff {args.file} {taken}\n")
+        write_error(f"rlenv: {taken} is not what the run was made of: rlenv runs lock diff {args.file} {taken}\n")
 
 
 def _check_live(names: list[str], environment: Environment) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.invalid import invalid_lines
-from rlenv.cli.options import add_out, add_set, given, overrides
+from rlenv.cli.eval import invalid_lines
+from rlenv.cli.options import WithOut, WithSet, argument, given, option
 from rlenv.cli.scored import (
     Scored,
     Source,
@@ -31,7 +30,7 @@ from rlenv.cli.scored import (
     spending_of,
     within,
 )
-from rlenv.cli.spending import add_prices, counting, show_spending
+from rlenv.cli.spending import WithPrices, counting, show_spending
 from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -45,64 +44,63 @@ from rlenv.runs.summary import GroupSummary, summarise
 from rlenv.runs.usage import Spending, cost_of
 from rlenv.runs.variants import Weights, varied
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["RescoreCommand"]
 
 _LISTED = 20
 _SHOWN_CHARS = 400
 _MOVERS = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rlenv rescore`."""
-    parser.add_argument("run", help="a run's folder, or a .jsonl of trajectories")
-    parser.add_argument(
-        "--spec", action="append", default=[], help="a spec with new rewards; may be given several times"
+@dataclass
+class RescoreCommand(WithSet, WithOut, WithPrices):
+    """`rlenv rescore`."""
+
+    run: str = argument("a run's folder, or a .jsonl of trajectories")
+    spec: list[str] = option("a spec with new rewards; may be given several times", default=[])
+    only_invalid: bool = option(
+        "score what is invalid alone (with terms of groups, those groups), by the run's own spec by default"
     )
-    parser.add_argument(
-        "--only-invalid",
-        action="store_true",
-        help="score what is invalid alone (with terms of groups, those groups), by the run's own spec by default",
+    drop: list[str] = option("leave a term out", default=[], metavar="TERM")
+    only: list[str] = option("leave all other terms out", default=[], metavar="TERM,TERM")
+    weight: list[str] = option("pay this much for a term", default=[], metavar="TERM=W")
+    concurrency: int = option("episodes at once", default=64, metavar="C", least=1)
+    max_invalid: float = option("exit 1 above this share", default=0.0, metavar="SHARE")
+    json: bool = option("print the difference as one JSON object")
+    out: str | None = option(
+        "keep the rescored episodes there, as a run; of several variants a run each",
+        "-o",
+        "--out",
+        metavar="DIR",
+        writes=True,
     )
-    parser.add_argument("--drop", action="append", default=[], metavar="TERM", help="leave a term out")
-    parser.add_argument("--only", action="append", default=[], metavar="TERM,TERM", help="leave all other terms out")
-    parser.add_argument("--weight", action="append", default=[], metavar="TERM=W", help="pay this much for a term")
-    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
-    parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
-    parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
-    add_out(parser, help="keep the rescored episodes there, as a run; of several variants a run each")
-    add_prices(parser)
-    add_set(parser)
+
+    def execute(self) -> int:
+        """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
+        weights, prices = _checked(self), as_prices(self.prices)
+        source = Source.of(self.run)
+        environments = environments_of(self.spec, source, set=self.overrides)
+        with contextlib.ExitStack() as stack:
+            stages, outs = _outs(self, environments, weights, stack)
+            stack.enter_context(counting(prices))
+            first = stages[0] if stages else Stage(kind="rescore")
+            measured = {name: Scored(environment, source.before) for name, environment in environments.items()}
+            if self.spec:
+                again = scored_again(environments, source, concurrency=self.concurrency, only_invalid=self.only_invalid)
+                measured = asyncio.run(first.stoppable(again))
+            found = _variants(measured, weights, source, keeps_measured=bool(self.spec))
+            for name, out in outs.items():
+                samples: dict[tuple[str, int], Iterator[int]] = defaultdict(count)
+                for (facts, _), one in zip(source.episodes, found[name].episodes, strict=True):
+                    facts = facts or Facts(sample=next(samples[one.split, one.task_index]))
+                    out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
+        differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
+        spending = spending_of(source, measured if self.spec else {}, prices)
+        _say(self, source, measured, found, differences, spending)
+        lost = any(out.lost for out in outs.values())
+        return 1 if _too_many_invalid(self, found, differences) or lost else 0
 
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
-    weights, prices = _checked(args), as_prices(args.prices)
-    source = Source.of(args.run)
-    environments = environments_of(args, source, measures=bool(args.spec))
-    with contextlib.ExitStack() as stack:
-        stages, outs = _outs(args, environments, weights, stack)
-        stack.enter_context(counting(prices))
-        first = stages[0] if stages else Stage(kind="rescore")
-        measured = {name: Scored(environment, source.before) for name, environment in environments.items()}
-        if args.spec:
-            again = scored_again(environments, source, concurrency=args.concurrency, only_invalid=args.only_invalid)
-            measured = asyncio.run(first.stoppable(again))
-        found = _variants(measured, weights, source, keeps_measured=bool(args.spec))
-        for name, out in outs.items():
-            samples: dict[tuple[str, int], Iterator[int]] = defaultdict(count)
-            for (facts, _), one in zip(source.episodes, found[name].episodes, strict=True):
-                facts = facts or Facts(sample=next(samples[one.split, one.task_index]))
-                out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
-    differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
-    spending = spending_of(source, measured if args.spec else {}, prices)
-    _say(args, source, measured, found, differences, spending)
-    lost = any(out.lost for out in outs.values())
-    return 1 if _too_many_invalid(args, found, differences) or lost else 0
-
-
-def _checked(args: argparse.Namespace) -> Weights:
-    if args.concurrency < 1:
-        raise UsageError("--concurrency is at least 1")
+def _checked(args: RescoreCommand) -> Weights:
     _stage(args, args.out)
     if args.only_invalid and not args.spec:
         info = read_info(args.run)
@@ -149,13 +147,13 @@ def _named(name: str, weights: Weights) -> str:
     return f"{name} {weights}"
 
 
-def _stage(args: argparse.Namespace, out: str | None) -> Stage:
+def _stage(args: RescoreCommand, out: str | None) -> Stage:
     keep = given(args, "overwrite", "prices")
-    return Stage(kind="rescore", out=out, set=overrides(args.set), say=say, **keep)
+    return Stage(kind="rescore", out=out, set=args.overrides, say=say, **keep)
 
 
 def _outs(
-    args: argparse.Namespace, environments: Mapping[str, Environment], weights: Weights, stack: contextlib.ExitStack
+    args: RescoreCommand, environments: Mapping[str, Environment], weights: Weights, stack: contextlib.ExitStack
 ) -> tuple[list[Stage], dict[str, KeptRun]]:
     """The runs that the variants are kept in: the folder of -o for a single one, else folders in it."""
     names = {name: environment for name, environment in environments.items() if args.spec and args.out}
@@ -165,7 +163,7 @@ def _outs(
     for name, environment in names.items():
         # The rows are the recorded episodes' own, so no split is read.
         lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=say)
-        stages.append(_stage(args, str(Path(args.out) / _folder(name)) if len(names) > 1 else args.out))
+        stages.append(_stage(args, str(Path(args.out or "") / _folder(name)) if len(names) > 1 else args.out))
         variant = str(weights) if weights and name not in environments else ""
         outs[name] = stack.enter_context(stages[-1].kept(environment, lock=lock, variant=variant))
     return stages, {name: out for name, out in outs.items() if out is not None}
@@ -177,7 +175,7 @@ def _folder(name: str) -> str:
 
 
 def _say(
-    args: argparse.Namespace,
+    args: RescoreCommand,
     source: Source,
     measured: Mapping[str, Scored],
     found: Mapping[str, Scored],
@@ -256,9 +254,7 @@ def _list_changes(console: Console, found: Difference) -> None:
         console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")
 
 
-def _too_many_invalid(
-    args: argparse.Namespace, found: Mapping[str, Scored], differences: Mapping[str, Difference]
-) -> bool:
+def _too_many_invalid(args: RescoreCommand, found: Mapping[str, Scored], differences: Mapping[str, Difference]) -> bool:
     bad = False
     for name, difference in differences.items():
         invalid, episodes = difference.invalid[1], difference.episodes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.spending import add_prices, show_spending
+from rlenv.cli.options import Options, argument, option
+from rlenv.cli.spending import WithPrices, show_spending
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
@@ -29,37 +29,112 @@ from rlenv.runs.prices import as_prices, prices_in
 from rlenv.runs.recorded import in_order
 from rlenv.runs.usage import Spending, money, spent_by
 
-__all__ = ["add_arguments", "find_runs", "run"]
+__all__ = ["ExportCommand", "ListCommand", "PackCommand", "RemoveCommand", "ShowCommand", "find_runs"]
 
 _SORTS: Final = ("newest", "run", "environment", "success", "episodes")
 _SPARE: Final = ("kind", "started", "cost", "tokens", "state", "step", "invalid", "of", "episodes", "environment")
 """Columns of a list that a narrow terminal leaves out, the first ones first."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands of `rlenv runs`."""
-    actions = parser.add_subparsers(dest="action", metavar="list | show | pack | export | rm", required=True)
-    listing = actions.add_parser("list", help="the runs in and below folders", allow_abbrev=False)
-    listing.add_argument("folders", nargs="*", default=["."], metavar="FOLDER", help="the current one by default")
-    listing.add_argument("--sort", choices=_SORTS, default="newest", help="what stands first; newest by default")
-    show = actions.add_parser("show", help="what a run is and what it holds", allow_abbrev=False)
-    packing = actions.add_parser("pack", help="seal journals that nobody writes, and merge parts", allow_abbrev=False)
-    packing.add_argument("--force", action="store_true", help="journals of writers on other hosts too: they are gone")
-    export = actions.add_parser("export", help="write the episodes as one .jsonl file", allow_abbrev=False)
-    export.add_argument("-o", "--out", metavar="FILE", required=True, help="the file; it may not be there")
-    removing = actions.add_parser("rm", help="remove runs from their folders", allow_abbrev=False)
-    removing.add_argument("--yes", action="store_true", help="remove; without it only what would go is shown")
-    for one in (show, packing, export):
-        one.add_argument("run", help="a run's folder")
-    removing.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
-    for one in (listing, show):
-        one.add_argument("--json", action="store_true", help="print it as JSON")
-        add_prices(one)
+@dataclass
+class ListCommand(WithPrices):
+    """`rlenv runs list`."""
+
+    folders: list[str] = argument("the current one by default", default=["."], metavar="FOLDER", nargs="*")
+    sort: str = option("what stands first; newest by default", default="newest", choices=_SORTS)
+    json: bool = option("print it as JSON")
+
+    def execute(self) -> int:
+        """Exit code 1 where there is no run."""
+        return _list(self)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Exit code 0; 1 where `list` finds no run."""
-    return {"list": _list, "show": _show, "pack": _pack, "export": _export, "rm": _remove}[args.action](args)
+@dataclass
+class ShowCommand(WithPrices):
+    """`rlenv runs show`."""
+
+    run: str = argument("a run's folder")
+    json: bool = option("print it as JSON")
+
+    def execute(self) -> int:
+        """Exit code 0."""
+        return _show(self)
+
+
+@dataclass
+class PackCommand(Options):
+    """`rlenv runs pack`."""
+
+    run: str = argument("a run's folder")
+    force: bool = option("journals of writers on other hosts too: they are gone")
+
+    def execute(self) -> int:
+        """Exit code 0."""
+        done = pack(_run_at(self.run), force=self.force)
+        write(f"{done.sealed} journals sealed, {done.merged} parts merged")
+        write(f"; {len(done.left)} journals left, whose writers live or may live, or broken\n" if done.left else "\n")
+        return 0
+
+
+@dataclass
+class ExportCommand(Options):
+    """`rlenv runs export`."""
+
+    run: str = argument("a run's folder")
+    out: str = option("the file; it may not be there", "-o", "--out", metavar="FILE", required=True, writes=True)
+
+    def execute(self) -> int:
+        """Exit code 0."""
+        path, out = _run_at(self.run), Path(self.out)
+        if os.path.lexists(out):  # a link that leads nowhere would be written through
+            raise UsageError(f"{out} exists already", hint="name another file")
+        reader = open_run(path)
+        ids = in_order(reader)
+        beside = out.with_name(f"{out.name}.part")
+        try:
+            files.write(beside, (reader.body(id).trajectory() for id in ids))
+            os.replace(beside, out)
+        except OSError as error:
+            raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+        finally:  # half an export reads as a whole one
+            beside.unlink(missing_ok=True)
+        bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
+        write(f"{len(ids)} episodes in {out}")
+        write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
+        return 0
+
+
+@dataclass
+class RemoveCommand(Options):
+    """`rlenv runs rm`."""
+
+    runs: list[str] = argument("a run's folder", metavar="RUN")
+    yes: bool = option("remove; without it only what would go is shown")
+
+    def execute(self) -> int:
+        """Exit code 0."""
+        paths = list(
+            {Path(name).resolve(): _run_at(name) for name in self.runs}.values()
+        )  # one that is named twice once
+        for path in paths:
+            info = read_info(path)
+            if info is not None and info.state == "running":
+                raise UsageError(f"{path} is still running", hint="stop it first")
+        for path in paths:
+            size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+            if self.yes:  # said once it is so: a folder may not let its files go
+                try:
+                    clear(path)
+                    if not path.is_symlink() and not any(path.iterdir()):
+                        path.rmdir()
+                except OSError as error:
+                    raise UsageError(
+                        f"{error.filename or path} cannot be removed: {error.strerror or error}"
+                    ) from error
+            write(f"{'removed' if self.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
+        if not self.yes:
+            write("nothing is removed without --yes\n")
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +147,9 @@ class _Figures:
     spending: Spending
 
     @staticmethod
-    def of(path: Path, args: argparse.Namespace) -> _Figures:
+    def of(path: Path, args: WithPrices) -> _Figures:
         reader, info = open_run(path), read_info(path)
-        prices = as_prices(args.prices) or (None if info is None else prices_in(info.facts))  # those it was made with
+        prices = as_prices(args.prices) or (None if info is None else prices_in(info.facts))
         try:
             rows = Snapshot(reader)
         except MissingExtra:  # all rows are in journals; what came later is not looked at
@@ -145,7 +220,7 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: ListCommand) -> int:
     found = []
     for path in find_runs(args.folders):
         try:
@@ -193,7 +268,7 @@ def _asked_for(spending: Spending) -> tuple[str, str]:
     return tokens, "–" if spending.cost is None else f"{money(spending.cost)} {spending.currency}"
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(args: ShowCommand) -> int:
     found = _Figures.of(_run_at(args.run), args)
     told = found.as_dict()
     if args.json:
@@ -212,54 +287,6 @@ def _show(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     console.print(table)
     show_spending(console, found.spending)
-    return 0
-
-
-def _pack(args: argparse.Namespace) -> int:
-    done = pack(_run_at(args.run), force=args.force)
-    write(f"{done.sealed} journals sealed, {done.merged} parts merged")
-    write(f"; {len(done.left)} journals left, whose writers live or may live, or broken\n" if done.left else "\n")
-    return 0
-
-
-def _export(args: argparse.Namespace) -> int:
-    path, out = _run_at(args.run), Path(args.out)
-    if os.path.lexists(out):  # a link that leads nowhere would be written through
-        raise UsageError(f"{out} exists already", hint="name another file")
-    reader = open_run(path)
-    ids = in_order(reader)
-    beside = out.with_name(f"{out.name}.part")
-    try:
-        files.write(beside, (reader.body(id).trajectory() for id in ids))
-        os.replace(beside, out)
-    except OSError as error:
-        raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
-    finally:  # half an export reads as a whole one
-        beside.unlink(missing_ok=True)
-    bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
-    write(f"{len(ids)} episodes in {out}")
-    write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
-    return 0
-
-
-def _remove(args: argparse.Namespace) -> int:
-    paths = list({Path(name).resolve(): _run_at(name) for name in args.runs}.values())  # one that is named twice once
-    for path in paths:
-        info = read_info(path)
-        if info is not None and info.state == "running":
-            raise UsageError(f"{path} is still running", hint="stop it first")
-    for path in paths:
-        size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
-        if args.yes:  # said once it is so: a folder may not let its files go
-            try:
-                clear(path)
-                if not path.is_symlink() and not any(path.iterdir()):
-                    path.rmdir()
-            except OSError as error:
-                raise UsageError(f"{error.filename or path} cannot be removed: {error.strerror or error}") from error
-        write(f"{'removed' if args.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
-    if not args.yes:
-        write("nothing is removed without --yes\n")
     return 0
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlenv._base.figures import figure
-from rlenv.cli.options import overrides
-from rlenv.cli.recorded import environment_of
+from rlenv.cli.terminal import say
 from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.language.shipped import shipped
 from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
+from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.prices import Prices
 from rlenv.runs.recorded import with_facts
@@ -25,7 +26,17 @@ from rlenv.runs.variants import shared
 from rlenv.runs.witnesses import held_to_record, witnesses
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Scored", "Source", "agreement_table", "bounded", "environments_of", "scored_again", "spending_of", "within"]
+__all__ = [
+    "Scored",
+    "Source",
+    "agreement_table",
+    "bounded",
+    "environment_of",
+    "environments_of",
+    "scored_again",
+    "spending_of",
+    "within",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +69,19 @@ class Scored:
     taken: frozenset[str] = frozenset()
 
 
-def environments_of(args: argparse.Namespace, source: Source, *, measures: bool) -> dict[str, Environment]:
+def environments_of(specs: Sequence[str], source: Source, *, set: Mapping[str, Any]) -> dict[str, Environment]:
     """The environments of `--spec` by name, or that of the run itself where none is given.
 
     Raises:
         UsageError: a spec is at fault, given twice, or there is none.
     """
-    if measures:
-        paths = list(dict.fromkeys(args.spec))
-        if len(paths) < len(args.spec):
-            raise UsageError("--spec names one spec twice", hint="leave one of them out")
-        short = [Path(path).stem for path in paths]
-        names = short if len(set(short)) == len(short) else paths
-        return {name: load(path, set=overrides(args.set)) for name, path in zip(names, paths, strict=True)}
-    return {"recorded": environment_of(source.before, run=source.path, set=overrides(args.set))}
+    if not specs:
+        return {"recorded": environment_of(source.before, run=source.path, set=set)}
+    if len({*specs}) < len(specs):
+        raise UsageError("--spec names one spec twice", hint="leave one of them out")
+    short = [Path(path).stem for path in specs]
+    names = short if len({*short}) == len(short) else specs
+    return {name: load(path, set=set) for name, path in zip(names, specs, strict=True)}
 
 
 async def scored_again(
@@ -156,3 +166,25 @@ def within(value: float | None, interval: tuple[float, float] | None) -> str:
     """A number with an interval behind it, where there is one."""
     bounds = f" [{figure(interval[0])}, {figure(interval[1])}]" if interval is not None else ""
     return f"{figure(value)}{bounds}"
+
+
+def environment_of(
+    trajectories: Sequence[Trajectory], *, run: str, spec: str | None = None, set: Mapping[str, Any]
+) -> Environment:
+    """The environment that recorded the trajectories of a run: `spec`, or the one that the run names with what was set
+    over it, or the shipped one of their name.
+
+    Raises:
+        UsageError: the name is no shipped one's and no spec is given.
+    """
+    info = None if spec else read_info(run)
+    if info is not None and info.spec and not Path(info.spec).is_file():
+        say(f"rlenv: {info.spec}, which the run names, is not there: --spec names another")
+    elif info is not None and info.spec:
+        spec, set = info.spec, {**info.facts.get("set", {}), **set}
+    if not spec:
+        names = sorted({one.environment for one in trajectories})
+        spec = names[0].removeprefix("rlenv/").rpartition("-v")[0]
+        if len(names) > 1 or spec not in shipped():
+            raise UsageError(f"recorded in {', '.join(names)}", hint="name the spec with --spec FILE")
+    return load(spec, set=set)

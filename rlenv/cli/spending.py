@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv.cli.console import Console
+from rlenv.cli.options import Options, option
 from rlenv.cli.terminal import say
 from rlenv.runs import usage
 from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.usage import Spending, money, notes_of, spending_line, tokens_said
 
-__all__ = ["add_prices", "counting", "show_spending", "show_spending_line"]
+__all__ = ["WithPrices", "counting", "show_spending", "show_spending_line"]
 
 
-def add_prices(parser: argparse._ActionsContainer) -> None:
-    """The option that names what tokens cost."""
-    parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
+@dataclass
+class WithPrices(Options):
+    """A command that says what tokens cost."""
+
+    prices: str | None = option("YAML of what a million tokens cost by model: cost is shown", metavar="FILE")
 
 
 def counting(prices: str | Prices | None = None) -> AbstractContextManager[Callable[[], Spending]]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from rlenv.checks.tokens import check_environment
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, keywords, overrides
+from rlenv.cli.options import WithSet, argument, keywords, option
 from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
-from rlenv.cli.verdict import show_report
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_tokenizer
@@ -24,120 +24,117 @@ from rlenv.runs.recorded import recorded
 from rlenv.runs.usage import Spending
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
-from rlenv.tokens.check import check
-from rlenv.tokens.encoder import HISTORIES
+from rlenv.tokens.check import CheckReport, Finding, check
+from rlenv.tokens.encoder import History
 from rlenv.tokens.explain import Explained, explain
+from rlenv.tokens.verdict import Verdict
 from rlenv.trajectory import Trajectory
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["TokensCheckCommand", "TokensExplainCommand", "said_of"]
+
 
 _SHADES = ("green", "cyan")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two commands with their options."""
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    checks = commands.add_parser("check", help="prove that ids, masks and stop marks are right for a model")
-    checks.add_argument(
-        "tokenizer",
-        metavar="MODEL_OR_TOKENIZER",
-        help="a model as `rlenv train --model` takes it, or a tokenizer.json(.gz)",
+@dataclass
+class _OfTokens(WithSet):
+    """A command over a tokenizer with a chat template."""
+
+    template: str | None = option(
+        "a chat template instead of the tokenizer's own: a file, or chatml",
+        "--chat-template",
+        "--template",
+        metavar="FILE|NAME",
     )
-    checks.add_argument(
-        "spec", nargs="?", help="judge what this environment plays: its prompts, tools, users and oracle"
+    stop: str | None = option("the token that ends an assistant's turn", metavar="TOKEN")
+    kwarg: list[str] = option("a name for the template, such as enable_thinking=false", default=[], metavar="KEY=VALUE")
+
+
+@dataclass
+class TokensCheckCommand(_OfTokens):
+    """`rlenv tokens check`."""
+
+    tokenizer: str = argument(
+        "a model as `rlenv train --model` takes it, or a tokenizer.json(.gz)", metavar="MODEL_OR_TOKENIZER"
     )
-    checks.add_argument("--dialogues", type=int, default=100, metavar="N", help="generated dialogues (100)")
-    checks.add_argument("--seed", type=int, default=0)
-    checks.add_argument("--json", action="store_true", help="write the report as one JSON object")
-    add_set(checks)
-    checks.add_argument(
-        "--history", choices=HISTORIES, default="grow", help="what training does where the template rewrites history"
-    )
-    checks.add_argument(
-        "--user", action="store_true", help="without a SPEC: judge for environments with a simulated user"
-    )
-    explains = commands.add_parser("explain", help="show a trajectory's tokens by mask and turn")
-    explains.add_argument("trajectories", metavar="TRAJECTORY.jsonl", help="what `rlenv eval -o` writes")
-    explains.add_argument("--tokenizer", required=True, metavar="MODEL_OR_TOKENIZER")
-    explains.add_argument("--index", type=int, default=0, metavar="I", help="which line, from 0")
-    explains.add_argument("--spec", metavar="SPEC", help="the spec that was played: its tools stand in the prompt")
-    explains.add_argument(
-        "--history",
-        choices=("keep", "rows"),
+    spec: str | None = argument("judge what this environment plays: its prompts, tools, users and oracle")
+    dialogues: int = option("generated dialogues (100)", default=100, metavar="N", least=1)
+    seed: int = option("of the dialogues", default=0)
+    json: bool = option("write the report as one JSON object")
+    history: History = option("what training does where the template rewrites history", default="grow")
+    user: bool = option("without a SPEC: judge for environments with a simulated user")
+
+    def execute(self) -> int:
+        """0 where training will run and be exact, 1 where not."""
+        tokenizer = local_tokenizer(self.tokenizer, chat_template=self.template)
+        options: dict[str, Any] = {"template_kwargs": keywords(self.kwarg), "stop": self.stop, "history": self.history}
+        name, spending = self.template or self.tokenizer, Spending()
+        if self.spec is None:
+            made = partial(TokenEncoder, tokenizer, **options)
+            report = check(made, name=name, dialogues=self.dialogues, seed=self.seed, with_users=True)
+            if self.user and report.with_user is not None:
+                report = replace(report, verdict=report.with_user, with_user=None)
+        else:
+            environment = load(self.spec, set=self.overrides)
+            with counting() as so_far:
+                report = check_environment(
+                    environment,
+                    lambda: bind(tokenizer, environment, **options),
+                    name=name,
+                    dialogues=self.dialogues,
+                    seed=self.seed,
+                )
+            spending = so_far()
+        if self.json:
+            write_json(report.as_dict(), indent=2)
+        else:
+            console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+            show_spending_line(console, spending)
+            show_report(report, console)
+        return 0 if report.is_fine else 1
+
+
+@dataclass
+class TokensExplainCommand(_OfTokens):
+    """`rlenv tokens explain`."""
+
+    trajectories: str = argument("what `rlenv eval -o` writes", metavar="TRAJECTORY.jsonl")
+    tokenizer: str = option("whose ids are shown", metavar="MODEL_OR_TOKENIZER", required=True)
+    index: int = option("which line, from 0", default=0, metavar="I")
+    spec: str | None = option("the spec that was played: its tools stand in the prompt", metavar="SPEC")
+    history: str = option(
+        "show one row, or a new one wherever the chat template rewrites history",
         default="keep",
-        help="show one row, or a new one wherever the chat template rewrites history",
+        choices=("keep", "rows"),
     )
-    add_set(explains)
-    explains.add_argument("--ids", action="store_true", help="show the id behind each token")
-    for command in (checks, explains):
-        command.add_argument("--chat-template", "--template", dest="template", metavar="FILE|NAME",
-                             help="a chat template instead of the tokenizer's own: a file, or chatml")  # fmt: skip
-        command.add_argument("--stop", metavar="TOKEN", help="the token that ends an assistant's turn")
-        command.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE",
-                             help="a name for the template, such as enable_thinking=false")  # fmt: skip
+    ids: bool = option("show the id behind each token")
 
-
-def run(args: argparse.Namespace) -> int:
-    """0 where training will run and be exact, 1 where not, 2 for wrong usage."""
-    return _check(args) if args.action == "check" else _explain(args)
-
-
-def _check(args: argparse.Namespace) -> int:
-    if args.dialogues < 1:
-        raise UsageError(f"--dialogues {args.dialogues}: expected at least 1")
-    tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
-    options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
-    name, spending = args.template or args.tokenizer, Spending()
-    if args.spec is None:
-        report = check(lambda: TokenEncoder(tokenizer, **options), name=name, dialogues=args.dialogues, seed=args.seed,
-                       with_users=True)  # fmt: skip
-        if args.user and report.with_user is not None:
-            report = replace(report, verdict=report.with_user, with_user=None)
-    else:
-        environment = load(args.spec, set=overrides(args.set))
-        with counting() as so_far:
-            report = check_environment(
-                environment,
-                lambda: bind(tokenizer, environment, **options),
-                name=name,
-                dialogues=args.dialogues,
-                seed=args.seed,
-            )
-        spending = so_far()
-    if args.json:
-        write_json(report.as_dict(), indent=2)
-    else:
+    def execute(self) -> int:
+        """Exit code 0."""
+        trajectory = next((item for index, item in enumerate(recorded(self.trajectories)) if index == self.index), None)
+        if trajectory is None:
+            raise UsageError(f"{self.trajectories} has no trajectory {self.index}", hint="lines are counted from 0")
+        tokenizer = local_tokenizer(self.tokenizer, chat_template=self.template)
+        environment = _environment_of(trajectory, self)
+        options: dict[str, Any] = {"template_kwargs": keywords(self.kwarg), "stop": self.stop, "history": self.history}
+        if environment is None:
+            encoder = TokenEncoder(tokenizer, **options)
+            explained = explain(encoder, trajectory)
+        else:
+            encoder = bind(tokenizer, environment, **options)
+            explained = explain(encoder, trajectory, tools=environment.tool_schemas)
         console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        show_spending_line(console, spending)
-        show_report(report, console)
-    return 0 if report.is_fine else 1
+        console.print(_coloured(encoder, explained, with_ids=self.ids))
+        for line in _footer(explained, environment):
+            console.print(line)
+        return 0
 
 
-def _explain(args: argparse.Namespace) -> int:
-    trajectory = next((item for index, item in enumerate(recorded(args.trajectories)) if index == args.index), None)
-    if trajectory is None:
-        raise UsageError(f"{args.trajectories} has no trajectory {args.index}", hint="lines are counted from 0")
-    tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
-    environment = _environment_of(trajectory, args)
-    options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
-    if environment is None:
-        encoder = TokenEncoder(tokenizer, **options)
-        explained = explain(encoder, trajectory)
-    else:
-        encoder = bind(tokenizer, environment, **options)
-        explained = explain(encoder, trajectory, tools=environment.tool_schemas)
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(_coloured(encoder, explained, with_ids=args.ids))
-    for line in _footer(explained, environment):
-        console.print(line)
-    return 0
-
-
-def _environment_of(trajectory: Trajectory, args: argparse.Namespace) -> Environment | None:
+def _environment_of(trajectory: Trajectory, args: TokensExplainCommand) -> Environment | None:
     """The spec that a record was played with: as it is named, or the one that ships under its id."""
     played = trajectory.environment.removeprefix("rlenv/")
     if args.spec is not None:
-        environment = load(args.spec, set=overrides(args.set))
+        environment = load(args.spec, set=args.overrides)
         if environment.id.removeprefix("rlenv/") != played:
             raise UsageError(
                 f"the trajectory is one of {played}, and {args.spec} is {environment.id}", hint="give its spec"
@@ -199,3 +196,73 @@ def _numbers(turns: Sequence[int]) -> str:
 def _piece(encoder: TokenEncoder, number: int, with_id: bool) -> str:
     text = encoder.decode([number])
     return f"{text}⟨{number}⟩" if with_id else text
+
+
+_COLOURS = {"ok": "green", "refused": "red", "failed": "red", "skipped": "dim"}
+_STATUS = {"grows": "green", "rewritten": "yellow", "refused": "red"}
+
+
+def show_report(report: CheckReport, console: Console) -> None:
+    """Findings, situations and what follows for training; the last line is the verdict."""
+    table = Table(title=escape(report.name), title_justify="left")
+    for heading in ("check", "status", "exact", "rewritten", "without need", "not taken"):
+        table.add_column(heading)
+    for finding in report.findings:
+        counts = (finding.rewritten, finding.needless + finding.refused, finding.taken_out)
+        colour = _COLOURS[finding.status]
+        table.add_row(
+            escape(finding.name),
+            f"[{colour}]{finding.status}[/{colour}]",
+            str(finding.cases),
+            *("" if not count else str(count) for count in counts),
+        )
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"[dim]{escape(finding.name)}: {escape(finding.detail)}[/dim]")
+        if finding.difference is not None:
+            _show_difference(finding, console)
+    show_situations(report.verdict, console)
+    for remark in report.verdict.remarks:
+        console.print(f"[yellow]note: {escape(remark)}[/yellow]")
+    if report.with_user is not None:
+        console.print("with a simulated user (--user judges for that):")
+        console.print(f"  {said_of(report.with_user)}")
+    for finding in report.failed:
+        console.print(f"[red]not exact: {escape(finding.name)}: {escape(finding.detail)}[/red]")
+    if not report.failed:
+        console.print(said_of(report.verdict))
+
+
+def show_situations(verdict: Verdict, console: Console) -> None:
+    """What the template does in each situation that is played."""
+    table = Table(title="what answers a turn", title_justify="left")
+    table.add_column("situation")
+    table.add_column("the template")
+    for one in verdict.situations:
+        colour = _STATUS[one.status]
+        rare = " [dim](rare)[/dim]" if one.is_rare else ""
+        table.add_row(escape(one.name), f"[{colour}]{one.status}[/{colour}]{rare}")
+    console.print(table)
+    for detail in dict.fromkeys(one.detail for one in verdict.situations if one.status != "grows" and one.detail):
+        console.print(f"[dim]{escape(detail)}[/dim]")
+
+
+def said_of(verdict: Verdict) -> str:
+    """One line of markup: whether training with this history will run and be exact, and what to do where not."""
+    colour = "green" if verdict.is_exact else "yellow" if verdict.will_run else "red"
+    return f"[{colour}]{escape(verdict.line)}[/{colour}]"
+
+
+def _show_difference(finding: Finding, console: Console) -> None:
+    difference = finding.difference
+    assert difference is not None
+    table = Table(title=f"{finding.name}: first difference at id {difference.at}", title_justify="left")
+    for heading in ("expected id", "expected text", "found id", "found text"):
+        table.add_column(heading)
+    for row in range(max(len(difference.expected), len(difference.found))):
+        cells: list[str] = []
+        for side in (difference.expected, difference.found):
+            cells += [str(side[row][0]), escape(repr(side[row][1]))] if row < len(side) else ["", ""]
+        is_equal = cells[:2] == cells[2:]
+        table.add_row(*cells, style="dim" if is_equal else "bold")
+    console.print(table)

@@ -28,7 +28,7 @@ Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies"
 class Kind:
     """A kind that a spec can name: `spec` is its mapping's class, `factory` compiles an instance of it.
 
-    `requirements(entry, folder)` gives what an entry needs of the machine, for `rlenv doctor` (see
+    `requirements(entry, folder)` gives what an entry needs of the machine, for `rlenv validate --machine` (see
     `rlenv.language.requirements`); what the factory itself raises need not be named. Urls under `url` are looked at
     anyway.
     """

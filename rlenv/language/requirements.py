@@ -1,7 +1,7 @@
 """What an entry of a spec needs of the machine, and how to find out whether it is there.
 
 A kind names what it needs with `Kind(…, requirements=…)`: a function of the entry and its folder that gives
-Requirements. `rlenv doctor` probes them.
+Requirements. `rlenv validate --machine` probes them.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _adapter(folder: Path) -> Looked | None:
     of = f" of {base}" if base else ""
     way = (
         "merge it into its model: peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-        ".save_pretrained(OUT), and save the tokenizer there; `rlenv export-policy RUN` writes a merged model"
+        ".save_pretrained(OUT), and save the tokenizer there; `rlenv runs export-policy RUN` writes a merged model"
     )
     return Looked("weights", f"{folder} holds an adapter{of} and no model", way)
 

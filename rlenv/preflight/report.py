@@ -93,7 +93,7 @@ class Preflight:
         return tuple(one.message for one in self.findings if one.level == "error")
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as `rlenv preflight --json` writes it."""
+        """The report as `rlenv train --preflight --json` writes it."""
         return {
             "name": self.name,
             "is_ready": self.is_ready,

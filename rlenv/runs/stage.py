@@ -167,7 +167,7 @@ class Stage:
         old = before.attempts[-1].lock if before is not None and before.attempts else ""
         if lock is not None and old not in ("", lock.hash12):
             files = [str(out.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
-            self.say(f"the run goes on, but not with what it began with: rlenv lock diff {' '.join(files)}")
+            self.say(f"the run goes on, but not with what it began with: rlenv runs lock diff {' '.join(files)}")
         try:
             with out:
                 yield out

@@ -22,10 +22,12 @@ from typing import Any, Final
 
 from rlenv._base.bounded import encodable
 from rlenv._base.nearest import did_you_mean
+from rlenv.cli.commands import COMMANDS
+from rlenv.cli.options import Option, Options, options_of
 from rlenv.errors import UsageError
 from rlenv.runs.command import kept_command
 
-__all__ = ["KINDS", "Job", "Jobs", "arguments"]
+__all__ = ["KINDS", "Job", "Jobs", "arguments", "job_options"]
 
 MOST_RUNNING: Final = 4
 """Jobs at once."""
@@ -34,32 +36,13 @@ MOST_KEPT: Final = 50
 MOST_READ: Final = 256 * 1024
 """Bytes of a log in one answer."""
 
-_POLICY: Final = {
-    "policy": str, "base_url": str, "model": str, "api_key_env": str, "mode": str, "max_tokens": int, "extra": list,
-    "request_timeout": float, "retries": int, "temperature": float, "top_p": float,
-}  # fmt: skip
-KINDS: Final[Mapping[str, Mapping[str, type]]] = {
-    "validate": {"model": str, "history": str, "set": list, "json": bool},
-    "audit": {
-        "split": list, "n": int, "attacked": int, "max_adversary": float, "max_alike": float, "time_limit": float,
-        "seed": int, "set": list, "json": bool, "out": Path,
-    },
-    "eval": {
-        **_POLICY, "split": str, "n": int, "k": int, "concurrency": int, "seed": int, "max_invalid": float,
-        "min_success": float, "max_success": float, "json": bool, "out": Path, "overwrite": bool, "set": list,
-    },
-    "train": {
-        "preset": str, "algorithm": str, "mode": str, "model": str, "lora": int, "seed": int, "steps": int,
-        "validation_tasks": int, "save_every": int, "time_limit": float, "output": Path, "resume": Path, "eval": bool,
-        "dry_run": bool, "set": list,
-    },
-}  # fmt: skip
-"""The options of each command, as its own `--help` names them, with their types."""
-
+KINDS: Final = ("validate", "audit", "eval", "train")
+"""The commands that a page may start."""
 _WAITS: Final = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 _PACKAGES: Final = [str(Path(__file__).resolve().parents[2])]
-_WORDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list of texts",
-                 Path: "a path"}  # fmt: skip
+_WORDS: Final = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"
+}  # fmt: skip
 
 
 def arguments(
@@ -72,56 +55,64 @@ def arguments(
 
     Raises:
         UsageError: there is no such command or option, or a value of another type.
+        MissingExtra: the command is the trainer's, which is not installed.
     """
     if kind not in KINDS:
         raise UsageError(f"no job '{kind}'", key="kind", hint=did_you_mean(kind, KINDS))
     if spec.startswith("-"):
         raise UsageError(f"'{spec[:40]}' is no spec", key="spec", hint="name a file")
+    known = job_options(COMMANDS[kind].record(kind))
     written: Path | None = None
     argv = [kind, spec]
     for name, value in options.items():
-        wanted = KINDS[kind].get(name)
-        if wanted is None:
-            known = ", ".join(KINDS[kind])
-            hint = did_you_mean(name, KINDS[kind], otherwise=f"it has: {known}")
+        if name not in known:
+            hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known)}")
             raise UsageError(f"`rlenv {kind}` has no option '{name[:40]}' here", key=f"options.{name[:40]}", hint=hint)
         if value is None:
             continue
+        wanted = known[name]
         if not _fits(value, wanted):
-            raise UsageError(f"expected {_WORDS[wanted]}", key=f"options.{name}", hint=f"see `rlenv {kind} --help`")
+            hint = f"see `rlenv {kind} --help`"
+            raise UsageError(f"expected {_word(wanted)}", key=f"options.{name}", hint=hint)
         if any("\0" in text or encodable(text) is not text for text in _texts(value)):
             raise UsageError("a text that no command can be given", key=f"options.{name}")
-        if wanted is Path:
+        if wanted.writes:
             written = confine(value)
             value = os.fspath(written)
-        argv += _option(name, value)
+        argv += _words(wanted.flag, value)
     return argv, written
+
+
+def job_options(record: type[Options]) -> dict[str, Option]:
+    """The options that a command's record declares, by their names without dashes."""
+    return {one.flag.lstrip("-").replace("-", "_"): one for one in options_of(record) if one.flags}
 
 
 def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else value if isinstance(value, list) else []
 
 
-def _fits(value: Any, wanted: type) -> bool:
-    if wanted is list:
+def _word(wanted: Option) -> str:
+    return "a list of texts" if wanted.is_list else "a path" if wanted.writes else _WORDS[wanted.kind]
+
+
+def _fits(value: Any, wanted: Option) -> bool:
+    if wanted.is_list:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if wanted is Path:
-        return isinstance(value, str) and bool(value)
-    if wanted is float:
+    if wanted.kind in (str, Path):
+        return isinstance(value, str) and (bool(value) or not wanted.writes)
+    if wanted.kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is wanted
+    return type(value) is wanted.kind
 
 
-def _option(name: str, value: Any) -> list[str]:
+def _words(flag: str, value: Any) -> list[str]:
     """One option; its value stands in the same argument, so that none is read as an option of its own."""
-    option = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-    if value is True:
-        return [option]
-    if value is False:
-        return []
+    if isinstance(value, bool):
+        return [flag] if value else []
     if isinstance(value, list):
-        return [part for item in value for part in _option(name, item)]
-    return [f"{option}{value}"] if len(name) == 1 else [f"{option}={value}"]
+        return [part for item in value for part in _words(flag, item)]
+    return [f"{flag}={value}"] if flag.startswith("--") else [f"{flag}{value}"]
 
 
 @dataclass(slots=True, eq=False)

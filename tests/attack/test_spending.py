@@ -284,11 +284,23 @@ def test_other_commands_count_what_they_ask_and_nothing_recorded(
     rows = list(open_run(spec.parent / "again").rows())
     assert sum(row["asked_tokens"] for row in rows) == again["prompt_tokens"]
     assert sum(row["cost"] for row in rows) == pytest.approx(again["cost"])
-    assert usage("ablate", run, "--spec", str(spec))["requests"] == again["requests"]
+    assert usage("rescore", "--ablate", run, "--spec", str(spec))["requests"] == again["requests"]
     assert usage("replay", run)["requests"] == 0
     usage("replay", run, "--no-tape")
     address = (spec.parent / "address").read_text()
-    usage("bench", str(spec), "--policy", "openai", "--base-url", address, "--model", "policy-1", "--episodes", "2")
+    usage(
+        "eval",
+        "--bench",
+        str(spec),
+        "--policy",
+        "openai",
+        "--base-url",
+        address,
+        "--model",
+        "policy-1",
+        "--episodes",
+        "2",
+    )
 
 
 def test_collect_and_calls_by_hand_count_too(

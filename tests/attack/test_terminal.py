@@ -91,7 +91,7 @@ COMMANDS = [
     ["validate", "{spec}"],
     ["validate", "{spec}", "--set", "answer.tag=\x1b]0;x\x07"],
     ["validate", "{spec}", "--set", "oracle.0.call.echo={te\u202ext: 1}", "--json"],
-    ["doctor", "{spec}"],
+    ["validate", "--machine", "{spec}"],
     ["replay", "{recorded}", "--spec", "{spec}"],
     ["rescore", "{recorded}", "--spec", "{spec}"],
     ["audit", "{spec}", "--attacked", "1"],
@@ -134,8 +134,8 @@ def test_what_a_command_raises_on_purpose_is_told_in_words_and_leaves_as_an_exit
     def run(args: object) -> int:
         raise error
 
-    monkeypatch.setattr("rlenv.cli.doctor.run", run)
-    assert main(["doctor", str(spec)]) in (1, 2)
+    monkeypatch.setattr("rlenv.cli.validate.MachineCommand.execute", run)
+    assert main(["validate", "--machine", str(spec)]) in (1, 2)
     err = capsys.readouterr().err
     assert err.startswith("rlenv: ")
     assert err.count("Traceback") == 0
@@ -146,9 +146,9 @@ def test_a_bug_leaves_as_itself(spec: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def run(args: object) -> int:
         raise ExceptionGroup("many", [UsageError("known"), ZeroDivisionError()])
 
-    monkeypatch.setattr("rlenv.cli.doctor.run", run)
+    monkeypatch.setattr("rlenv.cli.validate.MachineCommand.execute", run)
     with pytest.raises(ExceptionGroup):
-        main(["doctor", str(spec)])
+        main(["validate", "--machine", str(spec)])
 
 
 def test_commands_write_through_one_module() -> None:

@@ -483,7 +483,7 @@ def test_the_command_is_installed_and_quiet_about_a_closed_pipe(spec: Path) -> N
 def test_bench_measures_each_concurrency_and_counts_what_it_played(
     spec: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(spec), "--episodes", "6", "--concurrency", "1", "3", "--json"]) == 0
+    assert main(["eval", "--bench", str(spec), "--episodes", "6", "--concurrency", "1", "3", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [(row["concurrency"], row["episodes"], row["turns"], row["calls"]) for row in figures["rows"]] == [
         (1, 6, 12, 6),
@@ -491,6 +491,6 @@ def test_bench_measures_each_concurrency_and_counts_what_it_played(
     ]
     assert all(row["turns_per_s"] > 0 and row["cpu_us_a_turn"] > 0 and row["invalid"] == 0 for row in figures["rows"])
     assert figures["latency"]["calculate"]["calls"] == 6
-    assert main(["bench", str(spec), "--episodes", "2"]) == 0
+    assert main(["eval", "--bench", str(spec), "--episodes", "2"]) == 0
     assert "turns/s" in capsys.readouterr().out
-    assert main(["bench", str(spec), "--concurrency", "0"]) == 2
+    assert main(["eval", "--bench", str(spec), "--concurrency", "0"]) == 2

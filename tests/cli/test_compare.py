@@ -1,4 +1,4 @@
-"""`rlenv compare` and `rlenv power`."""
+"""`rlenv compare` and `rlenv compare --plan`."""
 
 from __future__ import annotations
 
@@ -135,30 +135,30 @@ def test_power_of_two_pilots(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_power_of_rates_and_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["power", "0.1", "--rate", "0.6", "-k", "1", "--json"]) == 0
+    assert main(["compare", "--plan", "0.1", "--rate", "0.6", "-k", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["rise"] == [{"k": 1, "unpaired": 354, "paired": None}]
     assert told["tasks"] == told["fall"] == [{"k": 1, "unpaired": 385, "paired": None}]
     # A gate looks for a fall, which takes more where most succeed.
-    assert main(["power", "0.1", "--rate", "0.9", "-k", "1", "--json"]) == 0
+    assert main(["compare", "--plan", "0.1", "--rate", "0.9", "-k", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [told[way][0]["unpaired"] for way in ("rise", "fall", "tasks")] == [71, 197, 197]
-    assert main(["power", "0.2", "--rate", "0.9", "-k", "1", "--text"]) == 0
+    assert main(["compare", "--plan", "0.2", "--rate", "0.9", "-k", "1", "--text"]) == 0
     shown = capsys.readouterr().out
     assert "a fall to 0.700" in shown
     assert "rise" not in shown
     _run(tmp_path / "a", [[True, True], [False, False], [True, False]] * 5)
-    assert main(["power", "0.1", "--run", str(tmp_path / "a"), "-k", "1", "8", "--json"]) == 0
+    assert main(["compare", "--plan", "0.1", "--run", str(tmp_path / "a"), "-k", "1", "8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["rate"] == 0.5
     assert 0 < told["icc"] < 1
     assert told["tasks"][0]["unpaired"] > told["tasks"][1]["unpaired"]
     for wrong in (["2", "--rate", "0.5"], ["0.1", "--rate", "0.5", "-k", "4"], ["0.1", "--rate", "0.5", "--icc", "2"]):
-        assert main(["power", *wrong]) == 2
+        assert main(["compare", "--plan", *wrong]) == 2
     capsys.readouterr()
-    assert main(["power", "0.9", "--rate", "0.5", "-k", "1"]) == 2
+    assert main(["compare", "--plan", "0.9", "--rate", "0.5", "-k", "1"]) == 2
     assert "no rate lies 0.9 above or below 0.5" in capsys.readouterr().err
-    assert main(["power", "0.1", "--rate", "0.5", "--icc", "0.3", "--text"]) == 0
+    assert main(["compare", "--plan", "0.1", "--rate", "0.5", "--icc", "0.3", "--text"]) == 0
     assert "k 16" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""`rlenv lock` over runs, lock files and specs."""
+"""`rlenv runs lock` over runs, lock files and specs."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_difference_is_named_by_section_and_sets_the_exit_code(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lock", "diff", str(runs / "a"), str(runs / "b")]) == 1
+    assert main(["runs", "lock", "diff", str(runs / "a"), str(runs / "b")]) == 1
     said = capsys.readouterr().out
     assert "limits.turns" in said
     assert "4 differences" in said
-    assert main(["lock", "diff", str(runs / "a"), str(runs / "b"), "--json"]) == 1
+    assert main(["runs", "lock", "diff", str(runs / "a"), str(runs / "b"), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert {"section": "play", "key": "seed", "a": 0, "b": 2} in found["differences"]
-    assert main(["lock", "diff", str(runs / "a"), str(runs / "a")]) == 0
+    assert main(["runs", "lock", "diff", str(runs / "a"), str(runs / "a")]) == 0
     assert f"no difference: {found['a']}" in capsys.readouterr().out
 
 
 def test_a_spec_as_it_is_now_is_compared_by_what_a_spec_says(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lock", "diff", str(runs / "b"), "arithmetic", "--set", "limits.turns=5"]) == 0
-    assert main(["lock", "diff", "arithmetic", str(runs / "b")]) == 1
+    assert main(["runs", "lock", "diff", str(runs / "b"), "arithmetic", "--set", "limits.turns=5"]) == 0
+    assert main(["runs", "lock", "diff", "arithmetic", str(runs / "b")]) == 1
     assert "limits.turns" in capsys.readouterr().out
 
 
 def test_a_lock_is_shown_from_a_run_a_file_or_a_spec(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (hash12,) = locks_of(runs / "a")
     for name in (runs / "a", runs / "a" / "locks" / f"{hash12}.json"):
-        assert main(["lock", "show", str(name), "--json"]) == 0
+        assert main(["runs", "lock", "show", str(name), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["hash"] == hash12
-    assert main(["lock", "show", str(runs / "a")]) == 0
+    assert main(["runs", "lock", "show", str(runs / "a")]) == 0
     assert f"{hash12}  " in capsys.readouterr().out
-    assert main(["lock", "show", "arithmetic", "--json"]) == 0
+    assert main(["runs", "lock", "show", "arithmetic", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["id"] == "rlenv/arithmetic-v0"
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_shown_is_refused(runs: Path, tmp_path: Path, capsys: pyt
         (["show", str(tmp_path / "x.json")], "there is no lock"),
         (["show", "nothing"], "no spec at 'nothing'"),
     ):
-        assert main(["lock", *words]) == 2
+        assert main(["runs", "lock", *words]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_goes_on_with_something_else_says_so_and_keeps_both(
     assert main([*run, "-n", "2", "--resume"]) == 0
     assert "goes on" not in capsys.readouterr().err
     assert main([*run, "-n", "3", "--resume", "--set", "limits.turns=5"]) == 0
-    assert "rlenv lock diff" in capsys.readouterr().err
+    assert "rlenv runs lock diff" in capsys.readouterr().err
     assert len(locks_of(tmp_path / "run")) == 2
 
 
@@ -89,5 +89,5 @@ def test_a_rescored_run_has_the_lock_of_its_rewards(
 
 def test_what_cannot_be_read_is_said_of_a_lock_and_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(Lock(resources={"db": {"files": {"a.sqlite": UNREADABLE}}}).write(tmp_path))
-    assert main(["lock", "diff", path, path]) == 1
+    assert main(["runs", "lock", "diff", path, path]) == 1
     assert "0 differences, and 1 of which nobody knows" in capsys.readouterr().out

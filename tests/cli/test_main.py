@@ -50,16 +50,16 @@ class Interrupting(MetaPathFinder):
     """Ctrl-C while a module is imported."""
 
     def find_spec(self, fullname: str, *_rest: object) -> None:
-        if fullname == "rlenv.cli.power":
+        if fullname == "rlenv.cli.compare":
             raise KeyboardInterrupt
 
 
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "rlenv.cli.power", raising=False)
+    monkeypatch.delitem(sys.modules, "rlenv.cli.compare", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    assert main(["power", "arithmetic"]) == 130
+    assert main(["compare", "--plan", "arithmetic"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.cli.policies import OPTIONS
+from rlenv.cli.policies import WithPolicy
 from rlenv.endpoints import Endpoint
 from rlenv.errors import UsageError
 
 _GIVEN = {
     "base_url": ["--base-url", "http://127.0.0.1:9/v1"],
-    "model": ["--model", "m"],
+    "policy_model": ["--model", "m"],
     "api_key_env": ["--api-key-env", "KEY"],
     "mode": ["--mode", "tools"],
     "max_tokens": ["--max-tokens", "8"],
@@ -29,7 +29,7 @@ _GIVEN = {
 
 
 def test_each_option_is_tried() -> None:
-    assert set(_GIVEN) == set(OPTIONS)
+    assert set(_GIVEN) == {one.name for one in WithPolicy.policy_options()}
 
 
 @pytest.mark.parametrize("name", _GIVEN)
@@ -44,7 +44,7 @@ def test_an_option_that_the_policy_does_not_take_is_refused(
     assert f"--policy {policy} does nothing with it" in error
 
 
-@pytest.mark.parametrize("command", [["play", "arithmetic"], ["bench", "arithmetic"]])
+@pytest.mark.parametrize("command", [["play", "arithmetic"], ["eval", "--bench", "arithmetic"]])
 def test_so_it_is_in_every_command_that_takes_a_policy(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--temperature", "1"]) == 2
     assert "--temperature is for --policy openai and hf:MODEL" in capsys.readouterr().err

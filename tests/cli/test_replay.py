@@ -34,7 +34,7 @@ def test_a_run_finds_its_spec_again_and_says_what_has_changed(
     spec = here / "t.yaml"
     spec.write_text(spec.read_text() + "limits: {turns: 5}\n")
     assert main(["replay", "../here/RUN", "--set", "limits.turns=4"]) == 0
-    assert "is not what the run was made of: rlenv lock diff" in capsys.readouterr().err
+    assert "is not what the run was made of: rlenv runs lock diff" in capsys.readouterr().err
     spec.unlink()
     assert main(["replay", "../here/RUN"]) == 2
     assert "t.yaml, which the run names, is not there" in capsys.readouterr().err

@@ -169,9 +169,9 @@ def test_a_run_that_went_on_is_listed_with_all_that_counts(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     "command",
     [
-        ["report", "RUN", "-o", "RUN/run.json", "--overwrite"],
-        ["report", "RUN", "-o", "./x/../RUN/summary.json", "--overwrite"],
-        ["report", "RUN", "-o", "RUN/locks/new.html"],
+        ["runs", "report", "RUN", "-o", "RUN/run.json", "--overwrite"],
+        ["runs", "report", "RUN", "-o", "./x/../RUN/summary.json", "--overwrite"],
+        ["runs", "report", "RUN", "-o", "RUN/locks/new.html"],
         ["runs", "export", "RUN", "-o", "RUN/journal/x.jsonl"],
         ["runs", "export", "RUN", "-o", "link/x.jsonl"],
         ["eval", "arithmetic", "-n", "1", "-o", "RUN/episodes/other"],
@@ -191,7 +191,7 @@ def test_no_command_writes_among_a_runs_own_files(
     assert main(command) == 2
     assert "is among the run's own files" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    assert main(["report", "RUN", "-o", "RUN/report.html"]) == 0
+    assert main(["runs", "report", "RUN", "-o", "RUN/report.html"]) == 0
 
 
 def test_a_run_that_is_named_twice_is_removed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

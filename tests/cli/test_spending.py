@@ -73,10 +73,13 @@ def test_eval_says_what_each_role_asked_and_cost(
     assert f"{usage['prompt_tokens'] + usage['completion_tokens']:,}" in capsys.readouterr().out
     assert main(["rescore", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
     again = json.loads(capsys.readouterr().out)["usage"]
-    assert main(["ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
+    assert (
+        main(["rescore", "--ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices])
+        == 0
+    )
     by_ablate = json.loads(capsys.readouterr().out)["usage"]
     assert (by_ablate["requests"], by_ablate["cost"]) == (4, again["cost"])
-    assert main(["ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--prices", prices]) == 0
+    assert main(["rescore", "--ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--prices", prices]) == 0
     assert "models: 4 requests (0 failed)" in capsys.readouterr().out
     assert [(one["role"], one["is_recorded"]) for one in again["roles"]] == [
         ("policy", True),

@@ -160,12 +160,12 @@ def test_every_key_of_the_language_has_a_description() -> None:
 
 
 def test_the_schema_in_the_repository_is_fresh() -> None:
-    assert is_fresh(ROOT / "schemas"), "run: rlenv schema"
+    assert is_fresh(ROOT / "schemas"), "run: rlenv editor schema"
 
 
 def test_the_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "--check", str(tmp_path)]) == 1
-    assert main(["schema", str(tmp_path)]) == 0
+    assert main(["editor", "schema", "--check", str(tmp_path)]) == 1
+    assert main(["editor", "schema", str(tmp_path)]) == 0
     assert (tmp_path / FILE_NAME).read_text(encoding="utf-8") == as_text(SCHEMA)
-    assert main(["schema", "--check", str(tmp_path)]) == 0
+    assert main(["editor", "schema", "--check", str(tmp_path)]) == 0
     capsys.readouterr()

@@ -199,10 +199,10 @@ def test_the_model_of_a_package_is_exact_and_answers(capsys: pytest.CaptureFixtu
 
     assert main(["tokens", "check", PACKAGE, "--template", "chatml", "arithmetic", "--dialogues", "20"]) == 0
     assert "training will run and be exact" in capsys.readouterr().out
-    assert main(["doctor", "--model", PACKAGE, "arithmetic"]) == 1
+    assert main(["validate", "--machine", "--model", PACKAGE, "arithmetic"]) == 1
     said = capsys.readouterr().out
     assert "does not show the spec's tools" in said
-    assert main(["doctor", "--model", PACKAGE, "arithmetic", "--chat-template", "chatml"]) == 0
+    assert main(["validate", "--machine", "--model", PACKAGE, "arithmetic", "--chat-template", "chatml"]) == 0
     folder = local_model(PACKAGE)
     auto: Any = AutoModelForCausalLM
     tokens: Any = AutoTokenizer

@@ -219,7 +219,7 @@ def test_doctor_says_why_no_prompt_could_be_tried(
         "tools: {look: {kind: sql, resource: db}}\n"
         "rewards: {correct: {kind: rule, rule: answered}}\n"
     )
-    assert main(["doctor", "--model", str(model()), str(spec)]) == 1
+    assert main(["validate", "--machine", "--model", str(model()), str(spec)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "no episode of the spec opens" in said
     assert "gone.sqlite" in said
@@ -227,16 +227,16 @@ def test_doctor_says_why_no_prompt_could_be_tried(
 
 def test_doctor_lists_a_model_beside_the_machine(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     whole = str(model())
-    assert main(["doctor", "--model", whole, "arithmetic"]) == 0
+    assert main(["validate", "--machine", "--model", whole, "arithmetic"]) == 0
     assert "requirements are met" in capsys.readouterr().out
     folder = str(model("lacking", tokenizer={"pad_token": None, "chat_template": _NO_TOOLS}))
-    assert main(["doctor", "--model", folder, "arithmetic", "--json"]) == 1
+    assert main(["validate", "--machine", "--model", folder, "arithmetic", "--json"]) == 1
     found = {entry["what"]: entry["lacks"] for entry in json.loads(capsys.readouterr().out)}
     assert 'write "pad_token"' in found["pad token"]
     assert "calculate" in found["tools in the chat template"]
     assert found["weights"] == ""
-    assert main(["doctor", "arithmetic", "--model", folder, "--chat-template", "chatml"]) == 0
-    assert main(["doctor", "arithmetic", "--chat-template", "chatml"]) == 2
+    assert main(["validate", "--machine", "arithmetic", "--model", folder, "--chat-template", "chatml"]) == 0
+    assert main(["validate", "--machine", "arithmetic", "--chat-template", "chatml"]) == 2
 
 
 @pytest.mark.slow

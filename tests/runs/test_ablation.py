@@ -139,7 +139,7 @@ def test_tokens_are_those_of_a_parts_terms_when_they_were_measured_last(path: Pa
 def test_the_command_writes_table_figures_and_chart(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = path.parent / "run", path.parent / "out"
     record.write(run / "trajectories.jsonl", played(path))
-    asked = ["ablate", str(run), "--spec", str(path), "-o", str(out)]
+    asked = ["rescore", "--ablate", str(run), "--spec", str(path), "-o", str(out)]
     assert command(asked) == 0
     assert "| only same |" in capsys.readouterr().out
     found = json.loads((out / "ablation.json").read_text())

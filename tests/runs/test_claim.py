@@ -106,4 +106,4 @@ def test_a_run_goes_on_with_its_own_rows_and_rewards_alone(
     assert said in capsys.readouterr().err
     assert json.dumps(list(open_run(run).rows())) == before
     assert main(["eval", str(spec), "-o", str(run), "--resume", "--json", "--set", "limits.turns=7"]) == 0
-    assert "rlenv lock diff" in capsys.readouterr().err
+    assert "rlenv runs lock diff" in capsys.readouterr().err

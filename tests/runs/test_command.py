@@ -49,7 +49,7 @@ def test_no_face_of_a_run_shows_a_secret_of_its_command_line(
     words += ["--retries", "0", "--api-key-env", "NONE_SUCH"]
     monkeypatch.setattr("sys.argv", ["rlenv", *words])
     main(words)
-    main(["report", str(run), "-o", str(tmp_path / "r.html")])
+    main(["runs", "report", str(run), "-o", str(tmp_path / "r.html")])
     out = capsys.readouterr()
     for text in (out.out, out.err, *(path.read_text("latin-1") for path in tmp_path.rglob("*") if path.is_file())):
         assert "S3CRET" not in text

@@ -88,7 +88,10 @@ class Client:
 def client(folder: Path, *options: str, starts: bool = True) -> Iterator[Client]:
     """A server in a folder, initialised unless told not to."""
     with subprocess.Popen(
-        [sys.executable, "-m", "rlenv", "lsp", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
+        [sys.executable, "-m", "rlenv", "editor", "lsp", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=folder,
     ) as process:
         try:
             one = Client(process)

@@ -32,19 +32,20 @@ import inspect
 import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlenv.checks.validate import validate
+from rlenv.cli.commands import ALIASES, Entry, command_at
 from rlenv.cli.main import main
+from rlenv.cli.options import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml", "lua", "elisp")
-TRAINER = ("train", "sft", "export-policy")
 _HAS_TRAINER = importlib.util.find_spec("verl") is not None
 
 _PART = re.compile(
@@ -187,7 +188,7 @@ def _execute(block: Block, text: str, names: dict[str, Any]) -> None:
 def _command(block: Block, words: list[str]) -> bool:
     """Runs a command; False where it needs veRL, which is not installed."""
     assert words[0] == "rlenv", f"{block.place}: only rlenv's own commands are run; mark others: not run"
-    if words[1] in TRAINER:
+    if needs_trainer(words):
         if not _HAS_TRAINER:
             return False
         words = [*words, "--dry-run"]
@@ -196,6 +197,11 @@ def _command(block: Block, words: list[str]) -> bool:
         code = main(words[1:])
     assert code == 0, f"{block.place}: {shlex.join(words)} ended with {code}\n{said.getvalue()}"
     return True
+
+
+def needs_trainer(words: Sequence[str]) -> bool:
+    """True for a command that only the trainer's adapter has."""
+    return command_at(words[1:])[1] in (("train",), ("sft",), ("runs", "export-policy"))
 
 
 def _read(block: Block) -> list[str]:
@@ -219,11 +225,15 @@ def check_words(place: str, text: str) -> list[str]:
             words = said.split()
             if "rlenv" in words:
                 words = words[words.index("rlenv") :]
-                if words[1] in TRAINER and not _HAS_TRAINER:
+                if words[1] in ("--help", "--version"):
+                    continue
+                entry, named, _ = command_at([*ALIASES.get(words[1], words[1:2]), *words[2:]])
+                if entry.place.startswith("@") and not _HAS_TRAINER:
                     left.append(place)
                     continue
-                unknown = {word.partition("=")[0] for word in words if _OPTION.match(word)} - _options(words[1])
-                assert not unknown, f"{place}: rlenv {words[1]} has no option {', '.join(sorted(unknown))}"
+                given = {word.partition("=")[0] for word in words if _OPTION.match(word)}
+                unknown = given - _options(entry, " ".join(named)) - {*named}
+                assert not unknown, f"{place}: rlenv {' '.join(named)} has no option {', '.join(sorted(unknown))}"
             elif words[:1] == ["make"]:
                 targets = {word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)}
                 assert targets <= _targets(), f"{place}: the Makefile has no target {targets - _targets()}"
@@ -232,17 +242,12 @@ def check_words(place: str, text: str) -> list[str]:
     return left
 
 
-@cache
-def _options(command: str) -> set[str]:
-    """The options that `rlenv COMMAND --help` names, and those of what stands below it."""
-    found: set[str] = set()
-    for below in {"tokens": ["check", "explain"], "tools": [""]}.get(command, [""]):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            main([command, *below.split(), "--help"])
-        found |= set(_OPTION.findall(said.getvalue()))
-    assert found, f"there is no command rlenv {command}"
-    return found
+def _options(entry: Entry, name: str) -> set[str]:
+    """The options of a command, with those of the commands that stand below it."""
+    found = {"--help", *entry.modes}
+    if entry.place:
+        found |= {flag for one in options_of(entry.record(name)) for flag in one.flags}
+    return found.union(*(_options(mode, f"{name} {word}") for word, mode in entry.modes.items()))
 
 
 @cache

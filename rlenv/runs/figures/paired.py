@@ -1,6 +1,6 @@
 """Two runs over the same tasks: only what both have played is compared.
 
-The viewer, `rlenv report` and `rlenv compare` show what `compared` says.
+The viewer, `rlenv runs report` and `rlenv compare` show what `compared` says.
 """
 
 from __future__ import annotations

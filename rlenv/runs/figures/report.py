@@ -1,4 +1,4 @@
-"""`rlenv report`: runs as one file for papers and reviews, with nothing that has to be loaded or run."""
+"""`rlenv runs report`: runs as one file for papers and reviews, with nothing that has to be loaded or run."""
 
 from __future__ import annotations
 

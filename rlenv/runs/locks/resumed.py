@@ -20,7 +20,7 @@ def check_resumed(run: Path, before: str, lock: Lock) -> None:
     """Refuses to go on where what was kept is of other rows or rewards than what would be played.
 
     An episode is found again by its split, its task's number and its seed, which any environment has. Whatever else
-    differs (limits, packages, the host) makes other episodes of the same tasks, which `rlenv lock diff` tells apart.
+    differs (limits, packages, the host) makes other episodes of the same tasks; `rlenv runs lock diff` names it.
 
     Args:
         before: the hash of the run's last lock; nothing is looked at where the run has none.

@@ -96,24 +96,24 @@ def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
 
 def test_the_command_writes_a_file_and_never_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = kept(tmp_path / "a", [1.0]), tmp_path / "r.html"
-    assert main(["report", str(run), "-o", str(out), "--episodes", "0"]) == 0
+    assert main(["runs", "report", str(run), "-o", str(out), "--episodes", "0"]) == 0
     assert "Episodes to read first" not in out.read_text()
-    assert main(["report", str(run), "-o", str(out)]) == 2
+    assert main(["runs", "report", str(run), "-o", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["report", str(run), "-o", str(out), "--overwrite", "--title", "Mine"]) == 0
+    assert main(["runs", "report", str(run), "-o", str(out), "--overwrite", "--title", "Mine"]) == 0
     assert "<h1>Mine</h1>" in out.read_text()
     assert "worst: train/0, seed 0" in out.read_text()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "r.html"]
     linked = tmp_path / "linked.html"
     linked.symlink_to(out)
-    assert main(["report", str(run), "-o", str(linked), "--overwrite", "--title", "Again"]) == 0
+    assert main(["runs", "report", str(run), "-o", str(linked), "--overwrite", "--title", "Again"]) == 0
     assert linked.is_symlink()
     assert "<h1>Again</h1>" in out.read_text()
-    assert main(["report", str(tmp_path / "no"), "-o", str(out)]) == 2
+    assert main(["runs", "report", str(tmp_path / "no"), "-o", str(out)]) == 2
     assert "there is no run at" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for more in ([], ["--overwrite"]):
-        assert main(["report", str(run), "-o", str(tmp_path / "link"), *more]) == 2
+        assert main(["runs", "report", str(run), "-o", str(tmp_path / "link"), *more]) == 2
         assert "leads nowhere" in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
 
@@ -121,10 +121,10 @@ def test_the_command_writes_a_file_and_never_over_another(tmp_path: Path, capsys
 def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = kept(tmp_path / "a", [1.0]), tmp_path / ("r" * 250)
     out.write_text("old")  # beside it no longer name fits
-    assert main(["report", str(run), "-o", str(out), "--overwrite"]) == 2
+    assert main(["runs", "report", str(run), "-o", str(out), "--overwrite"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert out.read_text() == "old"
-    assert main(["report", str(run), "-o", "/dev/null", "--overwrite"]) == 2
+    assert main(["runs", "report", str(run), "-o", "/dev/null", "--overwrite"]) == 2
     assert "/dev/null is no file" in capsys.readouterr().err
 
 

@@ -363,7 +363,7 @@ def test_another_clone_folder_and_process_give_the_same_hash(folder: Path, tmp_p
     hashes = set()
     for place, seed in ((folder, "1"), (clone, "2")):
         env = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC-{seed}"}
-        command = [sys.executable, "-m", "rlenv", "lock", "show", "--json"]
+        command = [sys.executable, "-m", "rlenv", "runs", "lock", "show", "--json"]
         name = "spec.yaml" if seed == "1" else str(place / "spec.yaml")
         cwd = place if seed == "1" else tmp_path
         env["PYTHONPATH"] = os.pathsep.join(str(Path(one or ".").resolve()) for one in sys.path)

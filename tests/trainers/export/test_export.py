@@ -189,12 +189,12 @@ def test_the_command_exports_checks_and_evaluates(
     run: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_checkpoint(run, 4, changed(tiny_folder, seed=4), base=tiny_folder)
-    assert main(["export-policy", str(run), "--best", "--check", "--json"]) == 0
+    assert main(["runs", "export-policy", str(run), "--best", "--check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["check"]["holds"]
     assert report["check"]["difference"] == 0.0
     assert main(["eval", "arithmetic", "--policy", f"hf:{report['folder']}", "--split", "test", "-n", "2"]) == 0
-    assert main(["export-policy", str(run), "--step", "7"]) == 2
+    assert main(["runs", "export-policy", str(run), "--step", "7"]) == 2
     assert "whole ones: 4" in capsys.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_the_report_for_people_names_the_next_commands(
     run: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_checkpoint(run, 4, with_adapter(tiny_folder), base=tiny_folder)
-    assert main(["export-policy", str(run), "--adapter"]) == 0
+    assert main(["runs", "export-policy", str(run), "--adapter"]) == 0
     assert "--enable-lora" in capsys.readouterr().out
-    assert main(["export-policy", str(run)]) == 0
+    assert main(["runs", "export-policy", str(run)]) == 0
     assert f"vllm serve {run}/exported/step-4" in capsys.readouterr().out

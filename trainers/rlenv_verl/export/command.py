@@ -1,4 +1,4 @@
-"""What `rlenv export-policy` does and says."""
+"""What `rlenv runs export-policy` does and says."""
 
 from __future__ import annotations
 

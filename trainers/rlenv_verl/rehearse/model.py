@@ -3,7 +3,7 @@
 A micro-batch of 16,384 tokens over 151,936 tokens of vocabulary is 10 GB of logits; over 320 it is 21 MB. So the
 rehearsal has a vocabulary of its own, under the chat template and the control tokens of the model that will be trained
 where its tokenizer is at hand, and the tiny policy's otherwise. What depends on the model's own ids (lengths,
-exactness) is `rlenv preflight`'s part.
+exactness) is `rlenv train --preflight`'s part.
 """
 
 from __future__ import annotations

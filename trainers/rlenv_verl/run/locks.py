@@ -134,7 +134,7 @@ def changed_lines(run: Run) -> Iterator[str]:
         if names := _differing(*files):
             shown = ", ".join(names[:_MOST_NAMED])
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            yield f"{environment} goes on with another {shown}{more}: rlenv lock diff {files[0]} {files[1]}"
+            yield f"{environment} goes on with another {shown}{more}: rlenv runs lock diff {files[0]} {files[1]}"
 
 
 def _differing(old: Path, new: Path) -> list[str]:

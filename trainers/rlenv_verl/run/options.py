@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
+from rlenv.cli.commands import parser_named
+from rlenv.cli.options import Options, argument, option
 from rlenv_verl.settings.preset import algorithm_names, mode_names, preset_names
 
-__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "count", "parser"]
+__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "TrainCommand", "count", "parser"]
 
 TRAINERS = ("verl",)
 
@@ -37,79 +42,57 @@ def count(text: str) -> int:
     return number
 
 
-def parser() -> argparse.ArgumentParser:
-    """Reads the arguments; positional ones are specs and overrides, told apart by `spec_and_overrides`."""
-    reads = argparse.ArgumentParser(
-        prog="rlenv train",
-        usage=(
-            "rlenv train SPEC [SPEC ...] [options] [key=value ...]\n"
-            "       rlenv train --resume RUN [options] [key=value ...]"
-        ),
-        description="Train a policy on one spec or several with veRL. Everything of the run is kept in one folder.",
-        epilog=_EPILOG,
+_what = partial(option, group="what is trained")
+_length = partial(option, group="how long, and what is kept")
+_how = partial(option, group="how it is run")
+
+
+@dataclass
+class TrainCommand(Options):
+    """The options of `rlenv train`; `items` are specs and overrides, told apart by `spec_and_overrides`."""
+
+    usage: ClassVar[str] = (
+        "rlenv train SPEC [SPEC ...] [options] [key=value ...]\n"
+        "       rlenv train --resume RUN [options] [key=value ...]"
     )
-    reads.set_defaults(command=())  # the command line itself, which whoever reads it adds
-    reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
-    _what_is_trained(reads)
-    _how_long(reads)
-    _how_it_is_run(reads)
-    return reads
+    epilog: ClassVar[str] = _EPILOG
 
-
-def _what_is_trained(reads: argparse.ArgumentParser) -> None:
-    what = reads.add_argument_group("what is trained")
-    what.add_argument("--trainer", choices=TRAINERS, default="verl")
-    what.add_argument(
-        "--preset",
+    items: list[str] = argument("YAML files, or names of specs that ship", metavar="SPEC | key=value", nargs="*")
+    trainer: str = _what("what updates the weights", choices=TRAINERS, default="verl")
+    preset: str | None = _what(
+        f"machine and sizes: {', '.join(preset_names())}, or a YAML file like theirs; cpu by default",
         metavar="NAME|FILE",
-        help=f"machine and sizes: {', '.join(preset_names())}, or a YAML file like theirs; cpu by default",
     )
-    what.add_argument("--algorithm", choices=algorithm_names(), help="the preset's own by default, mostly grpo")
-    what.add_argument("--mode", choices=mode_names(), help="whether rollout and update take turns; sync by default")
-    what.add_argument(
-        "--model",
-        help=("a folder, a .gguf file, package:NAME or a hub name; 'tiny' (default) makes a small policy on the spot"),
+    algorithm: str | None = _what("the preset's own by default, mostly grpo", choices=algorithm_names())
+    mode: str | None = _what("whether rollout and update take turns; sync by default", choices=mode_names())
+    model: str | None = _what(
+        "a folder, a .gguf file, package:NAME or a hub name; 'tiny' (default) makes a small policy on the spot"
     )
-    what.add_argument(
-        "--chat-template", metavar="FILE|NAME", help="instead of the model's own, and kept with it: a file, or chatml"
+    chat_template: str | None = _what(
+        "instead of the model's own, and kept with it: a file, or chatml", metavar="FILE|NAME"
     )
-    what.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace a key of every spec; NAME:KEY=VALUE of one",
+    set: list[str] = _what("replace a key of every spec; NAME:KEY=VALUE of one", default=[], metavar="KEY=VALUE")
+    weight: list[str] = _what("a spec's share of the rows; 1 by default", default=[], metavar="NAME=W")
+    lora: int | None = _what("train a LoRA adapter of this rank on all linear layers", metavar="RANK")
+    seed: int | None = _what("0 by default")
+    shuffle_rewards: bool = _what("the control: permute rewards over episodes")
+    steps: int | None = _length("training steps; the preset's otherwise", read=count)
+    validation_tasks: int | None = _length("held-out tasks a spec; the preset's otherwise", metavar="N", read=count)
+    save_every: int | None = _length("a checkpoint each N steps; the preset's otherwise", metavar="N", read=count)
+    time_limit: float | None = _length("stop training after this long", metavar="SECONDS")
+    output: Path | None = _length("the run's folder; by default runs/NAME-TIME", "-o", "--output", writes=True)
+    resume: Path | None = _how("go on from the last checkpoint of the run in a folder", metavar="RUN", writes=True)
+    eval: bool = _how("validate only; with --resume the run's last checkpoint")
+    dry_run: bool = _how("write the run's folder, print the command, start nothing")
+    rehearse: bool = _how(
+        "play the preset's whole data flow at its full batch shape on this machine, with a tiny model and scripted"
+        " tokens: STEPS (1) steps, a checkpoint and one more step from it"
     )
-    what.add_argument(
-        "--weight", action="append", default=[], metavar="NAME=W", help="a spec's share of the rows; 1 by default"
-    )
-    what.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank on all linear layers")
-    what.add_argument("--seed", type=int, help="0 by default")
-    what.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
+    ray_address: str | None = _how("join this Ray cluster and ship the specs to it", metavar="ADDRESS")
 
 
-def _how_long(reads: argparse.ArgumentParser) -> None:
-    length = reads.add_argument_group("how long, and what is kept")
-    length.add_argument("--steps", type=count, help="training steps; the preset's otherwise")
-    length.add_argument(
-        "--validation-tasks", type=count, metavar="N", help="held-out tasks a spec; the preset's otherwise"
-    )
-    length.add_argument(
-        "--save-every", type=count, metavar="N", help="a checkpoint each N steps; the preset's otherwise"
-    )
-    length.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
-    length.add_argument("-o", "--output", type=Path, help="the run's folder; by default runs/NAME-TIME")
-
-
-def _how_it_is_run(reads: argparse.ArgumentParser) -> None:
-    how = reads.add_argument_group("how it is run")
-    how.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of the run in a folder")
-    how.add_argument("--eval", action="store_true", help="validate only; with --resume the run's last checkpoint")
-    how.add_argument("--dry-run", action="store_true", help="write the run's folder, print the command, start nothing")
-    how.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="play the preset's whole data flow at its full batch shape on this machine, with a tiny model and scripted"
-        " tokens: STEPS (1) steps, a checkpoint and one more step from it",
-    )
-    how.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster and ship the specs to it")
+def parser() -> argparse.ArgumentParser:
+    """Reads the arguments of `rlenv train`."""
+    reads = parser_named("train", TrainCommand)
+    reads.set_defaults(command=())  # the command line itself, which whoever reads it adds
+    return reads

@@ -1,7 +1,7 @@
 """Looks at a run before anything of it starts: exactness, lengths, tokens of a step and memory.
 
-The same for `rlenv preflight`, `rlenv train --dry-run` and `rlenv train`. Nothing of veRL, torch or transformers is
-needed, but for models that see images.
+The same for `rlenv train`, with `--preflight` and `--dry-run` too. Nothing of veRL, torch or transformers is needed,
+but for models that see images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `rlenv preflight` looks at: the settings that `rlenv train` would have, and nothing of a run's folder."""
+"""The settings that `rlenv train --preflight` looks at: those of `rlenv train`, and nothing of a run's folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def look(
     """
     sources, overrides = spec_and_overrides(items)
     if not sources:
-        raise UsageError("name the spec to look at: rlenv preflight SPEC --model FOLDER")
+        raise UsageError("name the spec to look at: rlenv train --preflight SPEC --model FOLDER")
     if sample < 1:
         raise UsageError(f"--sample {sample}: expected at least 1")
     specs = load_specs(sources, set=set)

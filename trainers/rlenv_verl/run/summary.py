@@ -22,7 +22,7 @@ from rlenv_verl.run.runfile import Run
 
 __all__ = ["summarise", "training_figures"]
 
-# A larger policy is exported on request (`rlenv export-policy`): it is read into memory and takes its size once more.
+# A larger policy is exported on request (`rlenv runs export-policy`): it is read into memory and takes its size again.
 _KEPT_BYTES = 4 << 30
 
 

@@ -40,7 +40,7 @@ def lora_overrides(preset: Preset, rank: int | None) -> list[str]:
     keys = {
         **lora_keys(rank, model="actor_rollout_ref.model"),
         # Not `hf_model`: veRL 0.9.1 writes base and adapter there under peft's names, which transformers does not
-        # know; it would draw all weights at random. The shards are merged by `rlenv export-policy` instead.
+        # know; it would draw all weights at random. The shards are merged by `rlenv runs export-policy` instead.
         "actor_rollout_ref.actor.checkpoint.save_contents": [part for part in saved if part != "hf_model"],
     }
     return [override(key, value) for key, value in keys.items()]

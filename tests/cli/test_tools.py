@@ -1,4 +1,4 @@
-"""`rlenv tools` with its actions, and `rlenv doctor`."""
+"""`rlenv tools` with its actions, and `rlenv validate --machine`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_doctor_says_what_is_there_and_what_is_lacking(
 ) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setenv("IS_SET", "a-secret-value")
-    assert main(["doctor", str(spec)]) == 0
+    assert main(["validate", "--machine", str(spec)]) == 0
     capsys.readouterr()
     with spec.open("a") as file:
         file.write(
@@ -80,7 +80,7 @@ def test_doctor_says_what_is_there_and_what_is_lacking(
             f"  here: {{base_url: 'http://127.0.0.1:{port}/v1', model: m, api_key: '${{env:IS_SET}}'}}\n"
             "  gone: {base_url: 'http://127.0.0.1:1/v1', model: m, api_key: '${env:NOT_SET}'}\n"
         )
-    assert main(["doctor", str(spec), "--json"]) == 1
+    assert main(["validate", "--machine", str(spec), "--json"]) == 1
     text = capsys.readouterr().out
     found = {one["what"]: one for one in json.loads(text)}
     assert found["variable IS_SET"]["lacks"] == ""
@@ -95,7 +95,7 @@ def test_doctor_names_a_program_that_is_not_there(spec: Path, capsys: pytest.Cap
     pytest.importorskip("mcp", reason="needs the extra mcp")
     text = spec.read_text().replace("plain: {kind: calculator}", "s: {kind: mcp, command: [no-such-program-here]}")
     spec.write_text(text)
-    assert main(["doctor", str(spec)]) == 1
+    assert main(["validate", "--machine", str(spec)]) == 1
     assert "program no-such-program-here is not on PATH" in capsys.readouterr().out
 
 

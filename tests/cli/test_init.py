@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.cli.from_servers import read_servers
+from rlenv.cli.init import read_servers
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
 from rlenv.language.loader import load_spec

@@ -1,38 +1,64 @@
-"""`rlenv lsp`: the language server that editors start, over standard input and output."""
+"""`rlenv editor schema` and `rlenv editor lsp`: the JSON Schema of specs, and the language server."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import sys
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlenv import __version__
 from rlenv.checks.editor import wire
 from rlenv.checks.editor.server import Server
+from rlenv.cli.options import Options, argument, option
+from rlenv.cli.terminal import write, write_error
+from rlenv.language.schema import FILE_NAME, is_fresh
+from rlenv.language.schema import write as write_schema
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["LspCommand", "SchemaCommand"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own arguments."""
+@dataclass
+class SchemaCommand(Options):
+    """`rlenv editor schema`."""
+
+    folder: str = argument("where it is written (schemas)", default="schemas", metavar="DIR", nargs="?", writes=True)
+    check: bool = option("write nothing; exit with 1 where the file is stale")
+
+    def execute(self) -> int:
+        """0 where the schema was written or is fresh, 1 where `--check` finds it stale."""
+        folder = Path(self.folder)
+        if not self.check:
+            write(f"wrote {write_schema(folder)}\n")
+            return 0
+        if is_fresh(folder):
+            write(f"{folder / FILE_NAME} is fresh\n")
+            return 0
+        write_error(f"{folder / FILE_NAME} is stale; run: rlenv editor schema {folder}\n")
+        return 1
+
+
+@dataclass
+class LspCommand(Options):
+    """`rlenv editor lsp`."""
+
     # Many clients add it to the command of a server whatever that is.
-    parser.add_argument("--stdio", action="store_true", help="over standard input and output, which is the only way")
-    parser.add_argument("--pause", type=float, default=0.2, metavar="SECONDS", help="look at the text after a pause")
-    parser.add_argument("--full", type=float, default=1.0, metavar="SECONDS", help="validate after a longer one")
+    stdio: bool = option("over standard input and output, which is the only way")
+    pause: float = option("look at the text after a pause", default=0.2, metavar="SECONDS")
+    full: float = option("validate after a longer one", default=1.0, metavar="SECONDS")
 
-
-def run(args: argparse.Namespace) -> int:
-    """0 where the client has ended the session as the protocol says, 1 otherwise."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    # Nothing but messages may reach the client: what is printed goes to standard error.
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with out:
-        return asyncio.run(_serve(_Input(sys.stdin.fileno()), out, args.pause, args.full))
+    def execute(self) -> int:
+        """0 where the client has ended the session as the protocol says, 1 otherwise."""
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+        # Nothing but messages may reach the client: what is printed goes to standard error.
+        out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        with out:
+            return asyncio.run(_serve(_Input(sys.stdin.fileno()), out, self.pause, self.full))
 
 
 class _Input:

@@ -1,4 +1,4 @@
-"""`rlenv lsp` as editors start it: a process that speaks the Language Server Protocol."""
+"""`rlenv editor lsp` as editors start it: a process that speaks the Language Server Protocol."""
 
 from __future__ import annotations
 

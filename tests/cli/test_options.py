@@ -1,0 +1,146 @@
+"""Options are declared once: the command line, the viewer's jobs and the docs are made from the same record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from rlenv.cli.commands import ALIASES, COMMANDS, Entry, command_at, parser_named
+from rlenv.cli.eval import EvalCommand
+from rlenv.cli.main import main
+from rlenv.cli.options import Options, argument, option, options_of, parsed, parser_of
+from rlenv.errors import UsageError
+from rlenv.web.jobs import KINDS, job_options
+from tests.support import reference
+
+MOST_COMMANDS = 18
+
+
+def entries() -> Iterator[tuple[str, Entry]]:
+    """Every command with its words."""
+    waiting = list(COMMANDS.items())
+    while waiting:
+        name, entry = waiting.pop()
+        yield name, entry
+        waiting += [(f"{name} {word}", mode) for word, mode in entry.modes.items()]
+
+
+PLACES = {name: entry for name, entry in entries() if entry.place}
+
+
+def record_of(name: str) -> type[Options]:
+    if PLACES[name].place.startswith("@"):
+        pytest.importorskip("verl", reason="the verl extra is not installed")
+    return PLACES[name].record(name)
+
+
+@dataclass
+class Longer(EvalCommand):
+    """`rlenv eval` with one option more."""
+
+    patience: int = option("turns without progress that end an episode", default=3, least=1)
+
+
+def test_a_new_option_is_known_to_the_command_line_the_viewer_and_the_docs() -> None:
+    given = parsed(parser_named("eval", Longer), ["arithmetic", "--patience", "5"])
+    assert given.patience == 5
+    assert job_options(Longer)["patience"].kind is int
+    assert "| `--patience` | whole number | turns without progress that end an episode (default: 3) |" in [
+        *reference.rows(Longer)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(PLACES))
+def test_each_record_makes_a_parser_that_fills_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record = record_of(name)
+    with pytest.raises(SystemExit) as ended:
+        parser_named(name, record).parse_args(["--help"])
+    assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for one in options_of(record):
+        assert all(flag in said for flag in one.flags)
+        assert one.help, f"{name} {one.flag} says nothing of itself"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_viewer_takes_every_option_of_its_commands(kind: str) -> None:
+    record = record_of(kind)
+    assert {one.name for one in job_options(record).values()} == {one.name for one in options_of(record) if one.flags}
+
+
+def test_there_are_few_commands_and_each_old_name_leads_to_one() -> None:
+    assert len(COMMANDS) <= MOST_COMMANDS
+    for name, words in ALIASES.items():
+        assert name not in COMMANDS
+        assert command_at(words)[1] == words
+
+
+def test_an_old_name_does_the_same_and_says_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for words in (["dialects", "--json"], ["compare", "--plan", "0.1", "--rate", "0.6", "-k", "1", "--json"]):
+        assert main(words) == 0
+        told.append(capsys.readouterr())
+    assert main(["power", "0.1", "--rate", "0.6", "-k", "1", "--json"]) == 0
+    old = capsys.readouterr()
+    assert old.out == told[1].out
+    assert old.err == "rlenv: `rlenv power` is now `rlenv compare --plan`; the old name goes with the next version\n"
+    assert told[1].err == ""
+
+
+@dataclass
+class Small(Options):
+    """A command of every kind of option."""
+
+    name: str = argument("a name")
+    rest: list[str] = argument("more names", default=[], nargs="*")
+    level: Literal["low", "high"] | None = option("how much")
+    share: float = option("of all", "-s", "--share", default=0.5, above=0)
+    k: list[int] = option("samples", default=[1], nargs="+", least=1)
+    tag: list[str] = option("a tag", default=[], one_of="which")
+    all: bool = option("every tag", one_of="which")
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["a"], {"name": "a", "rest": [], "level": None, "share": 0.5, "k": [1], "tag": [], "all": False}),
+        (["--all", "a", "-s", "1", "b"], {"name": "a", "rest": ["b"], "share": 1.0, "all": True}),
+        (["a", "--tag", "x", "--tag=y", "--level", "low"], {"tag": ["x", "y"], "level": "low"}),
+        (["a", "-k", "2", "3"], {"k": [2, 3]}),
+    ],
+)
+def test_options_stand_anywhere_and_have_the_type_of_their_field(words: list[str], given: dict[str, Any]) -> None:
+    made = vars(Small(**vars(parsed(parser_of(Small, ("small",)), words))))
+    assert {name: made[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["a", "--level", "middle"], ["a", "--tag", "x", "--all"], ["a", "--lev", "low"], ["a", "-s", "much"]]
+)
+def test_what_does_not_fit_ends_the_program(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(parser_of(Small, ("small",)), words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: small")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"), [("share", 0.0, "--share is above 0"), ("k", [1, 0], "-k is at least 1")]
+)
+def test_a_number_below_its_bound_is_refused(name: str, value: Any, said: str) -> None:
+    (declared,) = [one for one in options_of(Small) if one.name == name]
+    with pytest.raises(UsageError, match=said):
+        declared.check(value)
+
+
+@pytest.mark.parametrize("page", ["commands", "names"])
+def test_the_reference_is_up_to_date(page: str) -> None:
+    pytest.importorskip("verl", reason="the verl extra is not installed")
+    path, made = {
+        "commands": (reference.COMMANDS_PAGE, reference.commands_page),
+        "names": (reference.NAMES_PAGE, reference.names_page),
+    }[page]
+    assert path.read_text(encoding="utf-8") == made(), "run: python tests/support/reference.py"
