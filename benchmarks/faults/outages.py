@@ -1,6 +1,6 @@
 """Outages against numbers: what episodes earn while what they stand on fails, and what they earn where it is well.
 
-    python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--seed 0] [--at-once 32]
+    python benchmarks/faults/outages.py [--episodes 10000] [--only http,stdio] [--modes once,fell] [--at-once 32]
 
 Each transport is played in three modes: `once`, where each call fails the first time that it is asked, by chance,
 and goes well afterwards; `fell`, where every eighth episode's call, and its answer, fells the server with the calls
@@ -280,19 +280,26 @@ def first(transport: str, text: str) -> str | Message:
     return Message("assistant", "", (made,))
 
 
-async def episode(environment: rlenv.Environment, n: int, text: str, transport: str) -> dict[str, float | None]:
-    """What one episode earns, by term; None for what is invalid."""
+async def episode(
+    environment: rlenv.Environment, n: int, text: str, transport: str, why: Counter[str]
+) -> dict[str, float | None]:
+    """What one episode earns, by term; None for what is invalid, whose reason is counted in `why`."""
     async with environment.start(task=0, seed=n) as one:
         step = await one.step(first(transport, text))
         if not step.is_last:
             await one.step(f"<answer>{text}</answer>")
         assert one.trajectory is not None
-        return {name: term.value for name, term in one.trajectory.reward.terms.items()}
+        terms = one.trajectory.reward.terms
+        why.update(re.sub(r"\d+", "N", str(term.error))[:200] for term in terms.values() if term.value is None)
+        return {name: term.value for name, term in terms.items()}
 
 
-async def campaign(transport: str, mode: str, *, episodes: int, seed: int, at_once: int = 32) -> Counter[str]:
+async def campaign(
+    transport: str, mode: str, *, episodes: int, seed: int, at_once: int = 32, why: Counter[str] | None = None
+) -> Counter[str]:
     """What became of the episodes: `right`, `invalid`, `wrong` and, of those that fell the server, `own`, `masked`."""
     counted: Counter[str] = Counter()
+    why = Counter() if why is None else why
     for share in SHARES if mode == "chance" else SHARES[:1]:
         rng = random.Random(f"{transport} {mode} {share} {seed}")
         service = Service(mode, share, rng)
@@ -310,12 +317,18 @@ async def campaign(transport: str, mode: str, *, episodes: int, seed: int, at_on
                     (base / name).chmod(0o755)
                 environment = await asyncio.to_thread(rlenv.load, base / "env.yaml")  # asks the server
                 async with environment:
-                    await play(environment, counted, range(many), at_once, transport, mode)
+                    await play(environment, counted, range(many), at_once, transport, mode, why)
     return counted
 
 
 async def play(
-    environment: rlenv.Environment, counted: Counter[str], numbers: range, at_once: int, transport: str, mode: str
+    environment: rlenv.Environment,
+    counted: Counter[str],
+    numbers: range,
+    at_once: int,
+    transport: str,
+    mode: str,
+    why: Counter[str],
 ) -> None:
     """Plays the episodes, and counts what became of them."""
     left = iter(numbers)
@@ -326,7 +339,7 @@ async def play(
         for n in left:
             is_own = mode == "fell" and n % 8 == 0
             text = "fell" if is_own else f"item-{n}"
-            found = await asyncio.wait_for(episode(environment, n, text, transport), 300)
+            found = await asyncio.wait_for(episode(environment, n, text, transport, why), 300)
             if is_own:
                 counted["own" if found == own else "masked" if None in found.values() else "wrong"] += 1
             elif any(value is not None and value != well[name] for name, value in found.items()):
@@ -341,6 +354,7 @@ def main() -> int:
     """Runs the campaign; 0 where no number is wrong and nobody masked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=10_000, help="against each transport, a third of them a mode")
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--only", default=",".join(SPECS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=32)
@@ -348,12 +362,14 @@ def main() -> int:
     logging.disable(logging.WARNING)
     is_bad = False
     for transport in args.only.split(","):
-        for mode in MODES:
-            many = args.episodes // len(MODES)
-            found = asyncio.run(campaign(transport, mode, episodes=many, seed=args.seed, at_once=args.at_once))
+        for mode in args.modes.split(","):
+            many, why = args.episodes // len(MODES), Counter[str]()
+            found = asyncio.run(campaign(transport, mode, episodes=many, seed=args.seed, at_once=args.at_once, why=why))
             print(
                 f"{transport:<10}{mode:<8}" + "  ".join(f"{what} {found[what]}" for what in sorted(found)), flush=True
             )
+            for reason, count in why.most_common(3):
+                print(f"    {count} terms: {reason}", flush=True)
             is_bad = is_bad or bool(found["wrong"] or found["masked"])
     return int(is_bad)
 
