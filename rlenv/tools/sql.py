@@ -21,10 +21,8 @@ from pydantic import Field
 from rlenv.errors import UnknownEntry, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Text, ToolSpec
-from rlenv.resources.sql.database import Database
-from rlenv.resources.sql.limits import MAX_SIZE
-from rlenv.resources.sql.resource import SqlResource
-from rlenv.resources.sql.rows import Rows
+from rlenv.resources.sql.engine import MAX_SIZE, Rows
+from rlenv.resources.sql.resource import Database, SqlResource
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "SqlSpec"]

@@ -17,8 +17,8 @@ import pytest
 
 from rlenv.errors import ToolFailed
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sql.database import Database
-from rlenv.resources.sql.rows import Rows, cell_size
+from rlenv.resources.sql.engine import Rows, cell_size
+from rlenv.resources.sql.resource import Database
 from rlenv.resources.sql.sqlite import workers
 from tests.resources.sql.engines import SQLITE, at_work, cpu_of
 

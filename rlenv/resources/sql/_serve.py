@@ -7,7 +7,9 @@ a private copy is only kept under the number that its owner gives it.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
+import tempfile
 import traceback
 from typing import Any, Protocol
 
@@ -15,9 +17,8 @@ import orjson
 
 from rlenv.concurrency import served
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql._memory_file import written
 
-__all__ = ["Engine", "serve"]
+__all__ = ["Engine", "read", "serve", "written"]
 
 _MAX_TRACE = 20_000
 
@@ -70,3 +71,33 @@ def serve(host: socket.socket, told: dict[str, Any]) -> None:
         return said, None if image is None else written(image)
 
     served.answer(host, ask)
+
+
+def written(image: bytes) -> int:
+    """A descriptor of a new file that holds `image`; to be closed by whoever asked."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("rlenv-image", os.MFD_CLOEXEC)
+    else:
+        fd, name = tempfile.mkstemp()
+        os.unlink(name)
+    try:
+        view = memoryview(image)
+        while view:
+            view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read(fd: int) -> bytes:
+    """What the file holds."""
+    size = os.fstat(fd).st_size
+    found = bytearray()
+    while len(found) < size:
+        if not (piece := os.pread(fd, size - len(found), len(found))):
+            break
+        if len(piece) == size:
+            return piece
+        found += piece
+    return bytes(found)

@@ -2,7 +2,7 @@
 
 The authorizer refuses what is not allowed while the statement is prepared, the progress handler stops it in time, and
 limits bound the size of single values. The same connection runs in two places: on the event loop, for statements that
-are plain (`_plainness.py`) and turn out to be quick, and in a worker process for all others.
+are plain (`plainness`) and turn out to be quick, and in a worker process for all others.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql.limits import MAX_SIZE, MAX_SQL
-from rlenv.resources.sql.rows import Rows, cell_size, columns_of, columns_size
+from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Rows, cell_size, columns_of, columns_size
 
 __all__ = ["Connection", "NotQuick"]
 

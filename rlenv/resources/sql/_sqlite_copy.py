@@ -15,12 +15,18 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from rlenv.errors import ResourceError
-from rlenv.resources.sql._memory_file import read
-from rlenv.resources.sql._plainness import plainness
+from rlenv.resources.sql._serve import read
 from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
-from rlenv.resources.sql._sqlite_file import HeldImage, SqliteFile, memory_for, off_the_loop, run_briefly, unique
-from rlenv.resources.sql.limits import Limits
-from rlenv.resources.sql.rows import Rows
+from rlenv.resources.sql._sqlite_file import (
+    HeldImage,
+    SqliteFile,
+    memory_for,
+    off_the_loop,
+    plainness,
+    run_briefly,
+    unique,
+)
+from rlenv.resources.sql.engine import Limits, Rows
 from rlenv.resources.sql.workers import Answer, Image, Request, SqlWorkers
 
 __all__ = ["SqliteCopy"]

@@ -7,9 +7,9 @@ import time
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql._memory_file import read
+from rlenv.resources.sql._serve import read
 from rlenv.resources.sql._sqlite_connection import Connection
-from rlenv.resources.sql.rows import Rows
+from rlenv.resources.sql.engine import Rows
 
 __all__ = ["Engine"]
 

@@ -20,10 +20,8 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql.engine import Opened
-from rlenv.resources.sql.limits import Limits
+from rlenv.resources.sql.engine import Limits, Opened, Rows
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
-from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Answer, Request, SqlWorkers
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]

@@ -15,14 +15,11 @@ from typing import ClassVar, Final, Literal
 from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql._plainness import plainness
 from rlenv.resources.sql._sqlite_connection import NotQuick
 from rlenv.resources.sql._sqlite_copy import SqliteCopy
-from rlenv.resources.sql._sqlite_file import SqliteFile, off_the_loop, run_briefly
-from rlenv.resources.sql.engine import Opened
-from rlenv.resources.sql.limits import Limits
+from rlenv.resources.sql._sqlite_file import SqliteFile, off_the_loop, plainness, run_briefly
+from rlenv.resources.sql.engine import Limits, Opened, Rows
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
-from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Request, SqlWorkers
 
 __all__ = ["KIND", "SqliteEngine", "SqliteSpec", "workers"]

@@ -24,7 +24,7 @@ from rlenv.concurrency.pool import MARGIN_S, Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.concurrency.served import ENDED_FULL
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql.limits import Limits
+from rlenv.resources.sql.engine import Limits
 
 __all__ = ["Answer", "EngineRaised", "Image", "Request", "SqlWorkers"]
 

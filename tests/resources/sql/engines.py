@@ -17,9 +17,8 @@ import pytest
 
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.duckdb import KIND as DUCKDB_KIND
-from rlenv.resources.sql.resource import SqlResource
+from rlenv.resources.sql.resource import Database, SqlResource
 from rlenv.resources.sql.sqlite import KIND as SQLITE_KIND
 from rlenv.resources.sql.workers import SqlWorkers
 

@@ -13,9 +13,9 @@ import pytest
 
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sql._memory_file import read, written
+from rlenv.resources.sql._serve import read, written
 from rlenv.resources.sql._sqlite_copy import SqliteCopy
-from rlenv.resources.sql.limits import limits_for
+from rlenv.resources.sql.engine import limits_for
 from rlenv.resources.sql.workers import Answer, Request
 from tests.resources.sql.engines import SQLITE, rows, run, toys
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.resources.sql.limits import limits_for
+from rlenv.resources.sql.engine import limits_for
 from rlenv.resources.sql.workers import EngineRaised, Request, SqlWorkers
 from tests.resources.sql.engines import run
 

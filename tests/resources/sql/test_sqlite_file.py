@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlenv.resources.sql._plainness import plainness
+from rlenv.resources.sql._sqlite_file import plainness
 
 PLAIN = {
     "SELECT name, price FROM toy WHERE price > 3 ORDER BY name LIMIT 5": "read",
