@@ -24,7 +24,7 @@ RlenvError
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
     ├── ResourceError      a resource could not be opened or was lost
     ├── RewardError        a reward term could not be measured
-    │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.templating)
+    │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
     ├── EndpointError      a model's server refused, or did not answer
     ├── CassetteError      a tape has no answer to what a replayed episode asks
     └── PolicyError        a policy or its endpoint failed

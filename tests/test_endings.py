@@ -12,7 +12,7 @@ import pytest
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Sampled
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay
 from rlenv.runs.rescore import rescore

@@ -29,7 +29,7 @@ from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Image, MalformedCall, Message, ParsedAction, Role, ToolCall
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
-from rlenv.rewards.group_terms import OnAsked, ask_groups
+from rlenv.rewards.group import OnAsked, ask_groups
 from rlenv.secrets import redact
 from rlenv.tasks.rows import load_tasks, seed_of, spread
 from rlenv.trajectory import Trajectory
@@ -230,7 +230,7 @@ class Environment:
     ) -> list[Trajectory]:
         """The trajectories with the terms that compare all answers to one task, in the same order.
 
-        Groups are those of `rlenv.rewards.group_terms.score_groups`. A term that asks models does so within
+        Groups are those of `rlenv.rewards.group.score_groups`. A term that asks models does so within
         `limits.reward_s` for each group, and what it asks for is added to `usage`.
 
         Args:

@@ -1,7 +1,8 @@
-"""The seam between reward terms and scoring."""
+"""The seam of reward terms: what a term is given, what it measures, and where in the episode that stands."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,12 +13,158 @@ from rlenv.errors import RewardError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
-from rlenv.rewards import places
 from rlenv.rewards.answer import Answer
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn, Where
 
-__all__ = ["GroupContext", "Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
+__all__ = [
+    "GroupContext",
+    "Measured",
+    "RewardContext",
+    "Term",
+    "TermCompileContext",
+    "TermFactory",
+    "checked",
+    "message_of",
+    "where_of_call",
+    "where_of_content",
+    "where_of_quotes",
+    "where_of_result",
+]
+
+_SHOWN_CHARS = 80
+_MOST_QUOTES = 16
+_QUOTE = re.compile(r'"([^"]{4,400})"|“([^”]{4,400})”|`([^`]{4,400})`')
+
+
+def message_of(messages: Sequence[Message], turns: Sequence[Turn], turn: int) -> int:
+    """The number of the message that is the action of a turn, counted from 0."""
+    number = len(messages)
+    for one in turns[:turn]:
+        number += 1 if one.observation is None else 1 + len(one.observation.messages)
+    return number
+
+
+def where_of_content(turn: Turn, *, message: int, start: int = 0, end: int | None = None) -> Where:
+    """Where a part of an action's content stands in the action, one place for each part that the reader cut it into.
+
+    Args:
+        message: the number of the action's message.
+        start: the part's first character, in `turn.parsed.content`.
+        end: the one behind its last; None for the content's end.
+
+    Returns:
+        The places in order; () where the reader does not say, or the part is empty.
+    """
+    parsed, action = turn.parsed, turn.action
+    content = parsed.content
+    end = len(content) if end is None else end
+    at = parsed.content_at
+    if not at or start >= end:
+        return ()
+    if len(at) == 1:  # most messages: what stands around the content is white space
+        first, last = at[0]
+        part = action[first:last]
+        begin = first + len(part) - len(part.lstrip())
+        found = [(begin + start, begin + end)]
+    else:
+        whole = "".join([action[first:last] for first, last in at])
+        shift = len(whole) - len(whole.lstrip())
+        found = _cut(at, start + shift, end + shift)
+    # A reader that is not ours may say anything, and a place that holds another text is none.
+    if "".join([action[first:last] for first, last in found]) != content[start:end]:
+        return ()
+    return tuple([(message, first, last) for first, last in found])
+
+
+def _cut(parts: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of a text between two characters of what they are joined to."""
+    found, passed = [], 0
+    for first, last in parts:
+        low, high = max(start - passed, 0), min(end - passed, last - first)
+        if low < high:
+            found.append((first + low, first + high))
+        passed += last - first
+    return found
+
+
+def where_of_call(turn: Turn, index: int, *, message: int) -> Where:
+    """Where a call stands in an action; all of the action where the call came as data, () where there is none."""
+    if not 0 <= index < len(turn.parsed.calls):
+        return ()
+    call = turn.parsed.calls[index]
+    start, end = (call.start, call.end) if call.start >= 0 else (0, len(turn.action))
+    return ((message, start, end),) if start < end else ()
+
+
+def where_of_result(turn: Turn, index: int, *, message: int) -> Where:
+    """The message that shows a call's result, as a whole; () where none does.
+
+    Args:
+        message: the number of the action's message.
+    """
+    shown = turn.observation.messages if turn.observation is not None else ()
+    if len(shown) != len(turn.results) or not 0 <= index < len(shown):
+        return ()
+    return ((message + 1 + index, 0, len(shown[index].content)),)
+
+
+def where_of_quotes(said: str, messages: Sequence[Message], turns: Sequence[Turn], *, all_turns: bool) -> Where:
+    """Where the quotes of a text stand, sign by sign, in what policy, tools and users said; thinking is left out.
+
+    A quote that stands nowhere or more than once has no place: which of them was meant is not to be guessed.
+
+    Args:
+        all_turns: look in all turns, and not in the last action alone.
+    """
+    first = 0 if all_turns else len(turns) - 1
+    found: list[tuple[int, int, int]] = []
+    for match in list(_QUOTE.finditer(said))[:_MOST_QUOTES]:
+        quote = next(filter(None, match.groups()))
+        hits: list[Where] = []
+        for index in range(max(first, 0), len(turns)):
+            turn, number = turns[index], message_of(messages, turns, index)
+            for start in _starts(turn.parsed.content, quote):
+                hits.append(where_of_content(turn, message=number, start=start, end=start + len(quote)))
+            shown = turn.observation.messages if all_turns and turn.observation is not None else ()
+            for place, message in enumerate(shown, number + 1):
+                hits += [((place, start, start + len(quote)),) for start in _starts(message.content, quote)]
+        if len(hits) == 1:
+            found += hits[0]
+    return tuple(found)
+
+
+def _starts(text: str, quote: str) -> list[int]:
+    """The first two places of a quote."""
+    first = text.find(quote)
+    second = text.find(quote, first + 1) if first >= 0 else -1
+    return [start for start in (first, second) if start >= 0]
+
+
+def checked(where: Any, messages: Sequence[Message], turns: Sequence[Turn]) -> Where:
+    """The places that an author's function gave.
+
+    Raises:
+        RewardError: they are no places, or one is none of these messages.
+    """
+    try:
+        found = tuple([(message, start, end) for message, start, end in where])
+    except (TypeError, ValueError):
+        found = ((None, None, None),)
+    if any(type(number) is not int for place in found for number in place):
+        raise RewardError(f"gave where {where!r:.{_SHOWN_CHARS}}; expected (message, start, end) for each place")
+    sizes = [len(message.content) for message in messages]
+    for turn in turns:
+        shown = turn.observation.messages if turn.observation is not None else ()
+        sizes += [len(turn.action), *[len(message.content) for message in shown]]
+    for message, start, end in found:
+        if not 0 <= message < len(sizes):
+            raise RewardError(f"gave a place in message {message}; there are {len(sizes)}, counted from 0")
+        if not 0 <= start <= end <= sizes[message]:
+            raise RewardError(
+                f"gave the place {start} to {end} in message {message}, which has {sizes[message]} characters"
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +225,18 @@ class RewardContext:
         """Where the characters `start` to `end` (exclusive; None for all that follow) of `final_text` stand."""
         if not self.turns:
             return ()
-        return places.of_content(self.turns[-1], message=self._message(len(self.turns) - 1), start=start, end=end)
+        return where_of_content(self.turns[-1], message=self._message(len(self.turns) - 1), start=start, end=end)
 
     def where_call(self, turn: int, index: int) -> Where:
         """Where a call stands in the action of a turn, both counted from 0; the whole action for one given as data."""
-        return places.of_call(self.turns[turn], index, message=self._message(turn))
+        return where_of_call(self.turns[turn], index, message=self._message(turn))
 
     def where_result(self, turn: int, index: int) -> Where:
         """The message that shows the result of a call, as a whole; () where none does."""
-        return places.of_result(self.turns[turn], index, message=self._message(turn))
+        return where_of_result(self.turns[turn], index, message=self._message(turn))
 
     def _message(self, turn: int) -> int:
-        return places.message_of(self.messages, self.turns, turn)
+        return message_of(self.messages, self.turns, turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +256,7 @@ class Term:
     """A compiled term. Exactly one of `measure` (quick, on the loop), `measure_async` and the two of a group is set.
 
     `measure_group` takes the trajectories of all answers to one task and gives one Measured for each, in order; it is
-    called once the whole group has ended (see `rlenv.rewards.group_terms`), and until then the term is skipped.
+    called once the whole group has ended (see `rlenv.rewards.group`), and until then the term is skipped.
     `ask_group` is one that has to be awaited; it takes those whose gate is open, and may say of each why it could not
     be measured.
 

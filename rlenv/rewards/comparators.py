@@ -1,25 +1,29 @@
-"""The comparators of `verify`: what counts as the same result."""
+"""How `verify` compares what a tool returned with what was expected, and gold calls that episodes share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field
 
 from rlenv._base.bounded import size
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
-from rlenv.rewards.base import Measured, TermCompileContext
-from rlenv.rewards.compare import MAX_CHARS, holds, loads, same_json
+from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
+from rlenv.rewards.compare import MAX_JSON, holds, loads, same_json
 from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
-from rlenv.rewards.rules.numbers import is_near
+from rlenv.rewards.rules.text import is_near
 
-__all__ = ["Comparator", "CompareSpec", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
+__all__ = ["Comparator", "CompareSpec", "GoldCache", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
 
 _LARGE_CHARS = 20_000
 
@@ -236,8 +240,8 @@ def _json(spec: JsonSpec) -> Comparator:
             target = read(gold)
         except ValueError as error:
             raise RewardError(f"the gold result is not JSON: {error}") from error
-        if mine.value is None and len(mine.text) > MAX_CHARS:
-            return Measured(0.0, f"longer than the {MAX_CHARS} characters that are read as JSON")
+        if mine.value is None and len(mine.text) > MAX_JSON:
+            return Measured(0.0, f"longer than the {MAX_JSON} characters that are read as JSON")
         try:
             found = read(mine)
         except ValueError as error:
@@ -245,3 +249,76 @@ def _json(spec: JsonSpec) -> Comparator:
         return float(compare(found, target, tolerance=spec.tolerance))
 
     return measure
+
+
+Compute = Callable[[Mapping[str, Any], RewardContext], Awaitable[Side]]
+_Key = tuple[bytes, tuple[Hashable, ...]]
+
+
+class GoldCache:
+    """The last `size` gold results of one term, shared by all episodes of a process.
+
+    A result is kept only where it is known what it depends on: the arguments and the task, as JSON, and each opened
+    resource by the public attribute `version` of its handle. With a resource that has none (or None, for one whose
+    state may have changed) every episode computes its own. Callers that ask at once share one computation; a failure
+    is never kept, and one caller's failure or cancellation is not another's.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        self._size = size
+        self._known: OrderedDict[_Key, Side] = OrderedDict()
+        self._running: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Future[Side | None]] = {}
+
+    async def get(self, arguments: Mapping[str, Any], context: RewardContext, compute: Compute) -> Side:
+        """The gold result for `arguments`; raises what `compute` raises."""
+        key = _key(arguments, context)
+        if key is None:
+            return await compute(arguments, context)
+        place = (key, asyncio.get_running_loop())
+        while (side := self._known.get(key)) is None:
+            running = self._running.get(place)
+            if running is None:
+                return await self._compute(key, place, arguments, context, compute)
+            # Shielded: this caller's cancellation must not reach the others that wait for the same result.
+            if (shared := await asyncio.shield(running)) is not None:
+                return shared
+        # Another thread may have dropped it in between; the result in hand stays right.
+        with contextlib.suppress(KeyError):
+            self._known.move_to_end(key)
+        return side
+
+    async def _compute(
+        self,
+        key: _Key,
+        place: tuple[_Key, asyncio.AbstractEventLoop],
+        arguments: Mapping[str, Any],
+        context: RewardContext,
+        compute: Compute,
+    ) -> Side:
+        shared: asyncio.Future[Side | None] = place[1].create_future()
+        self._running[place] = shared
+        side: Side | None = None
+        try:
+            side = await compute(arguments, context)
+        finally:
+            # None tells those who wait to compute for themselves, on resources of their own.
+            del self._running[place]
+            shared.set_result(side)
+        self._known[key] = side
+        while len(self._known) > self._size:
+            self._known.popitem(last=False)
+        return side
+
+
+def _key(arguments: Mapping[str, Any], context: RewardContext) -> _Key | None:
+    versions: list[Hashable] = []
+    for name, handle in context.resources.items():
+        version = getattr(handle, "version", None)
+        if version is None or not isinstance(version, Hashable):
+            return None
+        versions.append((name, version))
+    try:
+        data = orjson.dumps((dict(arguments), dict(context.task)), option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return None
+    return data, tuple(versions)

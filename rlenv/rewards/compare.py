@@ -15,7 +15,7 @@ import orjson
 
 from rlenv._base.strict_json import DuplicateKey, count_keys, has_keys, unique
 
-__all__ = ["MAX_CHARS", "DuplicateKey", "holds", "is_number", "loads", "near", "same_json"]
+__all__ = ["MAX_JSON", "DuplicateKey", "holds", "is_number", "loads", "near", "same_json"]
 
 _NOISE = 1e-9
 _MAX_NOISE = 0.01
@@ -92,7 +92,7 @@ def _same(mine: Any, gold: Any, tolerance: float, *, subset: bool) -> bool:
     return True
 
 
-MAX_CHARS = 131_072
+MAX_JSON = 131_072
 """What a policy wrote is read as JSON up to this length, which takes some milliseconds on the event loop."""
 
 # A float holds 15 to 17 digits; a run of fewer is read the same by everybody.

@@ -1,21 +1,26 @@
-"""Functions of a spec's author, named under a key of a reward's entry."""
+"""Functions of a spec's author: how they are named and called, and the rule `python`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rlenv.errors import RewardError, under
+from rlenv._base.bounded import bounded
+from rlenv.errors import EpisodeError, RewardError, under
 from rlenv.language.functions import check_positional, failure, import_function
-from rlenv.language.kinds import CompileContext
-from rlenv.language.spec import RewardSpec
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import RewardSpec, Text
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.rule import RuleSpec
 from rlenv.secrets import logger
 
-__all__ = ["has_crashed", "is_async", "load_function", "raised"]
+__all__ = ["PYTHON", "PythonSpec", "has_crashed", "is_async", "load_function", "raised"]
 
 _log = logger(__name__)
 _CRASHED = re.compile(r"(?:turn \d+: )?[A-Z]\w*(?:Error|Exception)(?::|$)")
@@ -69,3 +74,67 @@ def _texts(value: Any) -> Iterator[str]:
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling `function`, or an object's `__call__`, gives a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+_MAX_DETAILS = 65_536
+
+
+class PythonSpec(RuleSpec):
+    """What a function of your own returns for an episode (or a turn, with `when: turn`).
+
+    It takes one `rlenv.rewards.base.RewardContext` and returns a number, a `Measured`, or a number with the text
+    that it was read from. It may be a coroutine function; one that is not runs on the event loop and must be quick.
+    """
+
+    rule: Literal["python"] = "python"
+    python: Text
+    """`file.py:function`, relative to the spec, or `module:function`."""
+
+
+def _python(name: str, spec: PythonSpec, context: TermCompileContext) -> Term:
+    function = load_function(spec.python, key="python", gives=["context"], context=context)
+    if not is_async(function):
+
+        def measure(context: RewardContext) -> Measured:
+            with _told(spec.python):
+                found = function(context)
+            return _measured(found, spec.python)
+
+        return Term(name=name, spec=spec, measure=measure)
+
+    async def measure_async(context: RewardContext) -> Measured:
+        with _told(spec.python):
+            found = await function(context)
+        return _measured(found, spec.python)
+
+    return Term(name=name, spec=spec, measure_async=measure_async)
+
+
+@contextmanager
+def _told(function: str) -> Iterator[None]:
+    """Within it, what the author's function raises is told as its fault."""
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised(function, error) from error
+
+
+def _measured(value: Any, function: str) -> Measured:
+    if isinstance(value, Measured):
+        if type(value.evidence) is not str or not isinstance(value.details, Mapping):
+            raise RewardError(f"{function} returned a Measured whose evidence is no text, or whose details no mapping")
+        return replace(value, details=bounded(dict(value.details), _MAX_DETAILS)) if value.details else value
+    if value is None:
+        # Often a forgotten return; a function with nothing to measure says so by Measured(None).
+        raise RewardError(f"{function} returned None; expected a number, or Measured(None) for nothing to measure")
+    if isinstance(value, tuple):
+        if len(value) != 2 or not isinstance(value[1], str):
+            raise RewardError(f"{function} returned {value!r:.80}; a tuple must be (number, evidence)")
+        return Measured(value[0], value[1])
+    # Scoring refuses what is not a finite number and says what it found.
+    return Measured(value)
+
+
+PYTHON = Kind(PythonSpec, _python)

@@ -20,14 +20,11 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
-from rlenv.rewards import places
-from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.fence import Material, transcript
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext, where_of_quotes
 from rlenv.rewards.judges.asking import SYSTEM, Asker, Failed, Member, Question
-from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, PairwiseSpec, compare, paired
+from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, Met, PairwiseSpec, compare, drawn, paired, play, won
 from rlenv.rewards.judges.panel import Combine, Given, ask_all, check_panel, combine, needed
-from rlenv.rewards.judges.tournament import Met, drawn, play, won
-from rlenv.rewards.verdict import ReplySchema, Verdict
+from rlenv.rewards.verdict import Material, ReplySchema, Verdict, transcript
 from rlenv.tools.model import endpoint_of
 from rlenv.trajectory import Trajectory
 
@@ -209,7 +206,7 @@ class _Judge:
         if self.other is not None:
             details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
         said, by = given[0]
-        where = places.of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
+        where = where_of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
         low, high = scale
         return Measured((raw - low) / (high - low), said.reason, details, where)
 

@@ -15,8 +15,7 @@ from typing import Any
 from rlenv.concurrency.deadline import Countdown, running_under
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
-from rlenv.rewards.base import GroupContext, Measured, RewardContext
-from rlenv.rewards.places import checked
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, checked
 from rlenv.rewards.plan import Planned
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Measurement, TermResult, Trajectory, Where

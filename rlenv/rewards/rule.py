@@ -1,14 +1,19 @@
-"""The kind `rule`: a term that is computed from the trajectory alone. Each rule is an entry of the group `rules`."""
+"""The kind `rule`: a term computed from the trajectory alone; each is an entry of the group `rules`.
+
+What templates in reward terms may read, and gold values, are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.language import kinds as registry
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
+from rlenv.language.templates import Template, TemplateError, compile_value, template_of, texts_at
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.trajectory import Where
 
@@ -17,13 +22,127 @@ __all__ = [
     "NO_ANSWER",
     "Reads",
     "RuleSpec",
+    "UnfitAnswer",
     "check_range",
+    "compile_accepted",
+    "compile_for_context",
     "compile_rule",
     "read",
     "scored",
     "where_answer",
     "where_of",
 ]
+
+_NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
+_COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
+
+
+class UnfitAnswer(RewardError):
+    """A template over `answer` cannot be filled from this answer, and all else that it reads is there.
+
+    The policy wrote the answer, so that this is worth what a wrong answer is worth: a term that let it pass as
+    something that could not be measured would let the policy choose when it is masked.
+    """
+
+
+def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAMES) -> Callable[..., Any]:
+    """Compiles a JSON-like value with templates over `task`, `vars`, `resources`, `answer` and `item`.
+
+    Args:
+        value: the value as it stands in the spec.
+        where: the key that holds it, for messages.
+        names: those of the names above that have a value here.
+
+    Returns:
+        A function of a RewardContext (and `item`) that gives the filled value; raises RewardError where a name
+        is undefined, and UnfitAnswer where the answer is all that stands in the way.
+
+    Raises:
+        UsageError: a template does not compile or reads another name.
+    """
+    over_answer: list[Template] = []
+    for key, source in texts_at(where, value):
+        if "{" not in source:
+            continue
+        template = template_of(source, key=key, names=names)
+        if "answer" in template.names:
+            over_answer.append(template)
+    if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
+        return _column(column[1], where)
+    fill = compile_value(value)
+
+    def filled(context: RewardContext, item: Any = None) -> Any:
+        values = {
+            "task": context.task,
+            "vars": context.vars,
+            "resources": context.resources,
+            "answer": context.answer,
+            "item": item,
+        }
+        try:
+            return fill(**values)
+        except TemplateError as error:
+            if context.answer is not None and any(_fails_by_answer(template, values) for template in over_answer):
+                raise UnfitAnswer(f"{where}: the answer does not fit: {error}") from error
+            raise RewardError(f"{where}: {error}") from error
+
+    return filled
+
+
+def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
+    """Whether filling `template` fails although everything that it reads beside `answer` is there."""
+    if not all(_is_there(path, values) for path in template.paths if path[0] != "answer"):
+        return False
+    try:
+        template.value(**values)
+    except TemplateError:
+        return True
+    return False
+
+
+def _is_there(path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
+    found: Any = values
+    for name in path:
+        if isinstance(found, Mapping):
+            if name not in found and not hasattr(found, name):
+                return False
+            found = found[name] if name in found else getattr(found, name)
+        elif hasattr(found, name):
+            found = getattr(found, name)
+        else:
+            return False
+    return True
+
+
+def compile_accepted(expect: Any, *, where: str = "expect") -> Callable[[RewardContext], tuple[Any, ...]]:
+    """Compiles a gold value to a function that gives the accepted answers: the elements of a list, or the one value.
+
+    The function raises RewardError where the task has no gold value: an empty list, null or a missing column cannot
+    be scored, and is never a wrong answer of the policy's.
+    """
+    fill = compile_for_context(expect, where=where, names=frozenset(("task", "vars", "resources")))
+
+    def accepted(context: RewardContext) -> tuple[Any, ...]:
+        value = fill(context)
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if not values or any(one is None for one in values):
+            found = f"the task gives no value for '{expect}'" if expect else "there is no gold value"
+            raise RewardError(f"{where}: {found} (found {value if value is None else list(values)!r:.80})")
+        return values
+
+    return accepted
+
+
+def _column(name: str, where: str) -> Callable[..., Any]:
+    # The commonest template by far; reading the column directly saves Jinja's evaluation.
+    def filled(context: RewardContext, item: Any = None) -> Any:
+        try:
+            return context.task[name]
+        except KeyError:
+            raise RewardError(f"{where}: the task has no column '{name}'; it has: {', '.join(context.task)}") from None
+
+    return filled
+
 
 Reads = Literal["answer", "message"]
 NO_ANSWER: Final = Measured(0.0, "no answer")

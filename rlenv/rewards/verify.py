@@ -16,11 +16,18 @@ from rlenv.errors import RewardError, UnknownEntry, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.comparators import Comparator, CompareSpec, Named, PythonSpec, Side, compile_comparator, is_large
-from rlenv.rewards.gold import GoldCache
+from rlenv.rewards.comparators import (
+    Comparator,
+    CompareSpec,
+    GoldCache,
+    Named,
+    PythonSpec,
+    Side,
+    compile_comparator,
+    is_large,
+)
 from rlenv.rewards.outages import Lost, is_lost, known_call, settled
-from rlenv.rewards.rule import where_answer
-from rlenv.rewards.templating import UnfitAnswer, compile_for_context
+from rlenv.rewards.rule import UnfitAnswer, compile_for_context, where_answer
 from rlenv.tools.base import Tool
 
 __all__ = ["KIND", "ExpectSpec", "VerifySpec"]

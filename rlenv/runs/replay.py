@@ -15,7 +15,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import together
 from rlenv.errors import CassetteError
 from rlenv.messages import Message, Sampled, ToolResult
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Replayed", "replay"]

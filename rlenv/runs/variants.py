@@ -14,7 +14,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.language.expressions import compile_expression
 from rlenv.rewards.base import Term
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.rescore import termination
 from rlenv.trajectory import TermResult, Trajectory

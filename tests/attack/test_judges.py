@@ -13,8 +13,7 @@ from aiohttp import web
 from rlenv.errors import RewardError
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.rewards.base import Measured
-from rlenv.rewards.fence import Fence, transcript
-from rlenv.rewards.verdict import ReplySchema, UnreadableReply
+from rlenv.rewards.verdict import Fence, ReplySchema, UnreadableReply, transcript
 from rlenv.testing.rewards import turn
 from tests.attack.shapes import MARKS, SHAPES, tokenizer
 from tests.support import real

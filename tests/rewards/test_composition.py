@@ -13,8 +13,7 @@ import rlenv
 from rlenv.errors import InvalidReward, RewardError, SpecError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.rewards.group import relative
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import relative, score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.testing.rewards import reward_context
 from rlenv.trajectory import RewardBreakdown, Trajectory

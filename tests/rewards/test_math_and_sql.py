@@ -13,7 +13,7 @@ from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
 from rlenv.rewards.mathematics import Verdict, Workers
-from rlenv.rewards.queries import UnreadableQuery, overlap, structure
+from rlenv.rewards.rules.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
 
 pytest.importorskip("math_verify", reason="the extra `math` is not installed")

@@ -14,7 +14,7 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.comparators import PythonSpec, Side, compile_comparator
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.secrets import resolve
 from rlenv.testing.rewards import compile_term, reward_context

@@ -8,7 +8,7 @@ import pytest
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.answer import extract
-from rlenv.rewards.rules.search_presets import has_search_r1_form
+from rlenv.rewards.rules.presets import has_search_r1_form
 from rlenv.testing.rewards import measure, reward_context, turn
 from rlenv.trajectory import Turn
 

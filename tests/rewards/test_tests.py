@@ -13,9 +13,8 @@ import pytest
 
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
-from rlenv.rewards.forms_of_tests import same_output
 from rlenv.rewards.scorer import Scorer
-from rlenv.rewards.tests import last_block
+from rlenv.rewards.tests import last_block, same_output
 from rlenv.testing.rewards import reward_context
 from tests.support.trials import graded, grades, reward
 

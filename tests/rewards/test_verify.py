@@ -12,7 +12,7 @@ from rlenv._base.reasons import WHOSE, whose
 from rlenv.errors import ResourceError, RewardError, UsageError
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import Measured, Term
-from rlenv.rewards.templating import UnfitAnswer
+from rlenv.rewards.rule import UnfitAnswer
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
 from tests.support.clock import run_skipping

@@ -14,7 +14,7 @@ import pytest
 import rlenv
 from rlenv.cli.main import main as command
 from rlenv.messages import ToolCall
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, RunInfo, open_run

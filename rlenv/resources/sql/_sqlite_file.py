@@ -249,8 +249,8 @@ def plainness(sql: str) -> Literal["read", "insert", "change", ""]:
     """What kind of plain statement this is: one that SQLite prepares and runs in no time.
 
     Preparing a statement cannot be stopped, and some texts of a few hundred characters take seconds and gigabytes: each
-    level of a WITH, of a subquery in FROM or of a view can double what the one below it holds. So the text alone decides
-    here, and it decides against whatever it does not know; a worker process runs the rest (see `workers.py`).
+    level of a WITH, of a subquery in FROM or of a view can double what the one below it holds. So the text alone
+    decides, against whatever it does not know; a worker process runs the rest (see `workers.py`).
 
     read      a SELECT of few tables without a subquery in FROM, a WITH or a window
     insert    rows written out in the statement

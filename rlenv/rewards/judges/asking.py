@@ -34,9 +34,8 @@ from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
 from rlenv.rewards.asking_again import Answered, Refused, Untold, in_turn
-from rlenv.rewards.fence import Fence, Material
 from rlenv.rewards.judges.health import Health
-from rlenv.rewards.verdict import ReplySchema, UnreadableReply, Verdict
+from rlenv.rewards.verdict import Fence, Material, ReplySchema, UnreadableReply, Verdict
 
 __all__ = ["SYSTEM", "Asked", "Asker", "Failed", "Member", "Question"]
 

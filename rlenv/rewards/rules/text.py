@@ -1,21 +1,35 @@
-"""Rules over what the policy answered, as text: exact_match, f1, contains, regex, answered, length."""
+"""Rules over the text of an answer: words, patterns, lengths, numbers and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal, localcontext
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlenv._base.fast_records import quick
-from rlenv.errors import RewardError, under
+from rlenv._base.schemas import BoundedValidator
+from rlenv.errors import RewardError, UsageError, under
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
+from rlenv.rewards.compare import MAX_JSON, DuplicateKey, holds, loads, same_json
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, number, numbers, qa, token_f1
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.rewards.rule import NO_ANSWER, Reads, RuleSpec, check_range, gold_text, read, scored, where_answer, where_of
-from rlenv.rewards.templating import compile_accepted
+from rlenv.rewards.rule import (
+    NO_ANSWER,
+    Reads,
+    RuleSpec,
+    check_range,
+    compile_accepted,
+    compile_for_context,
+    gold_text,
+    read,
+    scored,
+    where_answer,
+    where_of,
+)
 from rlenv.trajectory import Where
 
 __all__ = [
@@ -23,17 +37,24 @@ __all__ = [
     "CONTAINS",
     "EXACT_MATCH",
     "F1",
+    "JSON_MATCH",
+    "JSON_SCHEMA",
     "LENGTH",
     "MAX_CHARS",
+    "NUMERIC_MATCH",
     "REGEX",
     "AnsweredSpec",
     "ContainsSpec",
     "ExactMatchSpec",
     "Expected",
     "F1Spec",
+    "JsonMatchSpec",
+    "JsonSchemaSpec",
     "LengthSpec",
+    "NumericMatchSpec",
     "RegexSpec",
     "check_qa",
+    "is_near",
 ]
 
 _measured = quick(Measured)
@@ -243,3 +264,146 @@ CONTAINS = Kind(ContainsSpec, _contains)
 REGEX = Kind(RegexSpec, _regex)
 ANSWERED = Kind(AnsweredSpec, _answered)
 LENGTH = Kind(LengthSpec, _length)
+
+
+class NumericMatchSpec(RuleSpec):
+    """1 if the answer writes an accepted number, 0 otherwise.
+
+    The answer must be one number: thousands commas and a currency or percent sign are read, words are not.
+    Numbers are compared exactly (0.1 is 0.1, "3,901" is 3901 is 3901.0) unless a tolerance is given.
+    """
+
+    rule: Literal["numeric_match"]
+    expect: Expected = "{{ task.answer }}"
+    """The accepted number, or several, as numbers or as text; a template may give a list."""
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Accept a difference of at most this much."""
+    relative_tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Accept a difference of at most this share of the accepted number."""
+
+
+def is_near(mine: Decimal, gold: Decimal, *, tolerance: Decimal, relative: Decimal) -> bool:
+    """Whether |mine - gold| <= max(tolerance, relative · |gold|), in arithmetic precise enough to be exact here."""
+    if mine == gold:
+        return True
+    if not tolerance and not relative:
+        return False
+    with localcontext() as arithmetic:
+        arithmetic.prec = 100
+        return abs(mine - gold) <= max(tolerance, relative * abs(gold))
+
+
+def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    tolerance = Decimal(repr(spec.tolerance))
+    relative = Decimal(repr(spec.relative_tolerance))
+
+    def measure(context: RewardContext) -> Measured:
+        golds = [number for value in accepted(context) for number in _golds(value)]
+        answer = context.answer
+        if answer is None:
+            return Measured(0.0, "no answer")
+        mine = number(answer)
+        if mine is None:
+            return Measured(0.0, answer)
+        for gold in golds:
+            if is_near(mine, gold, tolerance=tolerance, relative=relative):
+                return Measured(1.0, answer)
+        return Measured(0.0, answer)
+
+    return Term(name=name, spec=spec, measure=measure, where=where_answer)
+
+
+def _golds(value: Any) -> tuple[Decimal, ...]:
+    found = numbers(value)
+    if not found:
+        raise RewardError(f"expect: the gold value {value!r:.80} is not a number")
+    return found
+
+
+NUMERIC_MATCH = Kind(NumericMatchSpec, _numeric_match)
+
+
+_SAID_CHARS = 4_096
+_THAT_JSON = "that are read as JSON"
+
+
+class JsonSchemaSpec(RuleSpec):
+    """1 if the answer is JSON that fits a JSON Schema, 0 otherwise."""
+
+    rule: Literal["json_schema"]
+    schema_: Annotated[Mapping[str, Any], Field(alias="schema")]
+    """The JSON Schema."""
+    of: Reads = "answer"
+    """Read the `answer`, or the whole last `message` outside thinking and calls."""
+
+
+class JsonMatchSpec(RuleSpec):
+    """1 if the answer is JSON equal to the expected value, 0 otherwise.
+
+    The order of keys and the way a number is written do not count (1 is 1.0); the order of a list does.
+    """
+
+    rule: Literal["json_match"]
+    expect: Any = "{{ task.answer }}"
+    """The expected value; strings in it are templates. Where the whole is one text, the text may be JSON itself."""
+    mode: Literal["equal", "subset"] = "equal"
+    """`subset`: objects of the answer may have keys that the expected ones lack."""
+    of: Reads = "answer"
+    """Read the `answer`, or the whole last `message` outside thinking and calls."""
+
+
+def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
+    try:
+        validator = BoundedValidator(spec.schema_)
+    except ValueError as error:
+        raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
+
+    def fits(text: str) -> Measured:
+        try:
+            value = loads(text)
+            if validator.is_valid(value):
+                return Measured(1.0, text)
+            # What is wrong is said for a short text: the message holds all of it.
+            fault = next(validator.errors(value), None) if len(text) <= _SAID_CHARS else None
+        except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
+            return Measured(0.0, f"not JSON: {error}")
+        return Measured(0.0, text if fault is None else fault.message)
+
+    def measure(context: RewardContext) -> Measured:
+        return scored(read(context, spec.of), fits, most=MAX_JSON, that=_THAT_JSON)
+
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+
+
+def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
+    fill = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars", "resources")))
+    compare = same_json if spec.mode == "equal" else holds
+
+    def measure(context: RewardContext) -> Measured:
+        gold = fill(context)
+        if isinstance(gold, str):
+            # A plain text is a JSON string that needs no quotes in the data.
+            try:
+                gold = loads(gold)
+            except DuplicateKey as error:
+                raise RewardError(f"expect: {error}") from error
+            except ValueError:
+                pass
+        if gold is None:
+            raise RewardError("expect: the task gives no value to match")
+
+        def matches(text: str) -> Measured:
+            try:
+                mine = loads(text)
+            except ValueError as error:
+                return Measured(0.0, f"not JSON: {error}")
+            return Measured(float(compare(mine, gold)), text)
+
+        return scored(read(context, spec.of), matches, most=MAX_JSON, that=_THAT_JSON)
+
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+
+
+JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema)
+JSON_MATCH = Kind(JsonMatchSpec, _json_match)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from rlenv.errors import RewardError, UsageError
+import rlenv
+from rlenv.audit.judge import judge_of
+from rlenv.audit.judge_attacks import attack_judges
+from rlenv.errors import RewardError, SpecError, UsageError
 from rlenv.rewards.base import Measured
-from rlenv.rewards.judges.pairs import CHOICES, KEY
+from rlenv.rewards.group import score_groups
+from rlenv.rewards.judges.pairs import CHOICES, KEY, drawn
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
+from rlenv.runs.replay import replay
+from rlenv.runs.rescore import rescore
+from rlenv.runs.variants import Weights, varied
+from rlenv.trajectory import TermResult, Trajectory
 from tests.support.judges import Server, chat, compiled, context, judged, one
 
 WITH: dict[str, Any] = {"pairwise": {"with": "Because of {{ task.question }}"}, "prompt": "Which answer is kinder?"}
@@ -166,3 +177,311 @@ def test_a_reference_that_a_row_lacks_is_said() -> None:
 def test_a_comparison_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compiled(Server([], address="http://127.0.0.1:1/v1"), **{**WITH, **keys})
+
+
+SPEC = """
+rlenv: 1
+name: contest
+tasks: {train: {rows: [{q: a, answer: "9"}, {q: b, answer: "9"}]}}
+prompt: {user: "{{ task.q }}"}
+answer: {from: final_message}
+endpoints:
+  writer: {base_url: "${env:JUDGE}", model: toy, retries: 0}
+  other: {base_url: "${env:JUDGE}", model: second, retries: 0}
+rewards:
+  low: {kind: rule, rule: regex, pattern: "^[0-5]", weight: 0}
+  best: {kind: judge, endpoint: writer, prompt: "Which is better?", pairwise: {among: group}, retries: 0}
+"""
+
+
+def higher(body: Mapping[str, Any]) -> str:
+    """The verdict of a judge that knows which number is higher."""
+    first, second = map(float, shown(body))
+    return verdict("first" if first > second else "second" if second > first else "tie")
+
+
+def verdict(place: str) -> str:
+    return json.dumps({"reasoning": "so it is", "better": place})
+
+
+def breaks_on(text: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda body: "no verdict" if text in shown(body) else higher(body)
+
+
+def contest(
+    folder: Path,
+    server: Server,
+    *groups: Sequence[str],
+    set: Mapping[str, Any] | None = None,
+    then: Callable[[rlenv.Environment, list[Trajectory]], Any] | None = None,
+) -> Any:
+    """The answers of each group, measured together, or what `then` makes of them while the server runs.
+
+    Args:
+        set: keys of the spec, by dotted path.
+    """
+    path = folder / "env.yaml"
+
+    async def main() -> Any:
+        async with asyncio.timeout(60), server.running():
+            path.write_text(SPEC.replace("${env:JUDGE}", server.address))
+            async with rlenv.load(path, set=set) as environment:
+                played = []
+                for task, answers in enumerate(groups):
+                    for sample, answer in enumerate(answers):
+                        async with environment.start(task=task, seed=sample) as episode:
+                            await episode.step(answer)
+                            played.append(episode.trajectory)
+                assert server.asked == []
+                assert {one.reward.terms["best"].status for one in played} == {"skipped"}
+                scored = await environment.score_groups(played)
+                return scored if then is None else await then(environment, scored)
+
+    return asyncio.run(main())
+
+
+def best(scored: Sequence[Trajectory]) -> list[TermResult]:
+    return [one.reward.terms["best"] for one in scored]
+
+
+def values(scored: Sequence[Trajectory]) -> list[float | None]:
+    return [one.value for one in best(scored)]
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+@pytest.mark.parametrize("opponents", [None, 1, 2, 3, 4, 20])
+def test_each_meets_as_many_others_once_and_no_more_are_compared_than_that(count: int, opponents: int | None) -> None:
+    pairs = drawn(count, opponents=opponents, seed="a")
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+    assert all(one != other for one, other in pairs)
+    met = Counter(place for pair in pairs for place in pair)
+    wanted = count - 1 if opponents is None else min(opponents, count - 1)
+    is_uneven = wanted % 2 == 1 and count % 2 == 1  # so many cannot be had for each
+    assert [met[place] for place in range(count)] == [wanted + is_uneven] * count
+    assert drawn(count, opponents=opponents, seed="a") == pairs
+
+
+def test_who_meets_whom_is_drawn_by_seed() -> None:
+    assert len({tuple(drawn(8, opponents=2, seed=str(seed))) for seed in range(20)}) > 10
+
+
+@pytest.mark.slow
+def test_an_answer_is_worth_the_comparisons_that_it_wins_each_asked_in_both_orders(tmp_path: Path) -> None:
+    server = Server([higher])
+    scored = contest(tmp_path, server, ["3", "1", "2", "2"], ["5", "4"])
+    assert values(scored) == pytest.approx([1.0, 0.0, 0.5, 0.5, 1.0, 0.0])
+    assert [one.reward.total for one in scored] == values(scored)
+    asked = Counter(map(tuple, map(shown, server.asked)))
+    # The twos are equal, and known from each other; nobody is asked a thing twice.
+    assert set(asked) == {(one, other) for one in "123" for other in "123" if one != other} | {("5", "4"), ("4", "5")}
+    assert max(asked.values()) == 1
+
+
+def test_a_judge_that_looks_at_the_place_makes_all_equal_and_is_counted(tmp_path: Path) -> None:
+    scored = contest(tmp_path, Server([verdict("first")]), ["3", "1", "2"])
+    assert values(scored) == [0.5] * 3
+    assert [one.details["position_bias"] for one in best(scored)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("opponents", "comparisons"), [(None, 28), (2, 8), (3, 12)])
+def test_the_number_of_comparisons_is_bounded(tmp_path: Path, opponents: int | None, comparisons: int) -> None:
+    server = Server([higher])
+    few = {} if opponents is None else {"rewards.best.pairwise.opponents": opponents}
+    scored = contest(tmp_path, server, list("12345678"), set=few)
+    assert len(server.asked) == 2 * comparisons
+    assert {len(one.details["comparisons"]) for one in best(scored)} == {opponents or 7}
+
+
+def test_where_an_answer_stands_in_its_group_decides_nothing(tmp_path: Path) -> None:
+    async def turned(
+        environment: rlenv.Environment, scored: list[Trajectory]
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        return scored, (await rescore(environment, scored[::-1]))[::-1]
+
+    first, again = contest(
+        tmp_path, Server([higher]), list("12345678"), set={"rewards.best.pairwise.opponents": 3}, then=turned
+    )
+    assert values(first) == values(again)
+
+
+def test_nobody_is_asked_about_an_answer_whose_gate_is_shut(tmp_path: Path) -> None:
+    server = Server([higher])
+    scored = contest(tmp_path, server, ["3", "9", "1"], set={"rewards.best.gate": "low >= 1"})
+    assert values(scored) == [1.0, None, 0.0]
+    assert not any("9" in shown(body) for body in server.asked)
+
+
+def test_bounds_hold_for_terms_of_a_group(tmp_path: Path) -> None:
+    scored = contest(tmp_path, Server([higher]), ["3", "1", "2"], set={"rewards.best.clip": [0.2, 0.8]})
+    assert values(scored) == [0.8, 0.2, 0.5]
+
+
+def test_a_comparison_that_failed_is_asked_again_where_the_spec_says_so(tmp_path: Path) -> None:
+    server = Server([web.Response(status=503, text="down"), higher])
+    scored = contest(tmp_path, server, ["3", "1"], set={"rewards.best.on_invalid": "retry"})
+    assert values(scored) == [1.0, 0.0]
+    assert len(server.asked) == 3
+
+
+def test_what_takes_too_long_is_invalid_for_all(tmp_path: Path) -> None:
+    server = Server([higher], holding=asyncio.Event())
+    scored = contest(tmp_path, server, ["3", "1"], set={"limits.reward_s": 0.05})
+    assert [one.error for one in best(scored)] == ["not measured within 0.05 s"] * 2
+
+
+def test_what_is_asked_is_in_the_accounts_of_the_answers(tmp_path: Path) -> None:
+    server = Server([higher])
+    scored = contest(tmp_path, server, ["3", "1", "2"])
+    usage = [one for each in scored for one in each.usage]
+    assert {one.role for one in usage} == {"judge best"}
+    assert sum(one.requests for one in usage) == len(server.asked) == 6
+    assert sum(one.prompt_tokens for one in usage) == 6 * 7
+
+
+def test_an_answer_that_breaks_its_comparisons_is_invalid_alone(tmp_path: Path) -> None:
+    scored = contest(tmp_path, Server([breaks_on("0")]), ["3", "0", "2", "1"])
+    assert values(scored) == [1.0, None, 0.5, 0.0]
+    assert best(scored)[1].status == "invalid"
+    assert "0 of 3 comparisons gave a verdict, 2 have to" in best(scored)[1].error
+    assert [one.failure is None for one in scored] == [True, False, True, True]
+    assert [one["score"] for one in best(scored)[0].details["comparisons"]].count(None) == 1
+
+
+def test_a_server_that_is_down_makes_nobodys_reward_a_number(tmp_path: Path) -> None:
+    scored = contest(tmp_path, Server([web.Response(status=500, text="down")]), ["3", "1", "2"])
+    assert [one.status for one in best(scored)] == ["invalid"] * 3
+    assert [one.reward.total for one in scored] == [None] * 3
+
+
+def test_who_writes_what_a_filter_refuses_loses_and_the_others_do_not(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        if "7" in shown(body):
+            return chat("", "content_filter")
+        return higher(body) if all(text[0].isdigit() for text in shown(body)) else verdict("tie")
+
+    assert values(contest(tmp_path, Server([answer]), ["7", "1", "2"])) == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_a_panel_has_a_quorum_in_each_comparison(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        return web.Response(status=500, text="down") if body["model"] == "second" else higher(body)
+
+    panel: dict[str, Any] = {
+        "rewards.best.endpoint": None,
+        "rewards.best.judges": [{"endpoint": "writer"}, {"endpoint": "other"}],
+    }
+    assert values(contest(tmp_path, Server([answer]), ["3", "1"], set=panel)) == [None, None]
+    scored = contest(tmp_path, Server([answer]), ["3", "1"], set={**panel, "rewards.best.quorum": 1})
+    assert values(scored) == [1.0, 0.0]
+    (compared,) = best(scored)[0].details["comparisons"]
+    assert [judge["score"] for judge in compared["judges"]] == [1.0, None]
+
+
+def test_an_answer_without_another_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    server = Server([higher])
+    (alone,) = contest(tmp_path, server, ["3"])
+    assert (alone.reward.terms["best"].status, alone.reward.total, server.asked) == ("skipped", 0.0, [])
+
+
+def test_what_has_been_compared_is_not_asked_about_again(tmp_path: Path) -> None:
+    server = Server([higher])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked = len(server.asked)
+        assert await environment.score_groups(scored) == scored
+        assert len(server.asked) == asked
+
+    contest(tmp_path, server, ["3", "1"], set={"rewards.best.cache": False}, then=again)
+
+
+@pytest.mark.parametrize("set", [{}, {"rewards.best.gate": "low <= 0"}])
+def test_an_answer_without_a_value_does_not_have_the_others_compared_again(tmp_path: Path, set: dict[str, Any]) -> None:
+    server = Server([breaks_on("0")])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked, told = len(server.asked), list[int]()
+        found = await environment.score_groups(scored, on_asked=lambda _, left: told.append(left))
+        assert values(found) == values(scored)
+        assert (len(server.asked), told) == (asked, [])
+
+    contest(tmp_path, server, ["7", "0", "8", "6"], set={"rewards.best.cache": False, **set}, then=again)
+
+
+def test_a_group_that_is_not_asked_about_is_none_of_those_that_are_left(tmp_path: Path) -> None:
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        told = list[int]()
+        async with environment.start(task=0, seed=9) as episode:
+            await episode.step("4")
+            played = [episode.trajectory, *scored]
+        await environment.score_groups(played, on_asked=lambda _, left: told.append(left))
+        assert told == [0]
+
+    contest(tmp_path, Server([higher]), ["3", "1"], ["5", "4"], then=again)
+
+
+def test_rescore_asks_again_and_other_weights_ask_nobody(tmp_path: Path) -> None:
+    server = Server([higher])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked = len(server.asked)
+        other = varied(environment, scored, Weights(weight={"best": 2.0}))
+        assert [one.reward.total for one in other] == [2.0, 0.0]
+        assert len(server.asked) == asked
+        assert values(await rescore(environment, scored)) == [1.0, 0.0]
+        assert len(server.asked) == 2 * asked
+
+    contest(tmp_path, server, ["3", "1"], set={"rewards.best.cache": False}, then=again)
+
+
+def test_the_quick_way_does_not_leave_out_what_asks_models(tmp_path: Path) -> None:
+    async def quick(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        with pytest.raises(UsageError, match="'best' asks models"):
+            score_groups(environment.parts.scorer, scored)
+
+    contest(tmp_path, Server([higher]), ["3", "1"], then=quick)
+
+
+@pytest.mark.parametrize(
+    ("pairwise", "said"),
+    [
+        ({}, "give either with or among"),
+        ({"among": "group", "with": "a"}, "give either with or among"),
+        ({"with": "a", "opponents": 2}, "of a comparison among a group"),
+        ({"with": "a", "least": 0.5}, "of a comparison among a group"),
+    ],
+)
+def test_a_comparison_is_with_one_answer_or_among_a_group(tmp_path: Path, pairwise: Any, said: str) -> None:
+    (tmp_path / "env.yaml").write_text(SPEC.replace("${env:JUDGE}", "http://127.0.0.1:9/v1"))
+    with pytest.raises(SpecError, match=said):
+        rlenv.load(tmp_path / "env.yaml", set={"rewards.best.pairwise": pairwise})
+
+
+def test_a_comparison_among_a_group_has_no_single_turn(tmp_path: Path) -> None:
+    (tmp_path / "env.yaml").write_text(SPEC.replace("${env:JUDGE}", "http://127.0.0.1:9/v1"))
+    with pytest.raises(SpecError, match="measured once"):
+        rlenv.load(tmp_path / "env.yaml", set={"rewards.best.when": "turn"})
+
+
+def test_an_audit_names_a_judge_of_groups_and_does_not_attack_it(tmp_path: Path) -> None:
+    async def audited(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        found = await attack_judges(environment, scored)
+        assert found.notes == ["judge 'best' was not attacked by itself: it is asked about whole groups"]
+        with pytest.raises(UsageError, match="there are: none"):
+            judge_of(environment, None)
+
+    contest(tmp_path, Server([higher]), ["3", "1"], then=audited)
+
+
+def test_a_replay_compares_the_played_answers_and_one_from_a_tape_leaves_that_out(tmp_path: Path) -> None:
+    server = Server([higher])
+
+    async def again(environment: rlenv.Environment, scored: list[Trajectory]) -> None:
+        asked = len(server.asked)
+        found = await replay(environment, scored)
+        assert [(one.differences, one.left_out) for one in found] == [((), ())] * 2
+        assert len(server.asked) == 2 * asked
+        taped = await replay(environment, scored, lane=lambda index: None)  # type: ignore[arg-type, return-value]
+        assert [(one.differences, one.left_out) for one in taped] == [((), ("best",))] * 2
+        assert len(server.asked) == 2 * asked
+
+    contest(tmp_path, server, ["3", "1"], set={"rewards.best.cache": False}, then=again)

@@ -16,7 +16,7 @@ from typing import Any
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import UsageError
-from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.group import score_groups
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Groups", "Sibling", "Stragglers", "stragglers"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlenv
-from rlenv.rewards.places import of_quotes
+from rlenv.rewards.base import where_of_quotes
 from rlenv.runs import files
 from rlenv.runs.recorded import recorded
 from rlenv.runs.replay import replay
@@ -162,7 +162,7 @@ def test_a_quote_is_placed_where_it_stands_once_and_nowhere_else(tmp_path: Path)
     found = played(spec(tmp_path), CALL, LAST)
 
     def quoted(said: str, *, all_turns: bool = True) -> list[str]:
-        where = of_quotes(said, found.messages, found.turns, all_turns=all_turns)
+        where = where_of_quotes(said, found.messages, found.turns, all_turns=all_turns)
         return [texts(found)[message][start:end] for message, start, end in where]
 
     assert quoted('It says "So 42:" and `Be 42.` and “is it”, "so 42:".') == ["So 42:"]
