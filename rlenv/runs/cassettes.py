@@ -54,10 +54,10 @@ class Recorder:
         self._counts.pop(lane.episode, None)
         return dumped(self._events.pop(lane.episode, ()))
 
-    def rest(self) -> str:
-        """The events that no episode has taken, and from now on has none to take; "" where there are none."""
-        events = [replace(one, lock=self.lock) for held in self._events.values() for one in held]
-        self._events.clear()
+    def rest(self, *episodes: str) -> str:
+        """The events that nobody has taken yet, of all episodes or of some; "" where there are none."""
+        held = [self._events.pop(one, ()) for one in episodes or tuple(self._events)]
+        events = [replace(one, lock=self.lock) for some in held for one in some]
         return dumped(events).decode() if events else ""
 
     def look(self, lane: Lane, asked: Asked) -> Slot:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import transformers
 
+from rlenv.cli.main import main
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.loops import build, configuration, sample
@@ -49,14 +51,16 @@ class Server:
         return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields=extra)
 
 
-async def play(folder: Path, tiny_folder: Path, endpoint: FakeEndpoint, server: Server, *, at_once: int) -> Any:
+async def play(
+    folder: Path, tiny_folder: Path, endpoint: FakeEndpoint, server: Server, *, at_once: int, **options: Any
+) -> Any:
     """A function that plays one sample, as veRL does: with a loop of its own."""
     path = folder / "spec.yaml"
     path.write_text(SPEC.format(base_url=endpoint.base_url, at_once=at_once))
     config, process = configuration(response=64, prompt=256), ProcessState()
 
     async def played() -> Any:
-        return await sample(build(config, server, server.tokenizer, spec=str(path), process=process), step=1)
+        return await sample(build(config, server, server.tokenizer, spec=str(path), process=process, **options), step=1)
 
     return played
 
@@ -105,12 +109,15 @@ def test_the_limit_of_an_endpoint_holds_over_all_episodes_of_a_process(
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_a_judge_that_fails_masks_its_samples_and_no_others(verl: Any, tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_judge_that_fails_masks_its_samples_and_no_others(
+    verl: Any, tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def scenario() -> None:
         server = Server(transformers.AutoTokenizer.from_pretrained(tiny_folder))
         verdicts: list[Any] = [GOOD, Reply(500, "down")]
         async with FakeEndpoint(lambda body: verdicts[len(endpoint.requests) - 1]) as endpoint:
-            sample = await play(tmp_path, tiny_folder, endpoint, server, at_once=1)
+            kept = str(tmp_path / "run")
+            sample = await play(tmp_path, tiny_folder, endpoint, server, at_once=1, record_dir=kept)
             good, failed = await sample(), await sample()
         assert good.reward_score == 1.5
         assert sum(good.response_mask) > 0
@@ -119,6 +126,11 @@ def test_a_judge_that_fails_masks_its_samples_and_no_others(verl: Any, tmp_path:
         assert failed.extra_fields["reward_extra_info"]["term_clarity"] is None
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+    # What was kept holds what the judge said: nobody has to be asked again.
+    argv = ["replay", str(tmp_path / "run"), "--spec", str(tmp_path / "spec.yaml"), "--json"]
+    assert main(argv) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["same"], said["different"]) == (2, [])
 
 
 def test_a_panel_in_training_goes_on_without_a_judge_that_is_down(verl: Any, tmp_path: Path, tiny_folder: Path) -> None:

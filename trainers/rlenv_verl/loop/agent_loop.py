@@ -20,6 +20,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from rlenv._base.bounded import cut_middle, encodable
+from rlenv.concurrency.lanes import entered
 from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.runs.schema import ending_of
@@ -249,12 +250,14 @@ class RlenvAgentLoop(AgentLoopBase):
             max_total_tokens=settings.context_length,
         )
         sibling.episode = episode = played.episode
+        play.lane = None if self.keeper is None else self.keeper.recorder.lane()
         try:
-            async with sibling.timeout():
-                play.activity.waits_for("resources")
-                await played.open()
-                play.tokens = played.tokens
-                await self._play(played, sampling, play)
+            with entered(play.lane):
+                async with sibling.timeout():
+                    play.activity.waits_for("resources")
+                    await played.open()
+                    play.tokens = played.tokens
+                    await self._play(played, sampling, play)
         except TimeoutError as error:
             if sibling.is_cut:
                 await _cut_short(played)
@@ -272,7 +275,7 @@ class RlenvAgentLoop(AgentLoopBase):
             play.rows = self._rows(play.tokens)
             play.respelled = await asyncio.to_thread(play.tokens.respelled)
         if self.keeper is not None:  # before its siblings have ended: a run that is killed until then keeps it
-            play.id = self.keeper.keep(episode.trajectory, play.facts(task))
+            play.id = self.keeper.keep(episode.trajectory, play.facts(task), play.lane)
         play.activity.waits_for("siblings")
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
         scored = await sibling.scored(episode.trajectory, self.environment, counts=counts)
@@ -348,7 +351,7 @@ class RlenvAgentLoop(AgentLoopBase):
         if play.id:
             self.keeper.late(play.id, **ending_of(failed))
         else:
-            play.id = self.keeper.keep(failed, play.facts(task))
+            play.id = self.keeper.keep(failed, play.facts(task), play.lane)
 
     def _seed_of(self, task: SampleTask) -> int:
         # A validation task gets the same episode at every step; a training task a new one each time it is drawn.

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import orjson
 
+from rlenv.concurrency.lanes import Lane, entered
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
+from rlenv.runs.cassettes import Recorder
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, thinking_of
 from rlenv.tokens.played import verdict_of
@@ -56,6 +58,7 @@ class ProcessState:
     _will_run: set[tuple[int, int, Any]] = field(default_factory=set)
     _watches: dict[tuple[int, str], Watch] = field(default_factory=dict)
     _keepers: dict[tuple[int, str], Keeper] = field(default_factory=dict)
+    _recorder: Recorder = field(default_factory=Recorder)
     _router: str = ""
     _parts: _Parts | None = None
 
@@ -63,7 +66,8 @@ class ProcessState:
         """The compiled environment of a spec with some keys replaced; the same object for equal arguments."""
         key = orjson.dumps([spec, spec_set])
         if key not in self._environments:
-            self._environments[key] = load(spec, set=spec_set or None)
+            with entered(Lane(self._recorder, "")):
+                self._environments[key] = load(spec, set=spec_set or None)
         return self._environments[key]
 
     def encoder(
@@ -137,7 +141,7 @@ class ProcessState:
         """
         key = (os.getpid(), folder)
         if key not in self._keepers:
-            self._keepers[key] = Keeper(Path(folder), keep_gb=keep_gb, writers=writers)
+            self._keepers[key] = Keeper(Path(folder), keep_gb=keep_gb, writers=writers, recorder=self._recorder)
         return self._keepers[key]
 
     def router(self) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlenv.concurrency.lanes import Lane
+from rlenv.runs.cassettes import Recorder
 from rlenv.runs.folder import read_info
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -39,10 +42,14 @@ class Keeper:
             without one it is attempt 0.
         keep_gb: of the whole run, in 10⁹ bytes; bodies that lie in its folder already count.
         writers: how many processes share that.
+        recorder: has what is asked in this process until it is kept.
     """
 
-    def __init__(self, run: Path, *, keep_gb: float = KEEP_GB, writers: int = 1) -> None:
+    def __init__(
+        self, run: Path, *, keep_gb: float = KEEP_GB, writers: int = 1, recorder: Recorder | None = None
+    ) -> None:
         self.run = run
+        self.recorder = recorder or Recorder()
         self.lost = 0
         self._keep_gb, self._writers = keep_gb, max(1, writers)
         self._writer: RunWriter | None = None
@@ -61,12 +68,17 @@ class Keeper:
                 keep=KeepPolicy(keep_gb=left),
                 seal_s=_SEAL_S,
             )
+            self.recorder.lock = self._writer.lock
         return self._writer
 
-    def keep(self, trajectory: Trajectory, facts: Facts) -> str:
-        """Keeps an episode and returns its id, "" where it cannot be written."""
+    def keep(self, trajectory: Trajectory, facts: Facts, lane: Lane | None = None) -> str:
+        """Keeps an episode, which was played in a lane of the recorder; returns its id, "" if it cannot be written."""
+        if lane is not None:
+            facts = replace(facts, events=self.recorder.taken(lane))
         try:
             writer = self._opened()
+            if events := self.recorder.rest(""):  # such as the tools of a server, from compiling
+                writer.late("", {"events": events})
             return writer.append(trajectory, facts, lock=self._locks.get(trajectory.environment))
         except OSError as error:
             self._failed(error)

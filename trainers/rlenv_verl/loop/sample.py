@@ -11,6 +11,7 @@ import torch
 from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from rlenv.concurrency.lanes import Lane
 from rlenv.runs.schema import Facts, Mode, Tokens
 from rlenv.tokens import TokenRows
 from rlenv_verl.loop.fate import FailurePolicy
@@ -47,7 +48,7 @@ class Play:
 
     `began` is its start in seconds since the epoch; `rows` are what veRL can take of it; `respelled` is how many turns
     the chat template spells otherwise, None as long as that was not counted; `id` is the episode's in the
-    run's folder, "" as long as it is not kept.
+    run's folder, "" as long as it is not kept, and `lane` is where its requests are recorded, None where none is.
     """
 
     activity: Activity
@@ -59,6 +60,7 @@ class Play:
     rows: list[Row] = field(default_factory=list)
     respelled: int | None = None
     id: str = ""
+    lane: Lane | None = None
 
     def facts(self, task: SampleTask) -> Facts:
         """What the run's folder keeps of the episode beside its record."""
