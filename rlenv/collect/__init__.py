@@ -9,9 +9,8 @@
 
 from __future__ import annotations
 
-from rlenv.collect.data import Data, Keep, read_data
+from rlenv.collect.data import Data, Identity, Keep, Manifest, identity_of, read_data
 from rlenv.collect.encode import EncodedRow, Unencodable, encode_episode
-from rlenv.collect.manifest import Identity, Manifest, identity_of
 from rlenv.collect.run import Report, Settings, collect
 
 __all__ = [

@@ -17,9 +17,8 @@ from typing import IO, Any
 import rlenv
 from rlenv._base.nearest import did_you_mean
 from rlenv.checks.tokens import judge_environment
-from rlenv.collect.data import Candidate, Chosen, Keep, choose
+from rlenv.collect.data import MANIFEST, ROWS, TRAJECTORIES, Candidate, Chosen, Identity, Keep, Manifest, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
-from rlenv.collect.manifest import MANIFEST, ROWS, TRAJECTORIES, Identity, Manifest
 from rlenv.collect.play import Recorder, Source, files_of, play_jobs, recorded
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job

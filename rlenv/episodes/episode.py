@@ -7,7 +7,7 @@
               -> _finish     ends the episode
     every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
 
-What calls run on is in `episodes.tools`, what is earned in `episodes.reward`, what the user hears in `users.base`.
+What calls run on and what is earned is in `episodes.tools`, what the user hears in `users.base`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.endpoints.account import counted
-from rlenv.episodes.reward import EpisodeReward
-from rlenv.episodes.tools import EpisodeTools
+from rlenv.episodes.tools import EpisodeReward, EpisodeTools
 from rlenv.errors import CassetteError, EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers

@@ -13,8 +13,8 @@ from rlenv.endpoints.account import as_recorded, merged
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
-from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
+from rlenv.episodes.tools import EpisodeReward
 from rlenv.errors import RewardError
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.scorer import Scorer
