@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         EndpointError,
         EpisodeError,
         Fault,
+        Finding,
         InvalidReward,
         MissingExtra,
         MissingVariable,
@@ -65,8 +66,8 @@ _WHERE = {
     "episodes.rollout": "Job play rollout",
     "episodes.token_episode": "TokenEpisode",
     "episodes.tool_session": "ToolSession",
-    "errors": "EndpointError EpisodeError Fault InvalidReward MissingExtra MissingVariable PolicyError ResourceError"
-    " RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
+    "errors": "EndpointError EpisodeError Fault Finding InvalidReward MissingExtra MissingVariable PolicyError"
+    " ResourceError RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Observation Sampled ToolCall ToolResult",
@@ -85,7 +86,8 @@ _WHERE = {
 }
 _LAZY = {name: f"rlenv.{module}" for module, names in _WHERE.items() for name in names.split()}
 
-__all__ = ["CompileContext", "EndpointError", "Environment", "Episode", "EpisodeError", "Evaluation", "Fault", "Image"]
+__all__ = ["CompileContext", "EndpointError", "Environment", "Episode", "EpisodeError", "Evaluation", "Fault"]
+__all__ += ["Finding", "Image"]
 __all__ += ["InvalidReward", "Job", "Kind", "Measured", "Message", "MissingExtra", "MissingVariable", "Observation"]
 __all__ += ["OpenAIPolicy", "OraclePolicy", "Policy", "PolicyChoice", "PolicyContext", "PolicyError", "PolicySession"]
 __all__ += ["RandomPolicy", "ResourceError", "RewardContext", "RewardError", "RlenvError", "RunStopped", "Sampled"]

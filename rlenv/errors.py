@@ -51,6 +51,7 @@ __all__ = [
     "EndpointError",
     "EpisodeError",
     "Fault",
+    "Finding",
     "InvalidReward",
     "MissingExtra",
     "MissingVariable",
@@ -69,30 +70,38 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One mistake in a spec, or what is surely odd in it though it is legal (`level`), at the place where it stands.
+class Finding:
+    """Something wrong, odd or not known, as every command prints it.
 
-    `line` and `column` are 1-based and refer to `file`; `column` counts characters, not bytes. `path` is the
-    dotted place in the document (`tools.add.timeout`). `message` says what was found and what was expected, `hint`
-    the nearest fix ("" where there is none). `quote` is the source line without its newline ("" where the file
-    has none, such as an override). Where `line` is 0, `file` names a place that has no lines (`--set limits.turns`).
-    `code` is a stable word for the kind of a warning, "" for a fault.
+    `level` is "fault" (a mistake in a spec), "error" (a run would fail, or learn nothing), "warning" (legal and surely
+    odd, or a part of a run would fail) or "unknown" (it could not be measured). `message` says what was found and what
+    was expected, `hint` the nearest fix ("" where there is none), `code` is a stable word for its kind ("" where the
+    message is all), and `where` what it is about: a dotted place in a document (`tools.add.timeout`), a term, a split.
+
+    `line` and `column` are 1-based and refer to `file`; `column` counts characters, not bytes. `quote` is the source
+    line without its newline ("" where the file has none, such as an override). Where `line` is 0, `file` names a place
+    that has no lines (`--set limits.turns`), or is "".
     """
 
-    file: str
-    line: int
-    column: int
-    path: str
+    level: Literal["fault", "error", "warning", "unknown"]
     message: str
     hint: str = ""
-    quote: str = ""
-    level: Literal["fault", "warning"] = "fault"
     code: str = ""
+    where: str = ""
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    quote: str = ""
+
+    @property
+    def path(self) -> str:
+        """The dotted place in the document: `where`."""
+        return self.where
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        place += ": warning" if self.level == "warning" else ""
-        text = f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+        level = {"fault": "", "unknown": "not measured"}.get(self.level, self.level)
+        text = ": ".join(part for part in (place, level, self.where, self.message) if part)
         if self.hint:
             text += f"; {self.hint}"
         if self.code:
@@ -105,6 +114,16 @@ class Fault:
             padding = "".join("\t" if character == "\t" else " " for character in quote[: column - 1])
             text += f"\n    {quote}\n    {padding.ljust(column - 1)}^"
         return visible(text)  # a spec's text is not always the reader's own
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as commands write it with `--json`."""
+        place = {"file": self.file, "line": self.line, "column": self.column} if self.file else {}
+        told = {"message": self.message, "hint": self.hint, "level": self.level, "code": self.code}
+        return {**place, "path": self.where, **told}
+
+
+Fault = Finding
+"""The name that findings of specs had."""
 
 
 class RlenvError(Exception):

@@ -96,7 +96,12 @@ def test_every_exception_stands_in_the_drawing_under_its_base() -> None:
 
 
 def test_every_exception_is_copied_and_pickled_with_what_it_carries() -> None:
-    of_its_kind = {"faults": [Fault("a.yaml", 1, 1, "", "it is wrong")], "known": ["a"], "line": 2, "position": 3}
+    of_its_kind = {
+        "faults": [Fault("fault", "it is wrong", file="a.yaml", line=1, column=1)],
+        "known": ["a"],
+        "line": 2,
+        "position": 3,
+    }
     for kind in classes():
         takes = inspect.signature(kind.__init__).parameters.keys() - {"self", "args", "kwargs"}
         error = kind(**{name: of_its_kind.get(name, name) for name in takes}) if takes else kind("said")

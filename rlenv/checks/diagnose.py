@@ -18,13 +18,13 @@ from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.requirements import Requirement, address, variable
 from rlenv.secrets import leave_open, names_in, redact, resolve
 
-__all__ = ["Finding", "diagnose"]
+__all__ = ["Need", "diagnose"]
 
 _ADDRESS = re.compile(r"https?://[^{}\s/]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Need:
     """One requirement, as it was found. `lacks` says what is wrong, "" where all is well."""
 
     what: str
@@ -37,7 +37,7 @@ class Finding:
         return not self.lacks
 
 
-async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> tuple[Need, ...]:
     """What a spec needs of this machine, each once, in the order of the spec.
 
     Variables, what kinds say that they need, and servers are probed, at once; then all entries are compiled, which
@@ -52,7 +52,7 @@ async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | Non
         needed.setdefault(requirement.what, (requirement, []))[1].append(place)
     lacks = await asyncio.gather(*(requirement.probe() for requirement, _ in needed.values()))
     found = [
-        Finding(what, ", ".join(dict.fromkeys(places)), redact(wrong))
+        Need(what, ", ".join(dict.fromkeys(places)), redact(wrong))
         for (what, (_, places)), wrong in zip(needed.items(), lacks, strict=True)
     ]
     found += _compiled(loaded)
@@ -110,13 +110,13 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from _texts(item, f"{place}.{index}")
 
 
-def _compiled(loaded: LoadedSpec) -> list[Finding]:
+def _compiled(loaded: LoadedSpec) -> list[Need]:
     try:
         with leave_open():  # variables have been looked at
             compile_parts(loaded, Environment)
     except SpecError as error:
         return [
-            Finding(
+            Need(
                 fault.path or Path(fault.file).name,
                 f"{Path(fault.file).name}:{fault.line}",
                 redact(f"{fault.message}{'; ' + fault.hint if fault.hint else ''}"),
@@ -124,5 +124,5 @@ def _compiled(loaded: LoadedSpec) -> list[Finding]:
             for fault in error.faults
         ]
     except RlenvError as error:
-        return [Finding("the spec", loaded.path.name, redact(str(error)))]
+        return [Need("the spec", loaded.path.name, redact(str(error)))]
     return []

@@ -12,7 +12,7 @@ from rlenv._base.nearest import nearest
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv.checks.subject import Subject
 from rlenv.episodes.compile import bases_of, entry_fault
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
 from rlenv.language.kinds import CompileContext
 from rlenv.language.templates import Template, TemplateError, compile_template
@@ -26,7 +26,7 @@ _ROOTS = "take such rows out, or name the folder under the spec's key 'roots'"
 _SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.html, section 1.2.1
 
 
-def check_files(subject: Subject) -> Iterator[Fault]:
+def check_files(subject: Subject) -> Iterator[Finding]:
     """Faults of the files under `resources` and `prompt.images`: the first that is missing for each key."""
     for index, root in enumerate(subject.loaded.roots):
         if not is_folder(root):
@@ -43,7 +43,7 @@ def check_files(subject: Subject) -> Iterator[Fault]:
                 yield from _file(subject, f"resources.{name}.{key}", value, is_database=spec.kind == "sqlite")
 
 
-def _image(subject: Subject, path: str, source: str) -> Iterator[Fault]:
+def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
     """The first image of some row that is no file, no data URL and no image of a resource."""
     try:
         template = compile_template(source)
@@ -86,7 +86,7 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Fault]:
                 return
 
 
-def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iterator[Fault]:
+def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iterator[Finding]:
     try:
         template = compile_template(value)
     except TemplateError:
@@ -143,7 +143,7 @@ def _near(file: Path, written: str) -> str:
     return "paths are relative to the file that names them"
 
 
-def check_servers(subject: Subject) -> Iterator[Fault]:
+def check_servers(subject: Subject) -> Iterator[Finding]:
     """Faults of `pin`: a tool that is gone, new or different, or a server that does not start.
 
     Every server with a pin is started once for it.

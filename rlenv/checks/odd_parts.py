@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlenv._base.nearest import did_you_mean
 from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.spec import ToolSpec
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.tools.arguments import ArgumentCheck
@@ -40,7 +40,7 @@ _CHANGES: Final = re.compile(
 )
 
 
-def check_parts(subject: Subject) -> Iterator[Fault]:
+def check_parts(subject: Subject) -> Iterator[Finding]:
     """Warnings of everything but rows, prompts, rewards and the oracle."""
     yield from _unused(subject)
     for name, spec in subject.loaded.spec.tools.items():
@@ -63,7 +63,7 @@ def check_parts(subject: Subject) -> Iterator[Fault]:
         yield subject.document.warning("observation.template", message, "add {{ result }}", "no-result")
 
 
-def _unused(subject: Subject) -> Iterator[Fault]:
+def _unused(subject: Subject) -> Iterator[Finding]:
     """Constants, resources and endpoints that nothing names."""
     spec, document = subject.loaded.spec, subject.document
     texts = list(strings_in(document.data, ()))
@@ -87,7 +87,7 @@ def _unused(subject: Subject) -> Iterator[Fault]:
             yield document.warning((group, name), message, "use it, or take it out", f"unused-{word}", at="key")
 
 
-def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Fault]:
+def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     document, path = subject.document, f"tools.{name}"
     made = [tool for tool in subject.tools.values() if tool.entry == name or tool.name == name]
     for tool in made:
@@ -122,7 +122,7 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Fault]:
         yield document.warning(path, "the model is told nothing of the tool", "add 'description:'", "no-description")
 
 
-def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Fault]:
+def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
     document = subject.document
     entry = document.get(path)
     texts = [
@@ -183,7 +183,7 @@ def never_fits(schema: Any, depth: int = 0) -> str:
     return ""
 
 
-def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
+def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     """Keys that another one makes idle, in an entry and in its `cache` and `breaker`, and times inside of others."""
     document, calls = subject.document, subject.loaded.spec.calls
     kind = getattr(spec, "kind", "")
@@ -212,7 +212,7 @@ def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
         yield document.warning(f"{path}.{key}", message, f"make {outer} the longer one", "limits")
 
 
-def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]:
+def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """What counts as a good answer, what a search finds, and whether a call may be repeated."""
     document = subject.document
     status, ends = getattr(spec, "expect_status", None), getattr(spec, "expect_exit", None)
@@ -233,7 +233,7 @@ def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]
         yield from _corpus(subject, path, spec)
 
 
-def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]:
+def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """A search that always finds everything, or that reads columns which no document has."""
     top_k, document = getattr(spec, "top_k", 3), subject.document
     try:
@@ -260,7 +260,7 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Fault]:
             yield document.warning(place, f"no document has the column '{column}'", near or "name one", "odd-column")
 
 
-def _lost(subject: Subject, path: str, file: Path) -> Iterator[Fault]:
+def _lost(subject: Subject, path: str, file: Path) -> Iterator[Finding]:
     """Golds that stand in no document, where those of most rows do."""
     term = next(
         (one for one in subject.terms if getattr(one.spec, "rule", "") in ("exact_match", "f1", "contains")), None
@@ -279,7 +279,7 @@ def _lost(subject: Subject, path: str, file: Path) -> Iterator[Fault]:
             return
 
 
-def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
+def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     """Policies that no call gets through."""
     document, calls = subject.document, subject.loaded.spec.calls
     timeout_s = getattr(spec, "timeout_s", None) or calls.timeout_s
@@ -303,7 +303,7 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Fault]:
         yield document.warning(f"{path}.faults.delay_s", message, "shorten it", "never-runs")
 
 
-def _descriptions(subject: Subject) -> Iterator[Fault]:
+def _descriptions(subject: Subject) -> Iterator[Finding]:
     seen: dict[str, str] = {}
     for tool in subject.tools.values():
         text = " ".join(tool.description.split())
@@ -314,7 +314,7 @@ def _descriptions(subject: Subject) -> Iterator[Fault]:
         seen.setdefault(text, tool.name)
 
 
-def _limits(subject: Subject) -> Iterator[Fault]:
+def _limits(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
     limits = spec.limits
     ends = spec.answer.tool if spec.answer.from_ == "tool" else None
@@ -338,7 +338,7 @@ def _limits(subject: Subject) -> Iterator[Fault]:
         yield document.warning("observation.max_tokens", message, "raise max_chars, or take one out", "idle-limit")
 
 
-def _times(subject: Subject) -> Iterator[Fault]:
+def _times(subject: Subject) -> Iterator[Finding]:
     """Time limits that a shorter one cuts."""
     spec, document = subject.loaded.spec, subject.document
     limits = spec.limits
@@ -371,7 +371,7 @@ def _times(subject: Subject) -> Iterator[Fault]:
             yield document.warning(f"rewards.{name}.limit_s", message, "raise limits.reward_s", "limits")
 
 
-def _answer(subject: Subject) -> Iterator[Fault]:
+def _answer(subject: Subject) -> Iterator[Finding]:
     answer, document = subject.loaded.spec.answer, subject.document
     if answer.from_ == "regex" and answer.pattern is not None:
         pattern = compile_pattern(answer.pattern)
@@ -387,7 +387,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
         yield document.warning("answer.tool", message, "name a tool that only takes the answer", "not-run")
 
 
-def _state(subject: Subject) -> Iterator[Fault]:
+def _state(subject: Subject) -> Iterator[Finding]:
     """Resources that all episodes share, and that a tool changes."""
     for name, spec in subject.loaded.spec.resources.items():
         if spec.scope != "process":

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rlenv.checks.subject import Subject
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
-from rlenv.errors import EpisodeError, Fault, RlenvError
+from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
 from rlenv.language.spec import RewardSpec
@@ -59,7 +59,7 @@ class _Played:
     """What tools raised that they do not declare, by name."""
 
 
-def check_played(subject: Subject) -> Iterator[Fault]:
+def check_played(subject: Subject) -> Iterator[Finding]:
     """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
     if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
         return
@@ -239,7 +239,7 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     return ("oracle", len(steps) - 1, "say" if hasattr(steps[-1], "say") else "call")
 
 
-def _oracles(subject: Subject, played: _Played) -> Iterator[Fault]:
+def _oracles(subject: Subject, played: _Played) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     warn, seen = subject.document.warning, set[str]()
     for (split, index), got in played.oracle.items():
@@ -320,7 +320,7 @@ def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str,
         yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
 
 
-def _unlike(subject: Subject, played: _Played) -> Iterator[Fault]:
+def _unlike(subject: Subject, played: _Played) -> Iterator[Finding]:
     """Rows whose answer is not what the oracle's last call gave, where that of most rows is."""
     pairs = [(key, got.answer or "", got.turns[-2].results[-1].text.strip()) for key, got in played.oracle.items()
              if len(got.turns) > 1 and got.turns[-2].results and not got.turns[-2].results[-1].is_error]  # fmt: skip
@@ -359,7 +359,7 @@ def _nothing(
             yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
 
 
-def _again(subject: Subject, played: _Played) -> Iterator[Fault]:
+def _again(subject: Subject, played: _Played) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     first = next(iter(played.oracle.values()), None)
     if first is None or played.again is None:
@@ -384,7 +384,7 @@ def _said(value: float | None) -> str:
     return "nothing" if value is None else f"{value:g}"
 
 
-def _worth(subject: Subject, played: _Played) -> Iterator[Fault]:
+def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
     """What no work earns beside the oracle, and terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].weight > 0 for name in played.unknown)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv.checks.odd_rows import COUNTS, Asked, asked_of, fixed_text, gold_of
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.templates import Template, compile_template
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
@@ -45,7 +45,7 @@ _ACTS: Final = re.compile(r"\b(?:call|search|look|quer|tool|code|run|use)", re.I
 _MOST_SHOWN: Final = 1_000
 
 
-def check_prompts(subject: Subject) -> Iterator[Fault]:
+def check_prompts(subject: Subject) -> Iterator[Finding]:
     """Warnings of `tasks`, `prompt`, `user` and of texts with the wrong kind of braces."""
     columns = {column for split in subject.splits.values() for column in split.columns}
     yield from _braces(subject, columns)
@@ -71,7 +71,7 @@ def check_prompts(subject: Subject) -> Iterator[Fault]:
             )
 
 
-def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
+def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:
     """`{task.question}`, `$question` and `task.answer` are texts; a template has two braces on each side."""
     for path, text in strings_in(subject.document.data, ()):
         if path[0] in ("tasks", "dialect", "name") or path[-1] in _EXPRESSIONS or "parameters" in path:
@@ -93,7 +93,7 @@ def _braces(subject: Subject, columns: set[str]) -> Iterator[Fault]:
                 break
 
 
-def _written_out(subject: Subject) -> Iterator[Fault]:
+def _written_out(subject: Subject) -> Iterator[Finding]:
     """Values of a single row that a user's script or an oracle says to every task."""
     for split in subject.splits.values():
         cells: dict[str, set[int]] = {}
@@ -114,7 +114,7 @@ def _written_out(subject: Subject) -> Iterator[Fault]:
                     return
 
 
-def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Asked) -> Iterator[Fault]:
+def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Asked) -> Iterator[Finding]:
     """Columns that the prompt shows as nothing, or as Python writes a list."""
     spec = subject.loaded.spec.prompt
     keys = [key for key in ("system", "user") if getattr(spec, key) is not None]
@@ -164,7 +164,7 @@ def reads_answer(subject: Subject) -> bool:
     return False
 
 
-def _forms(subject: Subject, text: str) -> Iterator[Fault]:
+def _forms(subject: Subject, text: str) -> Iterator[Finding]:
     """How the prompt says to answer, think and call, against what is read."""
     yield from _answer_form(subject, text)
     parts = subject.compiled.parts
@@ -190,7 +190,7 @@ def _forms(subject: Subject, text: str) -> Iterator[Fault]:
             yield subject.document.warning(f"prompt.{key}", message, hint, "control-token", find=found[0])
 
 
-def _answer_form(subject: Subject, text: str) -> Iterator[Fault]:
+def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     answer, document = subject.loaded.spec.answer, subject.document
     place = "answer" if document.has("answer") else "prompt"
     if answer.from_ == "final_message" and f"</{answer.tag}>" in text:
@@ -217,7 +217,7 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Fault]:
     yield document.warning(place, message, fix, "answer-form", at="key")
 
 
-def _limits(subject: Subject, text: str) -> Iterator[Fault]:
+def _limits(subject: Subject, text: str) -> Iterator[Finding]:
     """Numbers of turns and calls that the prompt promises and the limits do not keep."""
     limits = subject.loaded.spec.limits
     at_once = re.search(
@@ -240,7 +240,7 @@ def _limits(subject: Subject, text: str) -> Iterator[Fault]:
                 return
 
 
-def _tools(subject: Subject, text: str) -> Iterator[Fault]:
+def _tools(subject: Subject, text: str) -> Iterator[Finding]:
     """Tools that the prompt names and that are not there."""
     refused = re.search(r"(?i)\b(?:do not|don't|never|without) (?:use|using|call|calling) (?:any |the )?tools?\b", text)
     if subject.tools and refused is not None and "call" in str(subject.document.get("oracle")):
@@ -263,7 +263,7 @@ def _tools(subject: Subject, text: str) -> Iterator[Fault]:
         return
 
 
-def _named(subject: Subject) -> Iterator[Fault]:
+def _named(subject: Subject) -> Iterator[Finding]:
     """Names in the prompt that are nothing in the spec, its code or its rows, and columns that stand there twice."""
     spec, said = subject.loaded.spec, fixed_text(subject)
     rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
@@ -299,7 +299,7 @@ def _named(subject: Subject) -> Iterator[Fault]:
         yield subject.document.warning("prompt.user", message, f"show task.{unread[0]}", "unread-column")
 
 
-def _shots(subject: Subject) -> Iterator[Fault]:
+def _shots(subject: Subject) -> Iterator[Finding]:
     """Examples in the prompt: those that are rows, and answers of another form than the golds."""
     spec, said = subject.loaded.spec, fixed_text(subject)
     if spec.prompt.system is not None and spec.prompt.system.strip() == spec.prompt.user.strip():
@@ -326,7 +326,7 @@ def _shots(subject: Subject) -> Iterator[Fault]:
         yield subject.document.warning("prompt", message, "show one of the golds' form", "gold-form", at="key")
 
 
-def _sizes(subject: Subject, text: str) -> Iterator[Fault]:
+def _sizes(subject: Subject, text: str) -> Iterator[Finding]:
     """A length that the prompt allows and a term does not pay."""
     between = re.search(r"\b(\d+) (?:to|and|-|–) (\d+) (word|char)(?:s|acters)\b", text)
     for name, reward in subject.loaded.spec.rewards.items() if between is not None else ():
@@ -351,7 +351,7 @@ def _sizes(subject: Subject, text: str) -> Iterator[Fault]:
                 return
 
 
-def _marks(subject: Subject) -> Iterator[Fault]:
+def _marks(subject: Subject) -> Iterator[Finding]:
     """Marks that the prompt tells to call with and nobody reads, and tools that the dialect cannot call."""
     parts = subject.compiled.parts
     if parts is None:
@@ -379,7 +379,7 @@ def _marks(subject: Subject) -> Iterator[Fault]:
             return
 
 
-def _user(subject: Subject) -> Iterator[Fault]:
+def _user(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
     user = spec.user
     if user is None:
@@ -405,7 +405,7 @@ def _user(subject: Subject) -> Iterator[Fault]:
         yield document.warning("user.prompt", message, "tell it what it wants: {{ task.… }}", "same-prompt")
 
 
-def _script(subject: Subject, user: Any) -> Iterator[Fault]:
+def _script(subject: Subject, user: Any) -> Iterator[Finding]:
     """Cues that nothing reaches, or that hide others, and a user who ends the dialogue before it begins."""
     spec, document = subject.loaded.spec, subject.document
     said = [step.say for step in (spec.oracle or ())[:-1] if hasattr(step, "say")]

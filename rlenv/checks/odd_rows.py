@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Split, Subject, strings_in
-from rlenv.errors import Fault, RlenvError
+from rlenv.errors import Finding, RlenvError
 from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
@@ -61,7 +61,7 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
 """What a prompt may ask for, how that is said, and which golds are of that form."""
 
 
-def check_rows(subject: Subject) -> Iterator[Fault]:
+def check_rows(subject: Subject) -> Iterator[Finding]:
     """Warnings of `tasks`, and of golds beside prompts."""
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
@@ -136,7 +136,7 @@ def _rendered(subject: Subject, templates: Sequence[Template], split: Split) -> 
     return Asked(split, texts, users)
 
 
-def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Asked]) -> Iterator[Fault]:
+def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Asked]) -> Iterator[Finding]:
     """All tasks of a split ask the same, though nothing but the prompt could tell them apart."""
     if any("resources" in template.names for template in templates) or _differs_elsewhere(subject):
         return
@@ -150,7 +150,7 @@ def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Asked
             return
 
 
-def _splits(subject: Subject) -> Iterator[Fault]:
+def _splits(subject: Subject) -> Iterator[Finding]:
     """Columns of one split that another has under no name: its rows were made otherwise."""
     splits = list(subject.splits.values())
     for one in splits[1:]:
@@ -208,7 +208,7 @@ def _differs_elsewhere(subject: Subject) -> bool:
     )
 
 
-def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Fault]:
+def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Finding]:
     """Rows that stand in a split twice, or in two splits; rows of numbers alone are drawn, and may well meet."""
     seen: dict[str, str] = {}
     sources = subject.loaded.spec.tasks
@@ -258,7 +258,7 @@ def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
 
 def _twice(
     subject: Subject, asked: Sequence[Asked], prompts: Sequence[Sequence[str]], golds: Sequence[Sequence[str | None]]
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     """Tasks that ask what another one asks: with another gold, or in another split."""
     seen: dict[str, tuple[str, int, str | None, Any]] = {}
     for one, texts, told in zip(asked, prompts, golds, strict=True):
@@ -281,7 +281,7 @@ def _twice(
             yield subject.document.warning(place, message, "take them out", code, at="key")
 
 
-def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Fault]:
+def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Finding]:
     """Golds that are not of the form that their own prompt asks for."""
     warn, where = subject.document.warning, f"of split '{one.split.name}'"
     rule, name = getattr(term.spec, "rule", ""), one.split.name
@@ -316,7 +316,7 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
             return
 
 
-def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Fault]:
+def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Finding]:
     """Golds that are broken, that are questions, or that their prompt says."""
     name = one.split.name
     for what, odd, least in (
@@ -356,7 +356,7 @@ def _is_told(text: str, gold: str) -> bool:
     )
 
 
-def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Fault]:
+def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Finding]:
     """A gold value that is not among the options of its row, or always the same one of them."""
     read = {part[1] for text in (subject.loaded.spec.prompt.user, subject.loaded.spec.prompt.system or "")
             for part in compile_template(text).paths if part[0] == "task" and len(part) > 1}  # fmt: skip
@@ -386,7 +386,7 @@ def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> I
             yield subject.document.warning(path, message, "shuffle them", "constant-gold")
 
 
-def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Fault]:
+def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Finding]:
     """Labels of which the prompt names some and not others, or all with other capitals than the golds have."""
     told = fixed_text(subject)
     said, labels = told.lower(), sorted({gold.strip() for gold in golds})
@@ -410,7 +410,7 @@ def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> It
         yield subject.document.warning("prompt", message, "name all of them, or mend the rows", "odd-gold", at="key")
 
 
-def _keys(subject: Subject) -> Iterator[Fault]:
+def _keys(subject: Subject) -> Iterator[Finding]:
     """Keys of the JSON that is compared, of which the prompt names some and not others."""
     said = fixed_text(subject)
     row = next((row for split in subject.splits.values() for row in split.rows), {})

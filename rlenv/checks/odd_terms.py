@@ -12,7 +12,7 @@ from rlenv.checks.odd_parts import never_fits
 from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.scores import no_call
 from rlenv.checks.subject import Split, Subject
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import compile_template
@@ -39,7 +39,7 @@ _WORK: Final = r"work|working|solution|formula|expression|rationale|explanation|
 _GOLD_PATH: Final = re.compile(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*")
 
 
-def check_terms(subject: Subject) -> Iterator[Fault]:
+def check_terms(subject: Subject) -> Iterator[Finding]:
     """Warnings of `rewards`, `success` and `oracle`."""
     for term in subject.terms:
         path = f"rewards.{term.name}"
@@ -99,7 +99,7 @@ def _rows(term: Term, split: Split) -> Sequence[Mapping[str, Any]]:
     return split.rows[: _LOOKED_AT if term.measure is not None else _ASKED]
 
 
-def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fault]:
+def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Finding]:
     """Gold values that their own rule does not pay, that are empty or short, and rules that pay for anything."""
     if term.spec.weight < 0 or term.spec.when != "episode":
         return
@@ -132,7 +132,7 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fa
     yield from _values(subject, path, term, split, [gold for gold in values if gold is not None])
 
 
-def _values(subject: Subject, path: str, term: Term, split: Split, told: Sequence[str]) -> Iterator[Fault]:
+def _values(subject: Subject, path: str, term: Term, split: Split, told: Sequence[str]) -> Iterator[Finding]:
     """Golds that are all alike, or of another kind than their rule compares."""
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
     given = [gold.strip() for gold in told]
@@ -191,7 +191,7 @@ def _answered(subject: Subject, gold: str) -> tuple[str, str | None] | None:
 
 def _anything(
     subject: Subject, path: str, term: Term, split: Split, rows: Sequence[Mapping[str, Any]]
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     """A rule that pays for noise, for no words at all, or for any number."""
     some = rows[: _ASKED * 4] if term.measure is not None else rows[:1]
     given = [[_measured(subject, term, row, text, answer=text) for row in some] for text in (_NOISE, *_NUMBERS)]
@@ -217,7 +217,7 @@ def _anything(
         yield subject.document.warning(place, message, "mend the schema", "never-fits", at=at)
 
 
-def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Keys of one entry that are not looked at, or that turn it around."""
     document, rule = subject.document, getattr(spec, "rule", "")
     of = subject.loaded.spec.rewards.get(getattr(spec, "of", "") if spec.kind == "group" else "")
@@ -288,7 +288,7 @@ def _holds_always(source: str) -> bool:
     return found is not None and (float(found[2]) < 0 or (found[1] == ">=" and float(found[2]) == 0))
 
 
-def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Counts that the limits never let be reached, or always."""
     rule, limits, document = getattr(spec, "rule", ""), subject.loaded.spec.limits, subject.document
     most = {"turn_count": limits.turns, "tool_call_count": limits.turns * limits.calls_per_turn,
@@ -312,7 +312,7 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
         )
 
 
-def _together(subject: Subject) -> Iterator[Fault]:
+def _together(subject: Subject) -> Iterator[Finding]:
     """What the terms pay for as a whole."""
     spec, document = subject.loaded.spec, subject.document
     rules = {name: getattr(reward, "rule", reward.kind) for name, reward in spec.rewards.items()}
@@ -375,7 +375,7 @@ def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[st
     return not expression({one: float(one not in gold) for one in expression.names})
 
 
-def _shown_gold(subject: Subject) -> Iterator[Fault]:
+def _shown_gold(subject: Subject) -> Iterator[Finding]:
     """A prompt that shows the very column that is the right answer, or the work behind it."""
     spec = subject.loaded.spec
     templates = [(key, compile_template(getattr(spec.prompt, key) or "")) for key in ("system", "user")]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlenv._base.nearest import nearest
 from rlenv.checks.odd_rows import fixed_text
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Fault, RlenvError
+from rlenv.errors import Finding, RlenvError
 from rlenv.language.loader import load_spec
 from rlenv.language.spec import SamplingSpec
 from rlenv.language.templates import TemplateError, compile_template
@@ -84,7 +84,7 @@ _UNITS: Final = (
 """Units of which a prompt names one, and an entry another."""
 
 
-def check_values(subject: Subject) -> Iterator[Fault]:
+def check_values(subject: Subject) -> Iterator[Finding]:
     """Warnings of values that are odd whatever stands beside them, and of texts that cut what others need."""
     yield from _numbers(subject)
     yield from _texts(subject)
@@ -128,7 +128,7 @@ def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
         yield path, value
 
 
-def _numbers(subject: Subject) -> Iterator[Fault]:
+def _numbers(subject: Subject) -> Iterator[Finding]:
     for path, value in _leaves(subject.document.data):
         dotted = ".".join(map(str, path))
         for pattern, least, most, code in _RANGES:
@@ -144,7 +144,7 @@ def _numbers(subject: Subject) -> Iterator[Fault]:
             break
 
 
-def _texts(subject: Subject) -> Iterator[Fault]:
+def _texts(subject: Subject) -> Iterator[Finding]:
     """Addresses that lead nowhere, places that nobody has filled in, and a shell's signs where there is no shell."""
     warn = subject.document.warning
     for path, text in strings_in(subject.document.data, ()):
@@ -196,7 +196,7 @@ def _samplings(subject: Subject) -> Iterator[tuple[str, SamplingSpec]]:
         yield "user.sampling", given
 
 
-def _sampling(subject: Subject, path: str, sampling: SamplingSpec) -> Iterator[Fault]:
+def _sampling(subject: Subject, path: str, sampling: SamplingSpec) -> Iterator[Finding]:
     document = subject.document
     if not document.has(path):
         return
@@ -209,7 +209,7 @@ def _sampling(subject: Subject, path: str, sampling: SamplingSpec) -> Iterator[F
         yield document.warning(f"{path}.extra.{key}", message, hint, "idle-sampling", at="key")
 
 
-def _stops(subject: Subject) -> Iterator[Fault]:
+def _stops(subject: Subject) -> Iterator[Finding]:
     """Texts at which a model's answer ends before what is read of it."""
     spec = subject.loaded.spec
     judges = {getattr(one, "endpoint", None) for reward in spec.rewards.values() if reward.kind == "judge"
@@ -238,7 +238,7 @@ def _stops(subject: Subject) -> Iterator[Fault]:
         yield subject.document.warning("user.stop", message, "write ###STOP###", "stop-text")
 
 
-def _entries(subject: Subject) -> Iterator[Fault]:
+def _entries(subject: Subject) -> Iterator[Finding]:
     """What a tool's keys say of each other."""
     spec, warn = subject.loaded.spec, subject.document.warning
     for name, entry in spec.tools.items():
@@ -273,7 +273,7 @@ def _entries(subject: Subject) -> Iterator[Fault]:
             yield warn(f"{path}.description", f"it says '{said[0]}', and {shows} are shown", "say how many", "limits")
 
 
-def _panels(subject: Subject) -> Iterator[Fault]:
+def _panels(subject: Subject) -> Iterator[Finding]:
     """Panels of one model under several names, or of too few judges; a time that none answers in."""
     spec, warn = subject.loaded.spec, subject.document.warning
     for name, reward in spec.rewards.items():
@@ -293,7 +293,7 @@ def _panels(subject: Subject) -> Iterator[Fault]:
             yield warn("limits.reward_s", message, "write 30 or more", "limits")
 
 
-def _told_gold(subject: Subject) -> Iterator[Fault]:
+def _told_gold(subject: Subject) -> Iterator[Finding]:
     """The gold column in what the policy reads besides the prompt."""
     golds = {found[1] for reward in subject.loaded.spec.rewards.values() if getattr(reward, "rule", "") in _COMPARED
              if (found := re.search(r"task\.(\w+)", str(getattr(reward, "expect", ""))))}  # fmt: skip
@@ -306,7 +306,7 @@ def _told_gold(subject: Subject) -> Iterator[Fault]:
             yield subject.document.warning(path, message, "take it out", "gold-in-prompt", find=f"task.{column}")
 
 
-def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Fault]:
+def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Finding]:
     """The columns that an agent's spec reads of the row that the call makes."""
     given = subject.document.get(f"{path}.task") or getattr(entry, "parameters", None) or {}
     names = set(given.get("properties", given))
@@ -321,7 +321,7 @@ def _nested(subject: Subject, path: str, entry: Any) -> Iterator[Fault]:
         yield subject.document.warning(path, message, f"call it {lost[0]}, or add 'task:'", "odd-column", at="key")
 
 
-def _told(subject: Subject, entry: str) -> Iterator[Fault]:
+def _told(subject: Subject, entry: str) -> Iterator[Finding]:
     """Parameters whose description shows another form of value than the oracle gives."""
     given: dict[str, list[str]] = {}
     rows = [row for split in subject.splits.values() for row in split.rows[:20]]
@@ -350,7 +350,7 @@ def _told(subject: Subject, entry: str) -> Iterator[Fault]:
             yield subject.document.warning(place, message, "describe what it takes", "odd-example", at="key")
 
 
-def _extends(subject: Subject) -> Iterator[Fault]:
+def _extends(subject: Subject) -> Iterator[Finding]:
     """A spec under the name of the one that it changes."""
     document, spec = subject.document, subject.loaded.spec
     if len(document.files) < 2 or document.value_span("name").file != document.key_span("extends").file:
@@ -364,7 +364,7 @@ def _extends(subject: Subject) -> Iterator[Fault]:
         yield document.warning("name", message, "give it another name", "same-name")
 
 
-def _images(subject: Subject) -> Iterator[Fault]:
+def _images(subject: Subject) -> Iterator[Finding]:
     """A prompt that speaks of an image where nothing shows one, and one image for every task."""
     prompt = subject.loaded.spec.prompt
     if prompt.images and not any("task" in text or "resources" in text for text in prompt.images):
@@ -378,7 +378,7 @@ def _images(subject: Subject) -> Iterator[Fault]:
             yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
 
 
-def _units(subject: Subject) -> Iterator[Fault]:
+def _units(subject: Subject) -> Iterator[Finding]:
     said = fixed_text(subject)
     for name in subject.loaded.spec.tools:
         entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))

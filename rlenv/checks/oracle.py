@@ -9,7 +9,7 @@ from typing import Any
 from rlenv._base.nearest import did_you_mean
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import Split, Subject
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Finding, UsageError
 from rlenv.language.spec import OracleCall, OracleSay
 from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
 from rlenv.messages import ParsedAction
@@ -23,7 +23,7 @@ Path = tuple[str | int, ...]
 Call = tuple[Path, str, Mapping[str, Any]]
 
 
-def check_oracle(subject: Subject) -> Iterator[Fault]:
+def check_oracle(subject: Subject) -> Iterator[Finding]:
     """Faults of `oracle`."""
     steps = subject.loaded.spec.oracle
     if steps is None:
@@ -49,7 +49,7 @@ def _calls(index: int, step: OracleCall) -> Iterator[Call]:
             yield ("oracle", index, "call", tool), tool, arguments
 
 
-def _order(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+def _order(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Finding]:
     answer = subject.loaded.spec.answer
     for index, step in enumerate(steps[:-1]):
         if isinstance(step, OracleSay) and subject.loaded.spec.user is None:
@@ -65,7 +65,7 @@ def _order(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterato
     yield subject.document.fault(("oracle", len(steps) - 1), message, "add {say: …}")
 
 
-def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Finding]:
     for index, step in enumerate(steps):
         if isinstance(step, OracleSay):
             continue
@@ -87,7 +87,7 @@ def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> I
                     yield subject.document.fault(path, message, f"add '{needed}: …'", at="key")
 
 
-def _templates(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+def _templates(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Finding]:
     names = ("task", "vars", "results")
     for index, step in enumerate(steps):
         if isinstance(step, OracleSay):
@@ -124,7 +124,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(item, (*path, index))
 
 
-def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Fault]:
+def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Finding]:
     """Renders the script for each row and checks what does not depend on results; the first fault of a step ends it."""
     document, spec = subject.document, subject.loaded.spec
     checks = {name: ArgumentCheck(tool.parameters, tool=name) for name, tool in subject.tools.items()}
@@ -184,7 +184,7 @@ def _arguments_fault(
     items: list[Any],
     values: Mapping[str, Any],
     where: str,
-) -> Fault | None:
+) -> Finding | None:
     reads = {part for _, text in _texts(arguments, path) for part in compile_template(text).names}
     if "results" in reads or check is None:
         return None
@@ -201,7 +201,9 @@ def _arguments_fault(
     return None
 
 
-def _answer_fault(subject: Subject, step: OracleSay, index: int, values: Mapping[str, Any], where: str) -> Fault | None:
+def _answer_fault(
+    subject: Subject, step: OracleSay, index: int, values: Mapping[str, Any], where: str
+) -> Finding | None:
     spec = subject.loaded.spec.answer
     template = compile_template(step.say)
     path = ("oracle", index, "say")

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.document import SourceDocument
 from rlenv.language.loader import LoadedSpec, type_document
 
@@ -31,7 +31,7 @@ class Salvaged:
     loaded: LoadedSpec
     removed: tuple[str, ...]
 
-    def concerns(self, fault: Fault) -> bool:
+    def concerns(self, fault: Finding) -> bool:
         """True where a fault stands at a place that was taken out, or that means nothing without it.
 
         What names an entry that was taken out gives no fault: whoever compiles and checks the rest is told `removed`.
@@ -47,7 +47,7 @@ class Salvaged:
         return False
 
 
-def salvage(document: SourceDocument, faults: Sequence[Fault]) -> Salvaged | None:
+def salvage(document: SourceDocument, faults: Sequence[Finding]) -> Salvaged | None:
     """The document without the values at fault, or None where too little is left to make sense of.
 
     A faulty value goes first; where its entry cannot do without it, the entry goes too.

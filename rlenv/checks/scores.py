@@ -10,7 +10,7 @@ from typing import Any
 
 from rlenv.checks.files import tables_of
 from rlenv.checks.subject import Split, Subject, strings_in
-from rlenv.errors import Fault, RewardError
+from rlenv.errors import Finding, RewardError
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.functions import failure
 from rlenv.language.spec import RewardSpec
@@ -21,7 +21,7 @@ from rlenv.rewards.base import RewardContext, Term
 __all__ = ["check_gold", "check_measures", "check_rewards", "gold_fault", "no_call"]
 
 
-def check_rewards(subject: Subject) -> Iterator[Fault]:
+def check_rewards(subject: Subject) -> Iterator[Finding]:
     """Faults of `rewards` and `success` that compiling does not meet: nothing is rewarded, or a gate never opens."""
     spec = subject.loaded.spec
     if not any(reward.weight > 0 for reward in spec.rewards.values()):
@@ -59,7 +59,7 @@ def _interval(reward: RewardSpec) -> tuple[float, float]:
     return low, high
 
 
-def _impossible(subject: Subject, path: str, source: str, *, may_fail: bool = False) -> Iterator[Fault]:
+def _impossible(subject: Subject, path: str, source: str, *, may_fail: bool = False) -> Iterator[Finding]:
     """A comparison that holds for no values that its terms can have; with `may_fail`, one that holds for all too."""
     terms = subject.loaded.spec.rewards
     try:
@@ -97,7 +97,7 @@ async def no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     raise RewardError("no tool runs while a spec is validated")
 
 
-def check_gold(subject: Subject) -> Iterator[Fault]:
+def check_gold(subject: Subject) -> Iterator[Finding]:
     """The first row of each split for which a rule with `expect` cannot be measured, whatever the answer."""
     for term in subject.terms:
         path = f"rewards.{term.name}"
@@ -156,7 +156,7 @@ def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constan
 
 def _asked(
     subject: Subject, ask: Callable[[RewardContext], None], path: str, split: Split, most: int
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     for index, row in enumerate(split.rows[:most]):
         if why := _fault(ask, row, subject.loaded.spec.vars):
             at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
@@ -166,7 +166,7 @@ def _asked(
             return
 
 
-def check_measures(subject: Subject) -> Iterator[Fault]:
+def check_measures(subject: Subject) -> Iterator[Finding]:
     """Warnings of the terms that run or ask something: judges, `verify` and `tests`."""
     for name, spec in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
@@ -202,7 +202,7 @@ _REFERENCE = re.compile(
 _WRITTEN = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
 
 
-def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """A judge, a call or hidden tests that are shown nothing of what the policy wrote, whatever that is."""
     key = {"judge": "prompt", "verify": "arguments", "tests": "code"}.get(spec.kind)
     if key is None or (spec.kind == "verify" and not _is_fixed(subject, getattr(spec, "tool", ""))):
@@ -226,7 +226,7 @@ def _filled_in(value: Any) -> Iterator[str]:
         yield from re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
 
 
-def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Numbers of a rubric or a schema that are not those of the scale, and what a server cannot do with a judge."""
     document, (low, high) = subject.document, getattr(spec, "scale", (1.0, 5.0))
     rubric = document.get(f"{path}.rubric")
@@ -281,7 +281,7 @@ def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
                                    "name the column of a good answer", "odd-pair")  # fmt: skip
 
 
-def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Hidden tests that no row has, that are those of another task, or that ask for what the oracle does not write."""
     document = subject.document
     key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
@@ -327,7 +327,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
             yield document.warning(f"{path}.entry", message, "write the name that the task asks for", "wrong-oracle")
 
 
-def _compared(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _compared(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Results of a kind that the comparison never finds equal."""
     tool = subject.tools.get(getattr(spec, "tool", ""))
     if tool is None or tool.kind != "sql":
@@ -350,7 +350,7 @@ def _compared(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
             yield document.warning(f"{path}.expect", message, hint, "never-pays")
 
 
-def _range_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _range_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     prompt, document = str(getattr(spec, "prompt", "")), subject.document
     if spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
         message = f"a judge gives 0 to 1 (the score's place on its scale), and not {list(spec.range)}"
@@ -366,7 +366,7 @@ def _range_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
         yield document.warning(f"{path}.quorum", message, "write 2 at least", "same-judge")
 
 
-def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
+def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Gold queries that cannot be read, or that the database refuses."""
     expect, document = getattr(spec, "expect", None), subject.document
     if spec.kind != "verify":
@@ -413,7 +413,7 @@ def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Fault]:
                 break
 
 
-def _judges(subject: Subject) -> Iterator[Fault]:
+def _judges(subject: Subject) -> Iterator[Finding]:
     document = subject.document
     for name, spec in subject.loaded.spec.rewards.items():
         if spec.kind != "judge":

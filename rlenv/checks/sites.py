@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv.checks.subject import Split, Subject, strings_in
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.secrets import LITERAL, names_in
@@ -77,7 +77,7 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
     return places.get(path[0], ())
 
 
-def check_templates(subject: Subject) -> Iterator[Fault]:
+def check_templates(subject: Subject) -> Iterator[Finding]:
     """Faults of all templates outside the oracle."""
     for site in _sites(subject):
         yield from check_site(subject, site)
@@ -124,7 +124,7 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
             yield at, text
 
 
-def check_site(subject: Subject, site: Site) -> Iterator[Fault]:
+def check_site(subject: Subject, site: Site) -> Iterator[Finding]:
     """Faults of one template; none where it does not compile in its entry, which is reported."""
     document = subject.document
     if subject.does_not_compile(site.path):
@@ -151,7 +151,7 @@ def _is_lost(subject: Subject, path: tuple[str, ...]) -> bool:
     return path[0] in known and len(path) > 1 and path[1] not in known[path[0]] and subject.lacks(path[0], path[1])
 
 
-def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator[Fault]:
+def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator[Finding]:
     if not site.names:
         return
     for name in sorted(template.names - set(site.names)):
@@ -168,7 +168,7 @@ def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator
         yield subject.document.fault(site.path, f"'{name}' is not known here", hint, find=name)
 
 
-def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fault]:
+def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Finding]:
     spec = subject.loaded.spec
     known: dict[str, tuple[Mapping[str, Any], str]] = {
         "vars": (spec.vars, "constant"),
@@ -191,7 +191,7 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fau
             yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
 
 
-def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
     document = subject.document
     is_gold = site.path[0] == "rewards" and "expect" in site.path
     render: Callable[..., Any] = template.value if site.path[0] == "rewards" else template.text
@@ -219,7 +219,7 @@ def _needs_episode(template: Template) -> bool:
     return bool(template.names & {"resources", "answer", "item", "result", "results"})
 
 
-def _columns(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+def _columns(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
     """Columns that the template reads and that some row of the split lacks."""
     total = len(split.rows)
     for path in sorted(template.paths):
@@ -238,7 +238,7 @@ def _columns(subject: Subject, site: Site, template: Template, split: Split) -> 
         yield subject.document.fault(site.path, message, hint, find=f"task.{path[1]}")
 
 
-def _shadowed(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+def _shadowed(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
     """`task.items` is the method of the mapping, not the column of that name."""
     for path in sorted(template.paths):
         if path[0] != "task" or len(path) < 2 or path[1] not in _DICT_METHODS or path[1] not in split.columns:
@@ -259,7 +259,7 @@ _SHELLS: Final = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _NAMES: Final = frozenset((*_PROMPT, *_OBSERVATION, *_REWARD, *_JUDGE, *_USER, *_ORACLE, "args", "env"))
 
 
-def check_filled(subject: Subject) -> Iterator[Fault]:
+def check_filled(subject: Subject) -> Iterator[Finding]:
     """Faults of `${env:NAME}`, `${NAME}` and `{{ … }}` where nothing fills them in, and of secrets in plain text.
 
     Whoever fills a text notes it while the spec is compiled (`rlenv.secrets.watched`): there is no list of keys.
@@ -293,7 +293,7 @@ def _is_of_a_shell(entry: Any, path: tuple[str | int, ...]) -> bool:
     return isinstance(words, list) and any(str(word).rpartition("/")[2] in _SHELLS for word in words)
 
 
-def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Iterator[Fault]:
+def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Iterator[Finding]:
     for found in _BRACES.finditer(text):
         if found[1] in _NAMES or found[2] in ("if", "for", "set"):
             message = f"nothing fills in '{found[0]} …' here: the text is taken as it stands"
@@ -306,7 +306,7 @@ def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Itera
             return
 
 
-def _secrets(subject: Subject, value: Any, path: tuple[str | int, ...]) -> Iterator[Fault]:
+def _secrets(subject: Subject, value: Any, path: tuple[str | int, ...]) -> Iterator[Finding]:
     """Values that look like secrets: a spec is kept and shown, recorded with its runs and shipped."""
     if isinstance(value, str):
         is_key = path[-1] == "api_key" and "${env:" not in value and len(value) >= _SHORTEST_KEY

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
-from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec
@@ -46,7 +46,7 @@ class Subject:
     loaded: LoadedSpec
     compiled: Compiled
     splits: dict[str, Split] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     filled: Filled = field(default_factory=Filled)
     """The texts that something fills in."""

@@ -15,8 +15,8 @@ from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Subject
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import whole_row
-from rlenv.dialects.findings import Finding, calls_of, fault_of, place_of_form
-from rlenv.errors import Fault, UsageError
+from rlenv.dialects.findings import RowFault, calls_of, fault_of, place_of_form
+from rlenv.errors import Finding, UsageError
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.templates import TemplateError, compile_template
 from rlenv.messages import Message
@@ -31,7 +31,7 @@ _WAITS: Final = frozenset(("time.sleep", "sleep", "requests.get", "requests.post
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def check_surface(subject: Subject) -> Iterator[Fault]:
+def check_surface(subject: Subject) -> Iterator[Finding]:
     """Faults of tool names, `answer` and `observation`."""
     yield from _tools(subject)
     yield from _answer(subject)
@@ -40,7 +40,7 @@ def check_surface(subject: Subject) -> Iterator[Fault]:
     yield from _delays(subject)
 
 
-def _tools(subject: Subject) -> Iterator[Fault]:
+def _tools(subject: Subject) -> Iterator[Finding]:
     for name in subject.loaded.spec.tools:
         if not _TOOL_NAME.fullmatch(name):
             message = f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'"
@@ -48,7 +48,7 @@ def _tools(subject: Subject) -> Iterator[Fault]:
             yield subject.document.fault(("tools", name), message, hint, at="key")
 
 
-def _answer(subject: Subject) -> Iterator[Fault]:
+def _answer(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.answer, subject.document
     rule = spec.from_
     for key, owner in (("pattern", "regex"), ("tool", "tool"), ("argument", "tool"), ("tag", "tag")):
@@ -69,7 +69,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
         yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
 
 
-def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
+def _answer_tag(subject: Subject, tag: str) -> Iterator[Finding]:
     """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
     given = subject.loaded.spec.dialect
     if "dialect" in subject.compiled.broken or (not isinstance(given, str) and dialects.findings_of(given)):
@@ -85,7 +85,7 @@ def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
             return
 
 
-def _report_by(subject: Subject) -> Iterator[Fault]:
+def _report_by(subject: Subject) -> Iterator[Finding]:
     for name, source in subject.loaded.spec.tasks.items():
         split = subject.splits.get(name)
         if source.report_by is None or split is None:
@@ -100,7 +100,7 @@ def _report_by(subject: Subject) -> Iterator[Fault]:
             yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
 
 
-def _delays(subject: Subject) -> Iterator[Fault]:
+def _delays(subject: Subject) -> Iterator[Finding]:
     places = ["calls.faults", *(f"tools.{name}.faults" for name in subject.loaded.spec.tools)]
     for place in places:
         pair = subject.document.get(f"{place}.delay_s.uniform")
@@ -111,7 +111,7 @@ def _delays(subject: Subject) -> Iterator[Fault]:
                 yield subject.document.fault(f"{place}.delay_s.uniform", message, f"write [{high:g}, {low:g}]")
 
 
-def _answer_tool(subject: Subject) -> Iterator[Fault]:
+def _answer_tool(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.answer, subject.document
     if spec.tool is None or subject.lacks("tools", spec.tool):
         return
@@ -130,7 +130,7 @@ def _answer_tool(subject: Subject) -> Iterator[Fault]:
         yield document.fault("answer.argument", f"'{spec.tool}' takes no '{spec.argument}'", hint)
 
 
-def _observation(subject: Subject) -> Iterator[Fault]:
+def _observation(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec.observation, subject.document
     if spec.template is not None and spec.format != "template":
         message = f"'template' is read only with 'format: template'; found 'format: {spec.format}'"
@@ -140,7 +140,7 @@ def _observation(subject: Subject) -> Iterator[Fault]:
         yield document.fault("observation.format", message, "add 'template: \"{{ result }}\"'")
 
 
-def check_dialect(subject: Subject) -> Iterator[Fault]:
+def check_dialect(subject: Subject) -> Iterator[Finding]:
     """Faults of a dialect that the spec defines itself."""
     given = subject.loaded.spec.dialect
     if isinstance(given, str):
@@ -153,7 +153,7 @@ def check_dialect(subject: Subject) -> Iterator[Fault]:
         yield fault_of(subject.document, finding)
 
 
-def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     findings = dialects.findings_of(given)
     yield from findings
     yield from _called(subject, row)
@@ -163,7 +163,7 @@ def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterato
         yield from _chat_template(subject, inside)
 
 
-def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
+def _called(subject: Subject, row: DialectSpec) -> Iterator[RowFault]:
     """Forms whose text is one argument of one tool: the tool is there, and so is the argument."""
     for index, form in enumerate(calls_of(row)):
         if form.body != "text" or not form.tool or subject.lacks("tools", form.tool):
@@ -172,23 +172,23 @@ def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
         tool = subject.tools.get(form.tool)
         if tool is None:
             hint = did_you_mean(form.tool, subject.tool_names, "tools")
-            yield Finding((*path, "tool"), f"there is no tool '{form.tool}'", hint)
+            yield RowFault((*path, "tool"), f"there is no tool '{form.tool}'", hint)
             continue
         takes = list(tool.parameters.get("properties", {}))
         required = list(tool.parameters.get("required", ()))
         if form.argument and form.argument not in takes:
             hint = did_you_mean(form.argument, takes, "it takes")
-            yield Finding((*path, "argument"), f"'{form.tool}' takes no '{form.argument}'", hint)
+            yield RowFault((*path, "argument"), f"'{form.tool}' takes no '{form.argument}'", hint)
         elif not form.argument and len(takes) != 1 and len(required) != 1:
             message = f"'{form.tool}' takes {', '.join(takes) or 'nothing'}: it is not said which one the text is"
-            yield Finding((*path, "argument"), message, f"add argument: {(required or takes or ['NAME'])[0]}", "key")
+            yield RowFault((*path, "argument"), message, f"add argument: {(required or takes or ['NAME'])[0]}", "key")
         elif form.argument and [name for name in required if name != form.argument]:
             lacking = next(name for name in required if name != form.argument)
             message = f"'{form.tool}' needs '{lacking}' too, which the text of a call cannot give"
-            yield Finding((*path, "tool"), message, "name a tool with one required argument")
+            yield RowFault((*path, "tool"), message, "name a tool with one required argument")
 
 
-def _chat_template(subject: Subject, inside: Dialect) -> Iterator[Finding]:
+def _chat_template(subject: Subject, inside: Dialect) -> Iterator[RowFault]:
     """The chat template, with the environment's own prompts, tools and answers."""
     from rlenv.tokens.declared import declared_template, rendering_findings, rewritten_history, roles_that_answer
 
@@ -226,7 +226,7 @@ def _prompts(subject: Subject) -> list[list[Message]]:
     return found
 
 
-def check_functions(subject: Subject) -> Iterator[Fault]:
+def check_functions(subject: Subject) -> Iterator[Finding]:
     """Warnings of the functions of tools: what they never read, change unsaid, wait for, or take of another type."""
     for name, entry in subject.loaded.spec.tools.items():
         place, _, function = str(getattr(entry, "function", "")).partition(":")
@@ -241,7 +241,9 @@ def check_functions(subject: Subject) -> Iterator[Fault]:
                 yield from _function(subject, f"tools.{name}", node, entry)
 
 
-def _function(subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunctionDef, entry: Any) -> Iterator[Fault]:
+def _function(
+    subject: Subject, path: str, node: ast.FunctionDef | ast.AsyncFunctionDef, entry: Any
+) -> Iterator[Finding]:
     warn, inject = subject.document.warning, tuple(getattr(entry, "inject", ()))
     read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context"}
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

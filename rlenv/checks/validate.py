@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlenv.checks.files import check_files, check_servers
@@ -20,7 +20,7 @@ from rlenv.checks.scores import check_gold, check_measures, check_rewards
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_dialect, check_functions, check_surface
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec, in_order, load_document, loaded_of
@@ -31,7 +31,7 @@ __all__ = ["Report", "validate", "validate_loaded", "validate_text"]
 UNEXPECTED = "validation itself failed"
 """How the fault of a check that failed begins."""
 
-_CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
+_CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_templates,
     check_filled,
     check_files,
@@ -41,7 +41,7 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_oracle,
     check_servers,
 )
-_ODDITIES: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
+_ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
     check_prompts,
     check_parts,
@@ -60,9 +60,9 @@ class Report:
     """
 
     files: int
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Finding, ...] = ()
     not_checked: tuple[str, ...] = ()
-    warnings: tuple[Fault, ...] = ()
+    warnings: tuple[Finding, ...] = ()
 
     @property
     def is_valid(self) -> bool:
@@ -72,7 +72,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as `rlenv validate --json` writes it."""
         told = {
-            name: [{key: value for key, value in asdict(fault).items() if key != "quote"} for fault in found]
+            name: [fault.as_dict() for fault in found]
             for name, found in (("faults", self.faults), ("warnings", self.warnings))
         }
         return {"files": self.files, **told, "not_checked": list(self.not_checked)}
@@ -88,8 +88,8 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
         set: overrides by dotted path, laid over each file.
     """
     files = 0
-    faults: list[Fault] = []
-    warnings: list[Fault] = []
+    faults: list[Finding] = []
+    warnings: list[Finding] = []
     not_checked: dict[str, None] = {}
     for path in paths:
         files += 1
@@ -140,13 +140,13 @@ def validate_loaded(loaded: LoadedSpec, *, plays: bool = True) -> Report:
     return _report(loaded.document, faults, tuple(subject.not_checked))
 
 
-def _report(document: SourceDocument, found: Iterable[Fault], not_checked: tuple[str, ...]) -> Report:
+def _report(document: SourceDocument, found: Iterable[Finding], not_checked: tuple[str, ...]) -> Report:
     ordered = in_order(list(found), document)
     warnings = dict.fromkeys(one for one in ordered if one.level == "warning" and not document.allows(one))
     return Report(1, tuple(one for one in ordered if one.level == "fault"), not_checked, tuple(warnings))
 
 
-def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+def _with_the_rest(document: SourceDocument, faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Faults of type, and what the checks find in the rest of the document."""
     rest = salvage(document, faults)
     if rest is None:
@@ -160,8 +160,8 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple
 
 
 def _checked(
-    check: Callable[[Subject], Iterator[Fault]], subject: Subject, *, level: Literal["fault", "warning"] = "fault"
-) -> Iterator[Fault]:
+    check: Callable[[Subject], Iterator[Finding]], subject: Subject, *, level: Literal["fault", "warning"] = "fault"
+) -> Iterator[Finding]:
     """What a check finds. One that fails itself hides nothing that the others find, and is of its own level."""
     try:
         yield from check(subject)

@@ -24,7 +24,7 @@ from rlenv.runs.recorded import recorded
 from rlenv.runs.usage import Spending
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
-from rlenv.tokens.check import CheckReport, Finding, check
+from rlenv.tokens.check import CheckReport, TokenCheck, check
 from rlenv.tokens.encoder import History
 from rlenv.tokens.explain import Explained, explain
 from rlenv.tokens.verdict import Verdict
@@ -253,7 +253,7 @@ def said_of(verdict: Verdict) -> str:
     return f"[{colour}]{escape(verdict.line)}[/{colour}]"
 
 
-def _show_difference(finding: Finding, console: Console) -> None:
+def _show_difference(finding: TokenCheck, console: Console) -> None:
     difference = finding.difference
     assert difference is not None
     table = Table(title=f"{finding.name}: first difference at id {difference.at}", title_justify="left")

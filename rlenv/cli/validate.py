@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from rlenv.checks.diagnose import Finding, diagnose
+from rlenv.checks.diagnose import Need, diagnose
 from rlenv.checks.tokens import judge_environment
 from rlenv.checks.validate import Report, validate
 from rlenv.cli.console import Console
@@ -19,7 +19,7 @@ from rlenv.cli.options import WithSet, WithSpec, argument, keywords, option
 from rlenv.cli.terminal import write_json
 from rlenv.cli.tokens import said_of
 from rlenv.episodes.environment import load
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Finding, UsageError
 from rlenv.language.shipped import find
 from rlenv.models import Looked, first_prompts, local_tokenizer, looked_at
 from rlenv.tokens.bound import bind
@@ -57,7 +57,7 @@ class ValidateCommand(WithSet):
             try:
                 found.append(find(file))
             except UsageError as error:  # the others are checked all the same
-                lacking.append(Fault(file, 0, 0, "", error.message, error.hint))
+                lacking.append(Finding("fault", error.message, error.hint, file=file))
         with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
             report = validate(found, set=self.overrides)
         report = replace(report, files=len(self.files), faults=(*lacking, *report.faults))
@@ -104,7 +104,7 @@ def _verdicts(args: ValidateCommand, report: Report) -> dict[str, Verdict]:
     return found
 
 
-def _shown(fault: Fault) -> str:
+def _shown(fault: Finding) -> str:
     head, *quoted = str(fault).split("\n")
     place = f"{fault.file}:{fault.line}:{fault.column}" if fault.line else fault.file
     rest = head.removeprefix(place)
@@ -146,7 +146,7 @@ class MachineCommand(WithSpec):
         return 1 if lacking else 0
 
 
-def _model(args: MachineCommand, model: str, *, is_whole: bool) -> list[Finding]:
+def _model(args: MachineCommand, model: str, *, is_whole: bool) -> list[Need]:
     """What the model lacks; for the spec where this machine has all that it needs, else by itself."""
     environment = load(args.spec, set=args.overrides) if is_whole else None
     prompts, why = first_prompts(environment) if environment is not None else ((), "")
@@ -160,4 +160,4 @@ def _model(args: MachineCommand, model: str, *, is_whole: bool) -> list[Finding]
     if environment is not None and not prompts and why:
         said = f"no episode of the spec opens, so that the model's template was tried on made-up prompts alone: {why}"
         looked.append(Looked("prompts", said, f"mend what `rlenv play {args.spec}` meets"))
-    return [Finding(one.what, model, one.said) for one in looked]
+    return [Need(one.what, model, one.said) for one in looked]

@@ -7,7 +7,7 @@ from typing import Any
 from rlenv._base.nearest import nearest
 from rlenv.dialects.aliases import ALIASES
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.findings import Finding
+from rlenv.dialects.findings import RowFault
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
 
@@ -38,7 +38,7 @@ def inline(spec: DialectSpec, *, name: str = "inline") -> Dialect:
     return build(name, spec.model_copy(update={"base": spec.base}) if spec.base else spec)
 
 
-def contradictions(spec: DialectSpec) -> list[Finding]:
+def contradictions(spec: DialectSpec) -> list[RowFault]:
     """What cannot be meant in the keys of an inline dialect; empty where nothing contradicts itself.
 
     Raises:
@@ -50,7 +50,7 @@ def contradictions(spec: DialectSpec) -> list[Finding]:
     return list(meaning_findings(spec, whole_row("inline", spec)))
 
 
-def findings_of(spec: DialectSpec) -> list[Finding]:
+def findings_of(spec: DialectSpec) -> list[RowFault]:
     """What is wrong with an inline dialect: `contradictions`, and else what it writes and does not read back.
 
     Takes some 10 ms. What it writes has to be read without any leniency.

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlenv._base.bounded import abridged
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.language.document import SourceDocument
 
-__all__ = ["Finding", "Path", "calls_of", "fault_of", "listed", "place_of_form", "shown"]
+__all__ = ["Path", "RowFault", "calls_of", "fault_of", "listed", "place_of_form", "shown"]
 
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RowFault:
     """A fault of a row: the keys below `dialect` that lead to it, what is wrong, and the nearest fix.
 
     `at` says whether the key or its value is at fault; `find` is a text inside the value to point at. The last keys of
@@ -31,7 +31,7 @@ class Finding:
     find: str = ""
 
 
-def fault_of(document: SourceDocument, finding: Finding) -> Fault:
+def fault_of(document: SourceDocument, finding: RowFault) -> Finding:
     """The fault of a finding at its place in the document, or at the nearest mapping around it."""
     path = ("dialect", *finding.path)
     is_there = document.has(path)

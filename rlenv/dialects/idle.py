@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from rlenv.dialects.findings import Finding, calls_of, place_of_form
+from rlenv.dialects.findings import RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 
@@ -25,7 +25,7 @@ _TAG: Final = re.compile(r"</?\w+>")
 _ROLES: Final = ("system", "user", "assistant")
 
 
-def idle_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def idle_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     """The keys that `given` has, that say something, and that nothing reads in the whole row `row`."""
     if "calls" in given.model_fields_set:
         yield from _another_grammar(given)
@@ -49,10 +49,10 @@ def idle_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
     yield from _section_of_the_base(given, row)
 
 
-def _found(path: tuple[str | int, ...], why: Why) -> Iterator[Finding]:
+def _found(path: tuple[str | int, ...], why: Why) -> Iterator[RowFault]:
     message, hint = why
     if message:
-        yield Finding(path, message, hint, "key")
+        yield RowFault(path, message, hint, "key")
 
 
 def _says_something(form: CallSpec, key: str) -> bool:
@@ -60,7 +60,7 @@ def _says_something(form: CallSpec, key: str) -> bool:
     return bool(getattr(form, key) != type(form).model_fields[key].get_default(call_default_factory=True))
 
 
-def _another_grammar(given: DialectSpec) -> Iterator[Finding]:
+def _another_grammar(given: DialectSpec) -> Iterator[RowFault]:
     """`calls` replaces the forms of the base as a whole; without `body` it is JSON, which the base may not be."""
     from rlenv.dialects.built_in import row_of
 
@@ -74,7 +74,7 @@ def _another_grammar(given: DialectSpec) -> Iterator[Finding]:
             message = f"'calls' replaces all forms of {given.base}, whose body is {next(iter(bodies))}; without 'body' "
             message += "this one is json"
             hint = f"write body: {next(iter(bodies))} with its other keys, or body: json"
-            yield Finding((*place_of_form(given, index), "body"), message, hint, "key")
+            yield RowFault((*place_of_form(given, index), "body"), message, hint, "key")
 
 
 def _of_call(key: str, form: CallSpec, index: int, given: DialectSpec, row: DialectSpec) -> Why:
@@ -251,7 +251,7 @@ ROW_RULES: Final[Mapping[str, Callable[[DialectSpec, DialectSpec], Why]]] = {
 """For a key of the row: why nothing reads it in the whole row."""
 
 
-def _section_of_the_base(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _section_of_the_base(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     """A section whose opening mark is taken away, and whose other keys the base still has."""
     if row.section_open or "section_open" not in given.model_fields_set:
         return
@@ -260,7 +260,7 @@ def _section_of_the_base(given: DialectSpec, row: DialectSpec) -> Iterator[Findi
     if left:
         empty = ", ".join(f"{key}: {_none_of(getattr(row, key))}" for key in left)
         message = f"without 'section_open' nothing reads {', '.join(left)} of {given.base}"
-        yield Finding(("section_open",), message, f"write {empty} beside it")
+        yield RowFault(("section_open",), message, f"write {empty} beside it")
 
 
 def _none_of(value: object) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final, get_args
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.dialects.findings import Finding, Path, calls_of, listed, place_of_form
+from rlenv.dialects.findings import Path, RowFault, calls_of, listed, place_of_form
 from rlenv.dialects.idle import idle_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.placeholders import placeholder_findings
@@ -62,7 +62,7 @@ def bodies_of(key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in named if name in BODIES)) or BODIES
 
 
-def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     """What contradicts itself in a row.
 
     Args:
@@ -85,7 +85,7 @@ def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
     yield from _leniencies(given, row)
 
 
-def _keys_of_other_bodies(path: Path, form: CallSpec) -> Iterator[Finding]:
+def _keys_of_other_bodies(path: Path, form: CallSpec) -> Iterator[RowFault]:
     strange: dict[tuple[str, ...], list[str]] = {}
     for key in type(form).model_fields:
         if key in form.model_fields_set and form.body not in bodies_of(key):
@@ -98,7 +98,7 @@ def _keys_of_other_bodies(path: Path, form: CallSpec) -> Iterator[Finding]:
         else:
             message = f"{_quoted(keys)} {_are(keys)} read only with body: {wanted}; found body: {form.body}"
             hint = f"remove {_quoted(keys)}, or write body: {wanted}"
-        yield Finding((*path, keys[0]), message, hint, "key")
+        yield RowFault((*path, keys[0]), message, hint, "key")
 
 
 def _quoted(keys: list[str]) -> str:
@@ -109,51 +109,53 @@ def _are(keys: list[str]) -> str:
     return "are" if len(keys) > 1 else "is"
 
 
-def _marks(path: Path, form: CallSpec) -> Iterator[Finding]:
+def _marks(path: Path, form: CallSpec) -> Iterator[RowFault]:
     opens, closes = marks_of(form.open), marks_of(form.close)
     if not opens and not form.at_start:
         more = ", or at_start: true where the message starts with the call" if "at_start" in _read_by(form) else ""
         message = "a call has no opening mark, so that none is ever found"
-        yield Finding((*path, "open"), message, f"add open: {_LIKELY['open']}{more}", "key")
+        yield RowFault((*path, "open"), message, f"add open: {_LIKELY['open']}{more}", "key")
     if opens and form.at_start:
         message = "a call with 'at_start' has no marks, and this form has an opening one"
-        yield Finding((*path, "at_start"), message, "make it two forms: one with 'open', one with 'at_start'", "key")
+        yield RowFault((*path, "at_start"), message, "make it two forms: one with 'open', one with 'at_start'", "key")
     for key, else_ in _NEEDED.get(form.body, {}).items():
         if not marks_of(getattr(form, key)):
             message = f"body: {form.body} needs '{key}': without it {else_}"
-            yield Finding((*path, key), message, f"add {key}: {_LIKELY[key]}", "key")
+            yield RowFault((*path, key), message, f"add {key}: {_LIKELY[key]}", "key")
     if set(opens) == set(closes) and opens and not form.starts:
         message = "a call closes as it opens, so that its end is never found"
-        yield Finding((*path, "close"), message, "write another text, such as </call>")
+        yield RowFault((*path, "close"), message, "write another text, such as </call>")
     for key, other in (("anywhere", "at_start"), ("id_first", "id_key"), ("skipped", "skip_to")):
         if getattr(form, key) and not getattr(form, other):
             message = f"'{key}' is read only with '{other}', and there is none"
             value = "true" if other == "at_start" else "…"
-            yield Finding((*path, key), message, f"add {other}: {value}, or remove '{key}'", "key")
+            yield RowFault((*path, key), message, f"add {other}: {value}, or remove '{key}'", "key")
     if form.close_is_optional and not closes:
         message = "there is no closing mark that could be left out"
-        yield Finding((*path, "close_is_optional"), message, "add close: </call>, or remove 'close_is_optional'", "key")
+        yield RowFault(
+            (*path, "close_is_optional"), message, "add close: </call>, or remove 'close_is_optional'", "key"
+        )
     if bool(form.type_open) != bool(form.type_close):
         lacking, other = ("type_open", "type_close") if form.type_close else ("type_close", "type_open")
         message = f"'{other}' is given without '{lacking}', so that no type is ever read"
-        yield Finding((*path, other), message, f"add '{lacking}', or remove '{other}'", "key")
+        yield RowFault((*path, other), message, f"add '{lacking}', or remove '{other}'", "key")
     if form.body == "json" and not form.by_name and form.name_key in marks_of(form.arguments_key):
         message = "name and arguments of a call stand at one key"
-        yield Finding((*path, "name_key"), message, "write another key, such as name_key: name")
+        yield RowFault((*path, "name_key"), message, "write another key, such as name_key: name")
     if form.by_name and form.model_fields_set & {"name_key", "arguments_key"}:
         key = next(key for key in ("name_key", "arguments_key") if key in form.model_fields_set)
         message = f"'{key}' is not read with by_name: true, where the tool's name is itself the key"
-        yield Finding((*path, key), message, f"remove '{key}', or 'by_name'", "key")
+        yield RowFault((*path, key), message, f"remove '{key}', or 'by_name'", "key")
     if form.body == "pythonic" and form.separator not in ("", "\n"):
         message = "with body: pythonic calls stand in a list, or one a line"
-        yield Finding((*path, "separator"), message, 'remove it for a list, or write separator: "\\n"')
+        yield RowFault((*path, "separator"), message, 'remove it for a list, or write separator: "\\n"')
 
 
 def _read_by(form: CallSpec) -> set[str]:
     return {key for key in type(form).model_fields if form.body in bodies_of(key)}
 
 
-def _dead_forms(row: DialectSpec) -> Iterator[Finding]:
+def _dead_forms(row: DialectSpec) -> Iterator[RowFault]:
     """Forms that no text reaches, because another one takes every call with their mark."""
     forms = calls_of(row)
     for index, form in enumerate(forms):
@@ -168,7 +170,7 @@ def _dead_forms(row: DialectSpec) -> Iterator[Finding]:
                 hint = "put this one first" if form.starts else f"put this one first, with starts: {_start_of(form)}"
                 if "starts" not in _read_by(form):
                     hint = "give one of them another opening mark"
-                yield Finding((*place_of_form(row, index), "open"), message, hint)
+                yield RowFault((*place_of_form(row, index), "open"), message, hint)
                 break
 
 
@@ -177,46 +179,46 @@ def _start_of(form: CallSpec) -> str:
     return f'"{first}"'
 
 
-def _section(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _section(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     if row.section_open and not row.section_close:
         message = "the part of the message that holds calls is opened and never closed"
-        yield Finding(("section_open",), message, "add section_close: </calls>", "key")
+        yield RowFault(("section_open",), message, "add section_close: </calls>", "key")
     if row.section_open and row.section_open == row.section_close:
         message = "the section closes as it opens, so that its end is never found"
-        yield Finding(("section_close",), message, "write another text, such as </calls>")
+        yield RowFault(("section_close",), message, "write another text, such as </calls>")
     if not row.section_open:
         for key in ("section_close", "section_each", "section_head", "section_must_close", "section_pad"):
             if key in given.model_fields_set and getattr(given, key):
                 message = f"'{key}' is read only with 'section_open', and there is none"
-                yield Finding((key,), message, f"add section_open: <calls>, or remove '{key}'", "key")
+                yield RowFault((key,), message, f"add section_open: <calls>, or remove '{key}'", "key")
 
 
-def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     marks = row.thinking_marks
     if marks.open and not marks.close:
         message = "thinking is opened and never closed, so that all behind it is thinking"
-        yield Finding(("thinking_marks", "close"), message, "add close: </think>", "key")
+        yield RowFault(("thinking_marks", "close"), message, "add close: </think>", "key")
     if marks.close and not marks.open:
         message = "'close' is read only with 'open', and there is none"
-        yield Finding(("thinking_marks", "close"), message, 'add open: <think>, or write close: ""', "key")
+        yield RowFault(("thinking_marks", "close"), message, 'add open: <think>, or write close: ""', "key")
     if marks.open and marks.open == marks.close:
         message = "thinking closes as it opens, so that its end is never found"
-        yield Finding(("thinking_marks", "close"), message, "write another text, such as </think>")
+        yield RowFault(("thinking_marks", "close"), message, "write another text, such as </think>")
     if marks.open:
         for index, form in enumerate(calls_of(row)):
             same = {marks.open, marks.close} & set(marks_of(form.open))
             if same:
                 message = f"a call opens with {same.pop()}, which is a mark of thinking: it is never read as a call"
                 hint = 'write another mark, or thinking_marks: {open: "", close: ""} for a family without thinking'
-                yield Finding((*place_of_form(row, index), "open"), message, hint)
+                yield RowFault((*place_of_form(row, index), "open"), message, hint)
         return
     for key, value in (("thinking", False), ("thinking_open", True)):
         if key in given.model_fields_set and getattr(given, key) is value:
             message = f"'{key}' says something of thinking, for which this dialect has no marks"
-            yield Finding((key,), message, f"add thinking_marks: {{open: …, close: …}}, or remove '{key}'", "key")
+            yield RowFault((key,), message, f"add thinking_marks: {{open: …, close: …}}, or remove '{key}'", "key")
 
 
-def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     chat = row.chat
     known = dict.fromkeys((*_ROLES, chat.result_role))
     for key in ("roles", "turns"):
@@ -225,49 +227,49 @@ def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
         for role in getattr(given.chat, key):
             if role not in known:
                 hint = did_you_mean(role, known, otherwise=f"roles: {', '.join(known)}")
-                yield Finding(("chat", key, role), f"no message has the role '{role}'", hint, "key")
+                yield RowFault(("chat", key, role), f"no message has the role '{role}'", hint, "key")
             elif role == "tool" and chat.result_role != "tool":
                 message = f"results stand in turns of '{chat.result_role}' (result_role), so that this is not read"
-                yield Finding(("chat", key, role), message, "write result_role: tool, or remove it", "key")
+                yield RowFault(("chat", key, role), message, "write result_role: tool, or remove it", "key")
 
 
-def _one_turn(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _one_turn(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     asked = given.chat.model_fields_set if "chat" in given.model_fields_set else set()
     if not row.chat.same_turn:
         if "reply" in asked:
             message = "'reply' is read only with same_turn: true"
-            yield Finding(("chat", "reply"), message, "add same_turn: true, or remove 'reply'", "key")
+            yield RowFault(("chat", "reply"), message, "add same_turn: true, or remove 'reply'", "key")
         return
     for key in _NOT_IN_ONE_TURN:
         if key in asked:
             message = f"'{key}' is not read with same_turn: true, where all goes on in the assistant's turn"
-            yield Finding(("chat", key), message, f"remove '{key}', or 'same_turn'", "key")
+            yield RowFault(("chat", key), message, f"remove '{key}', or 'same_turn'", "key")
     for index, form in enumerate(calls_of(row)):
         if not marks_of(form.close):
             message = "with same_turn: true generation has to end behind a call, and this one has no closing mark"
-            yield Finding((*place_of_form(row, index), "close"), message, "add close: </call>", "key")
+            yield RowFault((*place_of_form(row, index), "close"), message, "add close: </call>", "key")
         elif form.close_is_optional:
             message = "with same_turn: true generation ends at the closing mark, which may not be optional"
-            yield Finding((*place_of_form(row, index), "close_is_optional"), message, "remove it", "key")
+            yield RowFault((*place_of_form(row, index), "close_is_optional"), message, "remove it", "key")
 
 
-def _beside_a_template(given: DialectSpec) -> Iterator[Finding]:
+def _beside_a_template(given: DialectSpec) -> Iterator[RowFault]:
     """Keys that a chat template makes idle."""
     if given.chat_template is None:
         return
     for key in ChatSpec.model_fields if "chat" in given.model_fields_set else ():
         if key in given.chat.model_fields_set and key not in _WITH_TEMPLATE:
             message = f"'{key}' is not read beside a chat template, which writes the conversation"
-            yield Finding(("chat", key), message, f"remove '{key}', or 'chat_template'", "key")
+            yield RowFault(("chat", key), message, f"remove '{key}', or 'chat_template'", "key")
     for key, hint in (
         ("thinking", "remove it; for Qwen3 write chat_template: {file: …, kwargs: {enable_thinking: false}}"),
         ("tool_schemas", "remove it: the template lists the tools in its own way"),
     ):
         if key in given.model_fields_set:
-            yield Finding((key,), f"'{key}' is not read beside a chat template, which writes the prompt", hint, "key")
+            yield RowFault((key,), f"'{key}' is not read beside a chat template, which writes the prompt", hint, "key")
 
 
-def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
+def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
     for key in ("lenient", "offers"):
         if key not in given.model_fields_set:
             continue
@@ -277,7 +279,7 @@ def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
                 message = f"the leniency '{name}' can never apply: {why}"
                 fitting = [one for one in row.offers if not _idle(one, row) and one not in getattr(given, key)]
                 hint = f"remove it; those of the base are: {', '.join(fitting)}" if fitting else "remove it"
-                yield Finding((key, index), message, hint)
+                yield RowFault((key, index), message, hint)
 
 
 _OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rlenv._base.nearest import nearest
-from rlenv.dialects.findings import Finding, Path, calls_of, place_of_form
+from rlenv.dialects.findings import Path, RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 
@@ -43,7 +43,7 @@ _OF_CALLS: Final = ("name", "arguments", "content", "key", "value", "id", "args"
 """Words that somebody would write in the marks of calls who took them for forms."""
 
 
-def placeholder_findings(row: DialectSpec) -> Iterator[Finding]:
+def placeholder_findings(row: DialectSpec) -> Iterator[RowFault]:
     """The faults of all texts of a whole row that have places, and of marks that look as if they had."""
     for key in ("begin", "turn", "generation", "result", "reply", "tools", "tools_alone", "said", "said_before"):
         text = getattr(row.chat, key)
@@ -63,7 +63,7 @@ def placeholder_findings(row: DialectSpec) -> Iterator[Finding]:
 
 def _text(
     path: Path, text: str, takes: tuple[str, ...], *, needs: tuple[str, str] | None = None, is_prose: bool = False
-) -> Iterator[Finding]:
+) -> Iterator[RowFault]:
     found = list(dict.fromkeys(_PLACE.findall(text)))
     strange = [name for name in found if name not in takes]
     for name in strange:
@@ -77,14 +77,14 @@ def _text(
             hint = f"it takes {' and '.join('{' + one + '}' for one in takes)}"
         else:
             hint = "it takes no places: write the text itself"
-        yield Finding(path, f"'{{{name}}}' is not filled here", hint, find=f"{{{name}}}")
+        yield RowFault(path, f"'{{{name}}}' is not filled here", hint, find=f"{{{name}}}")
         if needs is not None and close == needs[0]:
             return
     if needs is not None and needs[0] not in found and not (is_prose and not text.strip()):
-        yield Finding(path, f"the text lacks '{{{needs[0]}}}', {needs[1]}", f"put {{{needs[0]}}} where it belongs")
+        yield RowFault(path, f"the text lacks '{{{needs[0]}}}', {needs[1]}", f"put {{{needs[0]}}} where it belongs")
 
 
-def _marks(path: Path, form: CallSpec) -> Iterator[Finding]:
+def _marks(path: Path, form: CallSpec) -> Iterator[RowFault]:
     for key in type(form).model_fields:
         value = getattr(form, key)
         if isinstance(value, Mapping):
@@ -96,4 +96,4 @@ def _marks(path: Path, form: CallSpec) -> Iterator[Finding]:
                 if name in _OF_CALLS and not (name == "key" and key == "value_close"):
                     hint = "give the text before it and the text behind it as marks of their own"
                     message = f"'{{{name}}}' is not filled here: marks are read and written as they stand"
-                    yield Finding((*path, key), message, hint, find=f"{{{name}}}")
+                    yield RowFault((*path, key), message, hint, find=f"{{{name}}}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.findings import Finding, Path, calls_of, place_of_form, shown
+from rlenv.dialects.findings import Path, RowFault, calls_of, place_of_form, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
@@ -48,7 +48,7 @@ _BESIDE: Final = "I look it up."
 _THOUGHT: Final = "I think, and (with signs) so on."
 
 
-def round_trip_findings(row: DialectSpec, name: str = "inline") -> Iterator[Finding]:
+def round_trip_findings(row: DialectSpec, name: str = "inline") -> Iterator[RowFault]:
     """What a whole row writes and does not read back, each at the key that is most likely at fault.
 
     A form of calls that fails alone is reported once; what stands on it is not tried then.
@@ -98,7 +98,7 @@ def _read_as(read: ParsedAction) -> str:
     return "thinking" if read.thinking else "content, without a call"
 
 
-def _form(dialect: TextDialect, index: int) -> Iterator[Finding]:
+def _form(dialect: TextDialect, index: int) -> Iterator[RowFault]:
     """The form with that index, written by itself and read by the whole dialect."""
     row = dialect.spec
     form = calls_of(row)[index]
@@ -121,35 +121,35 @@ def _form(dialect: TextDialect, index: int) -> Iterator[Finding]:
         if read.content:
             message = f"what stands between calls is read as content: {shown(text)} gives {shown(read.content)}"
             key = "between" if form.between.strip() else "pad"
-            yield Finding((*path, key), message, 'write white space, such as "\\n"')
+            yield RowFault((*path, key), message, 'write white space, such as "\\n"')
             return
 
 
 def _one_call(
     row: DialectSpec, index: int, path: Path, text: str, call: ToolCall, read: ParsedAction, alone: ParsedAction
-) -> Finding:
+) -> RowFault:
     """The finding of a call that does not read back, at the key that is most likely at fault."""
     form = calls_of(row)[index]
     message = f"what is written does not read back: {shown(text)} is read as {_read_as(read)}"
     rival = _rival(row, index) if _same(alone, (call,)) else -1
     if rival >= 0:
         hint = f"form {rival + 1} takes it; give that one 'starts', or another opening mark"
-        return Finding((*path, "open"), message, hint)
+        return RowFault((*path, "open"), message, hint)
     first = read.calls[0] if len(read.calls) == 1 else None
     if isinstance(first, ToolCall) and form.body == "tagged":
         if _stripped(first.arguments) != _stripped(call.arguments):
-            return Finding(path, message, "look at 'value_open' and 'untyped', which say how a value is read", "key")
+            return RowFault(path, message, "look at 'value_open' and 'untyped', which say how a value is read", "key")
         if form.value_pad:
             trim = "newline" if not form.value_pad.strip("\n") else "space"
-            return Finding((*path, "value_pad"), message, f"write trim: {trim}, or remove 'value_pad'")
-        return Finding((*path, "trim"), message, "write trim: nothing")
+            return RowFault((*path, "value_pad"), message, f"write trim: {trim}, or remove 'value_pad'")
+        return RowFault((*path, "trim"), message, "write trim: nothing")
     if form.starts and not read.calls:
-        return Finding((*path, "starts"), message, "name the character that the body starts with")
+        return RowFault((*path, "starts"), message, "name the character that the body starts with")
     if row.section_open and not read.calls and not read.thinking:
-        return Finding(("section_open",), message, "look at the marks of the section, which hold the calls")
+        return RowFault(("section_open",), message, "look at the marks of the section, which hold the calls")
     if isinstance(first, MalformedCall):
-        return Finding(path, message, "look at the mark that was expected", "key")
-    return Finding(path, message, "look at the marks: one of them stands inside another, or in what is written", "key")
+        return RowFault(path, message, "look at the mark that was expected", "key")
+    return RowFault(path, message, "look at the marks: one of them stands inside another, or in what is written", "key")
 
 
 def _stripped(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,17 +166,17 @@ def _rival(row: DialectSpec, index: int) -> int:
     return -1
 
 
-def _several_calls(path: Path, form: CallSpec, text: str, count: int, read: ParsedAction) -> Finding:
+def _several_calls(path: Path, form: CallSpec, text: str, count: int, read: ParsedAction) -> RowFault:
     message = f"{count} calls written together do not read back: {shown(text)} is read as {_read_as(read)}"
     for key in ("separator", "between"):
         if key in form.model_fields_set:
-            return Finding((*path, key), message, f"remove '{key}', or write what may stand between two calls")
+            return RowFault((*path, key), message, f"remove '{key}', or write what may stand between two calls")
     if not marks_of(form.close):
-        return Finding(path, message, "add a closing mark, or 'separator' for what stands between calls", "key")
-    return Finding(path, message, 'write between: "\\n"', "key")
+        return RowFault(path, message, "add a closing mark, or 'separator' for what stands between calls", "key")
+    return RowFault(path, message, 'write between: "\\n"', "key")
 
 
-def _beside(dialect: TextDialect) -> Iterator[Finding]:
+def _beside(dialect: TextDialect) -> Iterator[RowFault]:
     """Words without a call are content, and stay so in front of calls."""
     row = dialect.spec
     form = calls_of(row)[0]
@@ -187,7 +187,7 @@ def _beside(dialect: TextDialect) -> Iterator[Finding]:
         read = _behind_thinking(dialect, text, tools)
         if read.calls or read.content != words:
             message = f"words without a call are not content: {shown(text)} is read as {_read_as(read)}"
-            yield Finding((*path, "open"), message, "write marks that do not stand in ordinary words")
+            yield RowFault((*path, "open"), message, "write marks that do not stand in ordinary words")
             return
     if form.at_start:
         return  # what starts the message has nothing in front of it
@@ -199,7 +199,7 @@ def _beside(dialect: TextDialect) -> Iterator[Finding]:
             message = (
                 f"words in front of a call do not read back: {shown(text)} gives the content {shown(read.content)}"
             )
-        yield Finding(("chat", "calls_behind"), message, 'write calls_behind: "\\n"')
+        yield RowFault(("chat", "calls_behind"), message, 'write calls_behind: "\\n"')
 
 
 def _behind_thinking(dialect: TextDialect, text: str, tools: Mapping[str, Any]) -> ParsedAction:
@@ -214,7 +214,7 @@ def _after(thought: str, behind: str, text: str, row: DialectSpec) -> str:
     return thought + (behind if thought else "") + text
 
 
-def _thinking(dialect: TextDialect) -> Iterator[Finding]:
+def _thinking(dialect: TextDialect) -> Iterator[RowFault]:
     """A thought that is written is thinking, what stands behind it is not, and a call inside it is none."""
     row = dialect.spec
     marks = row.thinking_marks
@@ -231,22 +231,22 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
         read = dialect.parse(text, tools)
         if read.calls:
             message = f"a call inside thinking is read as a call: {shown(text)}"
-            yield Finding(("thinking_marks", "written"), message, "write it between the marks 'open' and 'close'")
+            yield RowFault(("thinking_marks", "written"), message, "write it between the marks 'open' and 'close'")
             return
         if read.thinking != thought or read.content != "Done.":
             got = f"thinking {shown(read.thinking)} and content {shown(read.content)}"
             message = f"thinking as it is written does not read back: {shown(text)} gives {got}"
             hint = f"write it between its marks: {shown(marks.open + '{thinking}' + marks.close)}"
-            yield Finding(("thinking_marks", "written"), message, hint)
+            yield RowFault(("thinking_marks", "written"), message, hint)
             return
     text = _after(before + _THOUGHT, behind, call, row)
     read = dialect.parse(text, tools)
     if not _same(read, calls[:1]):
         message = f"a call behind thinking does not read back: {shown(text)} is read as {_read_as(read)}"
-        yield Finding(("thinking_marks", "written"), message, "end it with the mark 'close'")
+        yield RowFault(("thinking_marks", "written"), message, "end it with the mark 'close'")
 
 
-def _conversation(dialect: TextDialect) -> Iterator[Finding]:
+def _conversation(dialect: TextDialect) -> Iterator[RowFault]:
     """Every message is shown, results in their order, and a prompt grows by what is said and observed."""
     tools = [{"type": "function", "function": dict(TOOLS["search"])}]
     user = Message("user", "What is {x}?")
@@ -256,18 +256,18 @@ def _conversation(dialect: TextDialect) -> Iterator[Finding]:
         for message in given:
             if message.content not in prompt:
                 what = f"the {message.role}'s message is not shown: the prompt is {shown(prompt)}"
-                yield Finding(("chat", "turn"), what, "put {content} into the turn of every role")
+                yield RowFault(("chat", "turn"), what, "put {content} into the turn of every role")
                 return
     results = [Message("tool", "first result", name="search"), Message("tool", "second result", name="search")]
     observed = dialect.render_observation(results)
     if not 0 <= observed.find("first result") < observed.find("second result"):
         what = f"two results are not shown in their order: the model reads {shown(observed)}"
-        yield Finding(("chat", "result"), what, "put {content} into 'result' and into the turn of 'result_role'")
+        yield RowFault(("chat", "result"), what, "put {content} into 'result' and into the turn of 'result_role'")
         return
     yield from _grows(dialect, user)
 
 
-def _grows(dialect: TextDialect, user: Message) -> Iterator[Finding]:
+def _grows(dialect: TextDialect, user: Message) -> Iterator[RowFault]:
     row = dialect.spec
     if not row.thinking or row.thinking_open:
         return  # the prompt holds what is left out of earlier turns on purpose
@@ -288,4 +288,4 @@ def _grows(dialect: TextDialect, user: Message) -> Iterator[Finding]:
         hint = (
             "remove 'generation': a turn starts as 'turn' says" if key == "generation" else "look at 'turn' and 'turns'"
         )
-        yield Finding(("chat", key), message, hint)
+        yield RowFault(("chat", key), message, hint)

@@ -15,7 +15,7 @@ from rlenv.dialects.built_in import row_of
 from rlenv.dialects.findings import fault_of
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.nested import Make, nest
-from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
+from rlenv.errors import Finding, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.functions import failure
@@ -70,7 +70,7 @@ class Compiled:
     resources: Mapping[str, Resource]
     tools: Mapping[str, Tool]
     terms: tuple[Term, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[Finding, ...]
     broken: frozenset[str]
     parts: Parts | None
 
@@ -134,7 +134,7 @@ class _Work:
         self.spec = loaded.spec
         self.lost = frozenset(lost)
         self.broken: set[str] = set(self.lost)
-        self.faults: list[Fault] = []
+        self.faults: list[Finding] = []
         self.resources_made: dict[str, Resource] = {}
         self.tools_made: dict[str, Tool] = {}
         self.terms_made: list[Term] = []
@@ -280,7 +280,7 @@ def bases_of(loaded: LoadedSpec, path: str, entry: Spec) -> dict[str, Path]:
     return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
 
 
-def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[Fault, ...]:
+def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[Finding, ...]:
     if isinstance(error, SpecError):
         return error.faults
     if isinstance(error, MissingVariable):
@@ -290,7 +290,7 @@ def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[
     return (document.fault(path, redact(str(error)), at="key"),)
 
 
-def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Fault:
+def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Finding:
     """What a factory refused in the entry at `path`: at the value of the key that it names, at the entry's own key
     where it names none."""
     place = ".".join(part for part in (path, error.key) if part)
@@ -302,7 +302,7 @@ def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Fault
     return document.fault(place, message, hint)
 
 
-def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:
+def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Finding:
     """The fault of a variable that is not set, at the first text under `path` that names it."""
     wanted = f"${{env:{error.name}}}"
 

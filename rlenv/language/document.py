@@ -17,7 +17,7 @@ from typing import Any
 from rlenv._base.bounded import abridged
 from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import is_file, is_folder, names_in, read_file
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text
 
 __all__ = ["SourceDocument", "Span", "override_value", "parse_source", "read_source"]
@@ -101,7 +101,7 @@ class SourceDocument:
         find: str = "",
         line: int = 1,
         shown: str | None = None,
-    ) -> Fault:
+    ) -> Finding:
         """A fault at the place of `path`.
 
         Args:
@@ -115,15 +115,15 @@ class SourceDocument:
         number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
         dotted = ".".join(map(str, keys)) if shown is None else shown
         dotted, message, hint = (abridged(text, _MAX_WORDS) for text in (dotted, message, hint))
-        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
+        return span.fault(dotted, message, hint, at=(number, column))
 
     def warning(
         self, path: PathLike, message: str, hint: str, code: str, *, at: str = "value", find: str = ""
-    ) -> Fault:
+    ) -> Finding:
         """A warning at the place of `path`; see `fault`. `code` is the stable word for what it warns of."""
         return replace(self.fault(path, message, hint, at=at, find=find), level="warning", code=code)
 
-    def allows(self, fault: Fault) -> bool:
+    def allows(self, fault: Finding) -> bool:
         """True where the line of a warning, or that of its key, ends in `# rlenv: allow CODE`."""
         key = self.key_span(fault.path)
         lines = (fault.quote, key.quote(key.line))
@@ -186,19 +186,23 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
     said = abridged(message, _MAX_WORDS)
-    return SpecError([Fault(span.file, span.line, span.column, path, said, hint, span.quote(span.line))])
+    return SpecError([span.fault(path, said, hint)])
+
+
+def _of_file(shown: str, message: str, hint: str = "", line: int = 1, column: int = 1) -> Finding:
+    return Finding("fault", message, hint, file=shown, line=line, column=column)
 
 
 def _read_text(path: Path, shown: str) -> str:
     try:
         raw = read_file(path)
     except FileNotFoundError:
-        raise SpecError([Fault(shown, 1, 1, "", "there is no such file", _near_file(path))]) from None
+        raise SpecError([_of_file(shown, "there is no such file", _near_file(path))]) from None
     except (OSError, ValueError) as error:
         if is_folder(path):
-            raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
+            raise SpecError([_of_file(shown, "found a folder; expected a YAML file")]) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {reason}")]) from error
+        raise SpecError([_of_file(shown, f"the file cannot be read: {reason}")]) from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -206,7 +210,7 @@ def _read_text(path: Path, shown: str) -> str:
         number = before.count("\n") + 1
         column = len(before) - (before.rfind("\n") + 1) + 1
         found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise SpecError([Fault(shown, number, column, "", found, "save the file as UTF-8")]) from error
+        raise SpecError([_of_file(shown, found, "save the file as UTF-8", number, column)]) from error
 
 
 def _near_file(path: Path) -> str:
@@ -273,7 +277,7 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
     try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a circle of links
-        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {error}")]) from error
+        raise SpecError([_of_file(shown, f"the file cannot be read: {error}")]) from error
     root = parse_text(_read_text(path, shown) if text is None else text, file=shown, base=path.parent)
     assert isinstance(root.value, dict)
     extends = root.value.get("extends")
@@ -319,7 +323,7 @@ def _override(root: Node, path: str, value: Any) -> None:
     span = Span(f"{_OVERRIDE}{path}", 0, 0, Path.cwd())
 
     def refuse(message: str, hint: str = "") -> SpecError:
-        return SpecError([Fault(span.file, 0, 0, path, message, hint)])
+        return SpecError([Finding("fault", message, hint, where=path, file=span.file)])
 
     parts = path.split(".")
     if not all(parts):

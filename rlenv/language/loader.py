@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rlenv._base.nearest import did_you_mean, nearest
-from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.language.document import SourceDocument, read_source
@@ -92,7 +92,7 @@ def loaded_of(document: SourceDocument) -> LoadedSpec:
     return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
 
 
-class _Faults(list[Fault]):
+class _Faults(list[Finding]):
     """Faults as they are found; `cause` is the first of pydantic's errors that one came of."""
 
     cause: ValidationError | None = None
@@ -151,12 +151,12 @@ def _validated(
         return None
 
 
-def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
+def in_order(faults: list[Finding], document: SourceDocument) -> list[Finding]:
     """Faults by file (overrides first, then the document's own), then by place, without repeats."""
     ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
     unique = dict.fromkeys(faults)
 
-    def place(fault: Fault) -> tuple[int, str, int, int]:
+    def place(fault: Finding) -> tuple[int, str, int, int]:
         # What was given on the command line is most likely what is wrong.
         rank = -1 if fault.file.startswith("--set ") else ranks.get(fault.file, len(ranks))
         return (rank, fault.file, fault.line, fault.column)
@@ -230,7 +230,7 @@ def _model(
     group: registry.Group,
     path: tuple[str, ...],
     value: Mapping[str, Any],
-    faults: list[Fault],
+    faults: list[Finding],
 ) -> type[Spec] | None:
     """The class of an entry, by its `kind` and, for a rule, by its `rule`."""
     kind = _named(document, group, path, "kind", value.get("kind"), faults)
@@ -249,7 +249,7 @@ def _model(
 
 
 def _named(
-    document: SourceDocument, group: registry.Group, path: tuple[str, ...], key: str, name: Any, faults: list[Fault]
+    document: SourceDocument, group: registry.Group, path: tuple[str, ...], key: str, name: Any, faults: list[Finding]
 ) -> registry.Kind | None:
     if isinstance(name, str) and name in registry.BUILT_IN[group]:
         return registry.get(group, name)
@@ -316,7 +316,7 @@ def _oracle_step(document: SourceDocument, index: int, faults: _Faults) -> Spec 
     return _validated(model, step, document, path, faults)
 
 
-def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> None:
+def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Finding]) -> None:
     value = document.get(path)
     hint = "write {TOOL: {ARGUMENT: …}}"
     calls = [(*path, index) for index in range(len(value))] if isinstance(value, list) else [path]
@@ -334,9 +334,9 @@ def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: 
 _TASK_SOURCES = ("path", "python", "hf", "rows")
 
 
-def _task_sources(document: SourceDocument) -> list[Fault]:
+def _task_sources(document: SourceDocument) -> list[Finding]:
     """Each split names exactly one source."""
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     splits = document.get("tasks")
     for split in splits if isinstance(splits, Mapping) else ():
         source = splits[split]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import PolicySpec, Spec
 
@@ -75,7 +75,7 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in fields)
 
 
-def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Fault:
+def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Finding:
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
     hint = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
@@ -92,9 +92,9 @@ class _Expectation:
     said: str = ""
 
 
-def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, model: type[Spec]) -> list[Fault]:
+def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, model: type[Spec]) -> list[Finding]:
     """The faults behind an error in the mapping at `base`, which should have been a `model`."""
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     wrong: dict[Path, _Expectation] = {}
     details = error.errors(include_url=False)
     if len(details) > _MOST:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.errors import Fault
+from rlenv.errors import Finding
 from rlenv.language.document import SourceDocument
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.spec import EnvSpec, RewardSpec
@@ -25,7 +25,9 @@ class Flaw:
     find: str = ""
 
 
-def weighing_faults(document: SourceDocument, spec: EnvSpec, *, lost: frozenset[str] = frozenset()) -> Iterator[Fault]:
+def weighing_faults(
+    document: SourceDocument, spec: EnvSpec, *, lost: frozenset[str] = frozenset()
+) -> Iterator[Finding]:
     """The `flaws` of a spec, each at its place in the document."""
     for flaw in flaws(spec.rewards, spec.success, lost=lost):
         yield document.fault(flaw.path, flaw.message, flaw.hint, find=flaw.find)

@@ -14,7 +14,7 @@ from typing import Any, Never
 
 import yaml
 
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.yamlwords import explain
 
 __all__ = ["MAX_ALIASED", "MAX_DEPTH", "Node", "Span", "parse_text"]
@@ -69,6 +69,11 @@ class Span:
         """A line of the file without its newline, "" where there is none."""
         lines = self.source.lines if self.source is not None else ()
         return lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
+
+    def fault(self, path: str, message: str, hint: str = "", *, at: tuple[int, int] | None = None) -> Finding:
+        """A fault here, or `at` another line and column of the same file; `path` is the dotted place to print."""
+        line, column = at or (self.line, self.column)
+        return Finding("fault", message, hint, "", path, self.file, line, column, self.quote(line))
 
     def inside(self, find: str = "", line: int = 1) -> tuple[int, int]:
         """The line and column of a text in the value, or of a line of the value; its start where neither is there."""
@@ -354,4 +359,4 @@ class _Reader:
         self._fail(self._at(mark.line + 1, mark.column + 1), message, hint)
 
     def _fail(self, span: Span, message: str, hint: str = "", path: str = "") -> Never:
-        raise SpecError([Fault(span.file, span.line, span.column, path, message, hint, span.quote(span.line))])
+        raise SpecError([span.fault(path, message, hint)])

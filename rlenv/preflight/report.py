@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from rlenv.errors import Finding
 from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths
 from rlenv.preflight.memory import Machine, Memory, Model, memory_of
 
 __all__ = [
-    "Finding",
     "Names",
     "Preflight",
     "Step",
@@ -23,14 +23,6 @@ __all__ = [
 
 _ROUND = 64  # a limit that is suggested is a multiple of it
 _GB = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """An `error` (the run would fail, or learn nothing), a `warning` (part of it would), or what is `unknown`."""
-
-    level: Literal["error", "warning", "unknown"]
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ class Preflight:
         return {
             "name": self.name,
             "is_ready": self.is_ready,
-            "findings": [asdict(one) for one in self.findings],
+            "findings": [one.as_dict() for one in self.findings],
             "exactness": dict(self.verdicts),
             "splits": [_split(one) for one in self.splits],
             "step": None if self.step is None else asdict(self.step),
@@ -346,7 +338,7 @@ def lines_of(report: Preflight) -> Iterator[str]:
     for level in ("unknown", "warning", "error"):
         for finding in report.findings:
             if finding.level == level:
-                yield f"{'not measured' if level == 'unknown' else level}: {finding.message}"
+                yield str(finding)
 
 
 def _shown(lengths: Lengths) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UnsupportedTemplate
+from rlenv.errors import Finding, UnsupportedTemplate
 from rlenv.preflight.lengths import Limits, SplitLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, known_model, model_of
 from rlenv.preflight.report import (
-    Finding,
     Names,
     Preflight,
     Step,

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from rlenv._base.strict_json import DuplicateKey, count_keys, has_keys, unique
-from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
+from rlenv.errors import Finding, MissingExtra, SpecError, UsageError
 from rlenv.language.functions import failure
 
 __all__ = ["KINDS", "MAX_ROW_BYTES", "MAX_WHOLE_BYTES", "Row", "UnfitFile", "open_rows"]
@@ -116,7 +116,8 @@ def _array(path: Path, opened: Callable[[], BinaryIO]) -> Read:
 
 
 def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
-    return SpecError([Fault(str(path), line, column, "", message, hint, quote if len(quote) <= _MAX_QUOTE else "")])
+    quote = quote if len(quote) <= _MAX_QUOTE else ""
+    return SpecError([Finding("fault", message, hint, file=str(path), line=line, column=column, quote=quote)])
 
 
 def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:

@@ -15,7 +15,7 @@ from typing import Any, overload
 from rlenv._base.bounded import size
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import is_file, is_folder, names_in
-from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.functions import check_positional, failure, import_function
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec
@@ -201,7 +201,7 @@ def _filled(loaded: LoadedSpec, key: str, value: str) -> str:
     return shown
 
 
-def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fault]:
+def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Finding]:
     for name in sorted(template.names - {"vars"}):
         yield loaded.document.fault(key, f"'{name}' is not known here", "a path may read vars only", find=name)
     for path in sorted(template.paths):

@@ -18,14 +18,14 @@ from rlenv.tokens.replay import Difference, Replay, compare
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.verdict import Played, Verdict, judge
 
-__all__ = ["CheckReport", "Difference", "Finding", "check", "compare", "general"]
+__all__ = ["CheckReport", "Difference", "TokenCheck", "check", "compare", "general"]
 
 Status = Literal["ok", "refused", "failed", "skipped"]
 _PARALLEL = (("tool", "tool"), ("tool", "tool", "tool", "tool"))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TokenCheck:
     """One check: `ok`, `failed`, `refused` where there is no encoder, or `skipped` where nothing could be compared.
 
     `cases` were compared and are exact. Of other observations `rewritten` says how many the template writes otherwise
@@ -54,7 +54,7 @@ class CheckReport:
 
     name: str
     verdict: Verdict
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[TokenCheck, ...] = field(default=())
     with_user: Verdict | None = None
 
     @property
@@ -68,7 +68,7 @@ class CheckReport:
         return self.verdict.is_exact and not self.failed
 
     @property
-    def failed(self) -> tuple[Finding, ...]:
+    def failed(self) -> tuple[TokenCheck, ...]:
         """The checks that found ids which are not the template's."""
         return tuple(finding for finding in self.findings if finding.status == "failed")
 
@@ -124,12 +124,12 @@ def check(
         encoder = make()
     except UnsupportedTemplate as error:
         refused = verdict or judge(error)
-        return CheckReport(name, refused, (Finding("binds", "refused", 0, str(error)),))
+        return CheckReport(name, refused, (TokenCheck("binds", "refused", 0, str(error)),))
     with_user = None
     if verdict is None:
         verdict, with_user = (judge(encoder, *general(with_user=has_user)) for has_user in (False, True))
     ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
-    findings = [Finding("binds", "ok", 1, f"a turn ends with {ends}")]
+    findings = [TokenCheck("binds", "ok", 1, f"a turn ends with {ends}")]
     findings.append(_ends(encoder))
     given = list(real)
     if encoder.same_turn is None:
@@ -152,7 +152,7 @@ def check(
     return CheckReport(name, verdict, tuple(findings), with_user)
 
 
-def _ends(encoder: TokenEncoder) -> Finding:
+def _ends(encoder: TokenEncoder) -> TokenCheck:
     """Whether a mark that ends turns by the model's files does so in the template."""
     declared, number = encoder.declared_ends, encoder.stop_id
     wrong = [mark for mark in declared if mark in encoder.begins]
@@ -162,14 +162,14 @@ def _ends(encoder: TokenEncoder) -> Finding:
     )
     if wrong and len(wrong) == len(declared):
         why = "begins the assistant's turn in the template: a server would not stop behind a turn"
-        return Finding("end marks", "failed", 0, f"{wrong[0]} ends a turn by the model's files, and {why}; {repair}")
+        return TokenCheck("end marks", "failed", 0, f"{wrong[0]} ends a turn by the model's files, and {why}; {repair}")
     if encoder.same_turn is None and declared and encoder.stop not in declared:
         why = f"the template ends turns with {encoder.stop}, and the model's files name {', '.join(declared)}"
-        return Finding("end marks", "ok", 1, f"{why}: what serves the model would not stop there; {repair}")
-    return Finding("end marks", "ok", 1, "a turn ends where the model's files say")
+        return TokenCheck("end marks", "ok", 1, f"{why}: what serves the model would not stop there; {repair}")
+    return TokenCheck("end marks", "ok", 1, "a turn ends where the model's files say")
 
 
-def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> Finding:
+def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
     """Prompts, turns and observations are, id for id, the template's rendering of the whole conversation."""
     counts = dict.fromkeys(("exact", "rewritten", "needless", "refused", "taken out"), 0)
     reasons: dict[str, str] = {}
@@ -179,14 +179,14 @@ def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> Findi
                 where = f"{dialogue.name}, " if dialogue.name else ""
                 place = "the prompt" if outcome.turn < 0 else f"turn {outcome.turn + 1}"
                 detail = f"{where}{place}: {outcome.detail}"
-                return Finding(name, "failed", counts["exact"], detail, outcome.difference)
+                return TokenCheck(name, "failed", counts["exact"], detail, outcome.difference)
             if outcome.turn >= 0 or outcome.status != "exact":
                 counts[outcome.status] += 1
             if outcome.status != "exact":
                 reasons.setdefault(outcome.status, outcome.detail)
     detail = "; ".join(_said(status, counts[status], reasons[status]) for status in counts if status in reasons)
     is_empty = not counts["exact"] and not counts["rewritten"]
-    return Finding(
+    return TokenCheck(
         name,
         "skipped" if is_empty else "ok",
         counts["exact"],
@@ -209,13 +209,13 @@ def _said(status: str, count: int, reason: str) -> str:
     return f"{count} {words[status]}: {reason}"
 
 
-def _hostile(encoder: TokenEncoder) -> Finding:
+def _hostile(encoder: TokenEncoder) -> TokenCheck:
     """No content becomes a control token, and its text comes back as it was."""
     control = set(encoder.vocabulary.added.values())
     try:
         clean = encoder.encode_messages((Message("tool", "CONTENT", name="look", tool_call_id="call00000"),)).tolist()
     except UnsupportedTemplate as error:
-        return Finding("hostile results", "skipped", 0, str(error))
+        return TokenCheck("hostile results", "skipped", 0, str(error))
     wanted = [number for number in clean if number in control]
     shown = encoder.decode(clean)
     tokens = [token for token in encoder.vocabulary.added if token.strip()]
@@ -225,18 +225,18 @@ def _hostile(encoder: TokenEncoder) -> Finding:
         ids = encoder.encode_messages((Message("tool", content, name="look", tool_call_id="call00000"),)).tolist()
         found = [number for number in ids if number in control and number not in blank]
         if found != [number for number in wanted if number not in blank]:
-            return Finding("hostile results", "failed", cases, f"the result {content[:60]!r} makes control tokens",
+            return TokenCheck("hostile results", "failed", cases, f"the result {content[:60]!r} makes control tokens",
                            compare(encoder, wanted, found))  # fmt: skip
         text = encoder.decode(ids)
         if content.strip() not in text and json.dumps(content.strip(), ensure_ascii=False)[1:-1] not in text:
-            return Finding(
+            return TokenCheck(
                 "hostile results", "failed", cases, f"the result {content[:60]!r} does not come back as text"
             )
         cases += 1
-    return Finding("hostile results", "ok", cases, f"0 extra control tokens in {shown.count('CONTENT')} place")
+    return TokenCheck("hostile results", "ok", cases, f"0 extra control tokens in {shown.count('CONTENT')} place")
 
 
-def _hostile_prompts(encoder: TokenEncoder) -> Finding:
+def _hostile_prompts(encoder: TokenEncoder) -> TokenCheck:
     """No message and no tool's schema becomes a control token of the prompt."""
     name = "hostile prompts"
 
@@ -251,19 +251,19 @@ def _hostile_prompts(encoder: TokenEncoder) -> Finding:
     try:
         wanted = controls("S", "U", "look", "x")
     except UnsupportedTemplate as error:
-        return Finding(name, "skipped", 0, str(error))
+        return TokenCheck(name, "skipped", 0, str(error))
     cases = 0
     for text in hostile([token for token in encoder.vocabulary.added if token.strip()]):
         for texts in ((text, "U", "look", "x"), ("S", text, "look", "x"), ("S", "U", text, text)):
             found = controls(*texts)
             if found != wanted:
-                return Finding(name, "failed", cases, f"the text {text[:60]!r} makes control tokens",
+                return TokenCheck(name, "failed", cases, f"the text {text[:60]!r} makes control tokens",
                                compare(encoder, wanted, found))  # fmt: skip
             cases += 1
-    return Finding(name, "ok", cases, "0 extra control tokens in messages and schemas")
+    return TokenCheck(name, "ok", cases, "0 extra control tokens in messages and schemas")
 
 
-def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> Finding:
+def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> TokenCheck:
     """A turn that stopped by its length is closed with mask 0, and reads on as one that was stopped."""
     name = f"turns cut by length, then a {'result' if role == 'tool' else 'reply'}"
     observation = Observation((Message(role, "R", name="look", tool_call_id="call00000"),))
@@ -282,13 +282,13 @@ def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> Finding:
     try:
         cut = played(ids)
         if cut.closed_turns != [0]:
-            return Finding(name, "skipped", 0, "the template begins a new row there")
+            return TokenCheck(name, "skipped", 0, "the template begins a new row there")
         end = cut.response_ids[len(ids)]
         whole = played([*ids, end])
     except UnsupportedTemplate as error:
-        return Finding(name, "skipped", 0, str(error))
+        return TokenCheck(name, "skipped", 0, str(error))
     difference = compare(encoder, whole.context_ids, cut.context_ids)
     # In a history some templates end a turn with another mark than the one that the policy stops with.
     if difference is not None or sum(cut.mask) != len(ids) or end not in encoder.vocabulary.added.values():
-        return Finding(name, "failed", 1, "a closed turn differs from a stopped one", difference)
-    return Finding(name, "ok", 1, f"closed with {encoder.decode([end])} and mask 0")
+        return TokenCheck(name, "failed", 1, "a closed turn differs from a stopped one", difference)
+    return TokenCheck(name, "ok", 1, f"closed with {encoder.decode([end])} and mask 0")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import names_in, read_file
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.findings import Finding, listed, shown
+from rlenv.dialects.findings import RowFault, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.language.dialect import ChatTemplateSpec, DialectSpec
@@ -41,7 +41,7 @@ class Declared:
 
     def __init__(self, loaded: LoadedSpec, given: ChatTemplateSpec, inside: Dialect, *, is_mapping: bool) -> None:
         self.given = given
-        self.findings: list[Finding] = []
+        self.findings: list[RowFault] = []
         self.dialect: TemplatedDialect | None = None
         self._is_mapping = is_mapping
         self.place: tuple[str, ...] = ("chat_template", "file") if is_mapping else ("chat_template",)
@@ -53,7 +53,7 @@ class Declared:
             message = f"chat_template {path} cannot be read ({type(error).__name__})"
             close = nearest(path.name, names_in(path.parent))
             hint = f"did you mean '{given.file.removesuffix(path.name)}{close}'?" if close else "give a .jinja file"
-            self.findings.append(Finding(self.place, message, hint))
+            self.findings.append(RowFault(self.place, message, hint))
             return
         values = {key: value for key in _TOKENS if (value := getattr(given, key)) is not None}
         try:
@@ -62,11 +62,11 @@ class Declared:
             )
         except UnsupportedTemplate as error:
             message, hint = str(error).removeprefix("chat template "), "mend that line of the template"
-            self.findings.append(Finding(self.place, message, hint))
+            self.findings.append(RowFault(self.place, message, hint))
             return
         self.findings += self._names()
 
-    def _names(self) -> Iterator[Finding]:
+    def _names(self) -> Iterator[RowFault]:
         """Names that the template reads and lacks, and names that are given and that it does not read."""
         reads = names_read(self.source)
         lacking = [token for token in _TOKENS if token in reads and getattr(self.given, token) is None]
@@ -75,26 +75,26 @@ class Declared:
             message = f"{self.name} reads {lines}, which {'are' if len(lacking) > 1 else 'is'} not given"
             keys = ", ".join(f'{token}: "…"' for token in lacking)
             hint = f"add {keys}" if self._is_mapping else f"write {{file: {self.given.file}, {keys}}}"
-            yield Finding(("chat_template",), message, f'{hint}, with "" where the tokenizer has none', self._at)
+            yield RowFault(("chat_template",), message, f'{hint}, with "" where the tokenizer has none', self._at)
         if self.given.bos_token and "bos_token" not in reads:
             message = f"{self.name} does not read bos_token, so that no prompt starts with it"
-            yield Finding(("chat_template", "bos_token"), message, "remove it, or let the template write it", "key")
+            yield RowFault(("chat_template", "bos_token"), message, "remove it, or let the template write it", "key")
         for name in self.given.kwargs:
             place = ("chat_template", "kwargs", name)
             if name in _GIVEN:
-                yield Finding(place, f"'{name}' is given by the conversation itself", "remove it", "key")
+                yield RowFault(place, f"'{name}' is given by the conversation itself", "remove it", "key")
             elif name in _TOKENS:
-                yield Finding(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
+                yield RowFault(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
             elif name not in reads:
                 own = sorted(reads - {*_TOKENS})
                 hint = did_you_mean(name, own, otherwise=f"it reads: {', '.join(own) or 'no other name'}")
-                yield Finding(place, f"{self.name} reads no '{name}'", hint, "key")
+                yield RowFault(place, f"{self.name} reads no '{name}'", hint, "key")
 
     @property
     def _at(self) -> Literal["key", "value"]:
         return "key" if self._is_mapping else "value"
 
-    def answered(self, roles: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+    def answered(self, roles: Sequence[tuple[str, ...]]) -> Iterator[RowFault]:
         """The faults of observations: those messages that cannot answer an assistant's turn as the template writes it.
 
         Args:
@@ -117,31 +117,33 @@ class Declared:
                 continue
             yield from self._stop(text, said)
 
-    def _stop(self, text: str, said: set[str]) -> Iterator[Finding]:
+    def _stop(self, text: str, said: set[str]) -> Iterator[RowFault]:
         """A mark of `stop` that the template never writes ends nothing."""
         wanted = marks_of(self.given.stop)
         if not wanted or text.startswith(wanted) or "stop" in said:
             return
         said.add("stop")
         message = f"{self.name} does not end an assistant's turn with {' or '.join(map(shown, wanted))}"
-        yield Finding(("chat_template", "stop"), message, f"name the mark in front of what follows: {shown(text[:40])}")
+        yield RowFault(
+            ("chat_template", "stop"), message, f"name the mark in front of what follows: {shown(text[:40])}"
+        )
 
-    def _refused(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> Finding:
+    def _refused(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> RowFault:
         if isinstance(error, ContentsLost):
             what = "a tool's result" if roles[0] == "tool" else "a user's reply"
             message = f"{self.name} does not write {what} once, as it is: the model would not see it"
-            return Finding(self.place, message, f"let it write message.content where message.role is '{roles[0]}'")
+            return RowFault(self.place, message, f"let it write message.content where message.role is '{roles[0]}'")
         if isinstance(error, NoStopMark):
             if marks_of(self.given.stop):
                 wanted = " or ".join(map(shown, marks_of(self.given.stop)))
                 message = f"{self.name} does not end an assistant's turn with {wanted}; what follows is {error.near!r}"
-                return Finding(("chat_template", "stop"), message, "name the mark that stands there")
+                return RowFault(("chat_template", "stop"), message, "name the mark that stands there")
             hint = f'write {{file: {self.given.file}, stop: "…"}} with the mark that ends the turn'
             if self._is_mapping:
                 hint = 'add stop: "…" with the mark that ends the turn'
             message = f"{self.name} ends an assistant's turn with no known stop mark: {error.near!r}"
-            return Finding(("chat_template",), message, hint, self._at)
-        return Finding(self.place, _plain(error), "mend the template, or describe the family by 'chat'")
+            return RowFault(("chat_template",), message, hint, self._at)
+        return RowFault(self.place, _plain(error), "mend the template, or describe the family by 'chat'")
 
 
 def declared_template(loaded: LoadedSpec, inside: Dialect) -> Declared | None:
@@ -163,7 +165,7 @@ def roles_that_answer(*, has_tools: bool, has_user: bool) -> list[tuple[str, ...
 
 def rendering_findings(
     declared: Declared, prompts: Sequence[Sequence[Message]], tools: Sequence[Any]
-) -> Iterator[Finding]:
+) -> Iterator[RowFault]:
     """The faults of the environment's own prompts as the template writes them.
 
     Args:
@@ -175,18 +177,18 @@ def rendering_findings(
         try:
             text = declared.dialect.render_prompt(messages, tools)
         except UnsupportedTemplate as error:
-            yield Finding(declared.place, _plain(error), "mend the template, or the prompt that it refuses")
+            yield RowFault(declared.place, _plain(error), "mend the template, or the prompt that it refuses")
             return
         for message in messages:
             lacking = message.content.strip() not in text
             if lacking and message.content.strip():
                 what = f"{declared.name} does not write the {message.role}'s message into the prompt"
-                yield Finding(declared.place, what, "write message.content for that role")
+                yield RowFault(declared.place, what, "write message.content for that role")
                 return
         lost = next((name for tool in tools if (name := _name_of(tool)) and name not in text), None)
         if lost is not None:
             what = f"{declared.name} does not show the tool '{lost}', so that the model knows of none"
-            yield Finding(declared.place, what, "let the template write `tools`, or leave them to the prompt")
+            yield RowFault(declared.place, what, "let the template write `tools`, or leave them to the prompt")
             return
 
 

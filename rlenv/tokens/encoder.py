@@ -14,7 +14,7 @@ from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate, template_of
 from rlenv.tokens.cut import Keep, token_cut
 from rlenv.tokens.dummies import TOOL, USER, Marks, Turn
-from rlenv.tokens.growth import Finding, Growth
+from rlenv.tokens.growth import AnsweredTurn, Growth
 from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.limits import Limits
@@ -417,12 +417,12 @@ class TokenEncoder:
         out._bind()
         return out
 
-    def look(self, story: Story, turn: Turn) -> Finding:
+    def look(self, story: Story, turn: Turn) -> AnsweredTurn:
         """What the template does with a conversation that goes on by a turn and its answers.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for these answers at all.
         """
         if self.same_turn is not None:
-            return Finding("", self._observations.derive(turn.roles, turn.images, None, ()), turn.roles)
+            return AnsweredTurn("", self._observations.derive(turn.roles, turn.images, None, ()), turn.roles)
         return self.growth.look(story, turn)

@@ -23,7 +23,7 @@ from rlenv.tokens.dummies import (
 from rlenv.tokens.layouts import Layout, Slot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 
-__all__ = ["RESPELLS", "Finding", "Grown", "Voice"]
+__all__ = ["RESPELLS", "AnsweredTurn", "Grown", "Voice"]
 
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
@@ -57,7 +57,7 @@ class Spelling:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AnsweredTurn:
     """What a template does once a turn of a shape is answered.
 
     Attributes:
@@ -134,7 +134,7 @@ class Grown:
         self._marks = [content_mark(index) for index in range(len(turn.roles))]
         self._answers = answer_messages(form, turn, self._marks, self._calls)
 
-    def finding(self) -> Finding:
+    def finding(self) -> AnsweredTurn:
         """What the template does with it.
 
         Raises:
@@ -143,7 +143,7 @@ class Grown:
         voice, turn, layout = self._voice, self._turn, self._layout
         before = self.prompt()
         after = voice.render(self._story, [*self._conversation, self._said, *self._answers])
-        found = Finding("", layout, turn.roles, voice.reader.is_left_open(after))
+        found = AnsweredTurn("", layout, turn.roles, voice.reader.is_left_open(after))
         if not after.startswith(before):
             return replace(found, fault=_rewritten(before, after, self._number))
         grown = after[len(before) :]

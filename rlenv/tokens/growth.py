@@ -35,12 +35,12 @@ from rlenv.tokens.dummies import (
     tool_mark,
     turn_message,
 )
-from rlenv.tokens.grown import Finding, Grown, Voice
+from rlenv.tokens.grown import AnsweredTurn, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter, words_of
 from rlenv.tokens.thoughts import thinking_of
 
-__all__ = ["LONG", "Finding", "Growth"]
+__all__ = ["LONG", "AnsweredTurn", "Growth"]
 
 _KEPT: Final = 4096
 _WORD: Final = re.compile(rf'\{{"x": "qza\d+v\d+zq"\}}|{ANY_MARK.pattern}')
@@ -74,7 +74,7 @@ class Growth:
         self._added = added
         self._derive = derive
         self._marks = marks
-        self._findings: dict[Any, Finding] = {}
+        self._findings: dict[Any, AnsweredTurn] = {}
         self._opens: dict[Any, bool] = {}
         self._layouts: dict[Any, Layout | UnsupportedTemplate] = {}
         self._told_apart: dict[Any, None] = {}
@@ -162,7 +162,7 @@ class Growth:
         """Whether a conversation of this shape was looked at before."""
         return self.key(story, turn) in self._findings
 
-    def look(self, story: Story, turn: Turn) -> Finding:
+    def look(self, story: Story, turn: Turn) -> AnsweredTurn:
         """What the template does with a conversation that goes on by a turn and its answers.
 
         Raises:
@@ -331,7 +331,7 @@ class Growth:
 
     # -- one shape -----------------------------------------------------------------------------------------------
 
-    def _look(self, story: Story, turn: Turn, *, behind: int = 0) -> Finding:
+    def _look(self, story: Story, turn: Turn, *, behind: int = 0) -> AnsweredTurn:
         """The finding; `behind` further turns of this shape stand before it."""
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
@@ -349,9 +349,9 @@ class Growth:
                 return Grown(self._voice, story, told, turn, layout, form).finding()
             except UnsupportedTemplate as error:
                 refused = refused if refused is not None else error
-        return Finding(str(refused), layout, turn.roles, is_refused=True)
+        return AnsweredTurn(str(refused), layout, turn.roles, is_refused=True)
 
-    def _tells_apart(self, story: Story, turn: Turn, found: Finding) -> bool:
+    def _tells_apart(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
         """Whether a template was just seen to write answers, or turns, otherwise in a longer conversation.
 
         It may count calls or turns, or keep the last of them alone, so that shapes alone do not tell its conversations
@@ -368,7 +368,7 @@ class Growth:
         drop_oldest(self._told_apart, most=_KEPT)
         return True
 
-    def _begins_alike(self, story: Story, turn: Turn, found: Finding) -> bool:
+    def _begins_alike(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
         """Whether a long conversation begins as the short one does."""
         turn, told, form = _short(turn), story.told(), found.layout.form
         short, long = (

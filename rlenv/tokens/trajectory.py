@@ -15,7 +15,7 @@ from rlenv.tokens.cut import CHARS_A_TOKEN, token_cut
 from rlenv.tokens.dummies import Turn
 from rlenv.tokens.ending import end_of
 from rlenv.tokens.grown import RESPELLS
-from rlenv.tokens.growth import Finding
+from rlenv.tokens.growth import AnsweredTurn
 from rlenv.tokens.limits import Limits
 from rlenv.tokens.shapes import Story
 
@@ -322,7 +322,7 @@ class TokenTrajectory:
             self._story, self._last, roles, images, said, is_open=self._opens, ids=lambda: set(self._ids[start:])
         )
 
-    def _fault(self, finding: Finding, messages: Sequence[Message]) -> str:
+    def _fault(self, finding: AnsweredTurn, messages: Sequence[Message]) -> str:
         """How the template writes the history otherwise; "" where it does not."""
         ids = [message.tool_call_id for message in messages if message.role == "tool"] if finding.needs_ids else []
         has_ids = bool(ids) and all(one and one in self._last for one in ids)
@@ -331,7 +331,7 @@ class TokenTrajectory:
             fault = RESPELLS
         return fault or self._other_end(finding)
 
-    def _other_end(self, finding: Finding) -> str:
+    def _other_end(self, finding: AnsweredTurn) -> str:
         """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""
         last = self._last_id()
         encoder = self._encoder
@@ -405,5 +405,5 @@ class _Prepared(NamedTuple):
     ids: array[int]
     images: tuple[Any, ...]
     turn: Turn
-    finding: Finding
+    finding: AnsweredTurn
     fault: str

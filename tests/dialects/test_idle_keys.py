@@ -15,7 +15,7 @@ import pytest
 
 from rlenv import dialects
 from rlenv.dialects.built_in import FAMILIES, row_of
-from rlenv.dialects.findings import Finding
+from rlenv.dialects.findings import RowFault
 from rlenv.dialects.idle import CALL_RULES, CHAT_RULES, ROW_RULES
 from rlenv.dialects.meaning import BODIES, bodies_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, ThinkingSpec
@@ -144,7 +144,7 @@ def written(row: Row) -> list[str]:
     return [dialect.render_action(Message("assistant", content, calls)) for content, calls in turns]
 
 
-def complaints(row: Row, where: str) -> list[Finding]:
+def complaints(row: Row, where: str) -> list[RowFault]:
     found = dialects.contradictions(DialectSpec.model_validate(row))
     return [finding for finding in found if ".".join(map(str, finding.path)) == where]
 

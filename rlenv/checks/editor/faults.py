@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlenv.checks.editor.lines import Lines
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.loader import load_document, loaded_of
 
 __all__ = ["Mark", "diagnose", "marks"]
@@ -39,7 +39,7 @@ class Mark:
     """`fault`, or `warning` for what is legal and odd."""
 
 
-def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Fault, ...]:
+def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...]:
     """The faults of reading and of types, in order of place; none of them is missing from `rlenv validate`.
 
     Nothing of the author's is imported, so that it can be asked at every pause of typing. Any text is taken.
@@ -54,13 +54,13 @@ def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Fault, ...]:
     return ()
 
 
-def marks(faults: Iterable[Fault], text: str, *, path: str | os.PathLike[str]) -> tuple[Mark, ...]:
+def marks(faults: Iterable[Finding], text: str, *, path: str | os.PathLike[str]) -> tuple[Mark, ...]:
     """Faults as marks in `text`, which is what stands at `path`."""
     lines = Lines(text)
     return tuple(_mark(fault, lines, os.fspath(path)) for fault in faults)
 
 
-def _mark(fault: Fault, lines: Lines, path: str) -> Mark:
+def _mark(fault: Finding, lines: Lines, path: str) -> Mark:
     if fault.file != path or not fault.line:
         where = f"{Path(fault.file).name}:{fault.line}:{fault.column}" if fault.line else fault.file
         line, column, end = _extends(lines)

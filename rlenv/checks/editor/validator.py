@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Finding, UsageError
 
 __all__ = ["LIMIT_S", "Validator"]
 
@@ -39,7 +39,7 @@ class Validator:
     limit_s: float = LIMIT_S
     _running: dict[_Key, asyncio.subprocess.Process] = field(default_factory=dict)
 
-    async def validate(self, text: str, *, path: str | os.PathLike[str]) -> tuple[Fault, ...] | None:
+    async def validate(self, text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
         """The faults of `rlenv validate` for a text that stands at `path`; None where a newer text took its place.
 
         A validation that takes longer than `limit_s`, or ends without an answer, is a fault at the text's start.
@@ -48,8 +48,8 @@ class Validator:
         try:
             found = await self._ask({"do": "validate", "path": shown, "text": text})
         except _NoAnswer as error:
-            return (Fault(shown, 1, 1, "", f"validation {error.args[0]}", error.args[1]),)
-        return None if found is None else tuple(Fault(**fault) for fault in found["faults"])
+            return (Finding("fault", f"validation {error.args[0]}", error.args[1], file=shown, line=1, column=1),)
+        return None if found is None else tuple(Finding(**fault) for fault in found["faults"])
 
     async def compile(
         self, text: str, *, path: str | os.PathLike[str], split: str | None = None, task: int = 0

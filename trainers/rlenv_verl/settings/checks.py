@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.nearest import all_known, did_you_mean
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Finding, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_verl.loop.fate import failure_policy
@@ -104,7 +104,7 @@ RUN_OPTIONAL: Final[Mapping[str, _Check]] = {
 RUN_KEYS: Final[Mapping[str, _Check]] = {**RUN_NEEDED, **RUN_OPTIONAL}
 
 
-def preset_faults(document: SourceDocument) -> Iterator[Fault]:
+def preset_faults(document: SourceDocument) -> Iterator[Finding]:
     """All faults of one file; whether veRL has the keys is looked at where veRL is installed.
 
     What the file extends is not looked at, so that each fault stands in the file that has it.
@@ -131,7 +131,7 @@ def preset_faults(document: SourceDocument) -> Iterator[Fault]:
             yield document.fault(place, f"expected a mapping with {', '.join(_SECTIONS)}")
 
 
-def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Fault]:
+def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Finding]:
     held = document.get(at) if at else document.data
     for key in held:
         if key in known:
@@ -146,11 +146,11 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
 
 def _no_such(
     document: SourceDocument, place: tuple[str, ...], given: str, known: list[str], what: str, *, at: str
-) -> Fault:
+) -> Finding:
     return document.fault(place, f"no {what} '{given}'", all_known(given, known), at=at)
 
 
-def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Fault]:
+def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Finding]:
     held = document.get(at) if at else document.data
     for section in _SECTIONS:
         if section in held and not isinstance(held[section], Mapping):
@@ -170,7 +170,7 @@ def _mapping(held: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _environment(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], run: Mapping[str, Any]
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     for name, value in given.items():
         place = (*at, name)
         if not _NAME.fullmatch(name):
@@ -185,7 +185,7 @@ def _environment(
             yield document.fault(place, message, f"leave out one of the two; run.threads is {run['threads']}", at="key")
 
 
-def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[Fault]:
+def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[Finding]:
     for key, value in given.items():
         place = (*at, key)
         if key not in RUN_KEYS:
@@ -205,7 +205,7 @@ def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]
 
 def _verl(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any], above: str
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     """Keys that veRL's configuration lists."""
     for key, value in given.items():
         place, path = (*at, key), f"{above}{key}"
@@ -246,7 +246,7 @@ def _expected(known: Any, value: Any) -> str:
 
 def _verl_add(
     document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Any, above: str
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     """Keys that veRL reads without listing them."""
     for key, value in given.items():
         place, path = (*at, key), f"{above}{key}"
@@ -262,6 +262,6 @@ def _verl_add(
             yield document.fault(place, message, "write it under verl", at="key")
 
 
-def _of_the_run(document: SourceDocument, at: tuple[str, ...], path: str) -> Fault:
+def _of_the_run(document: SourceDocument, at: tuple[str, ...], path: str) -> Finding:
     message = f"every run sets '{path}' itself, so that a preset's is not read"
     return document.fault(at, message, OF_THE_RUN[path], at="key")

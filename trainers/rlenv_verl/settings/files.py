@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.nearest import all_known, did_you_mean
-from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument, parse_source
 from rlenv_verl.settings.checks import RUN_NEEDED, preset_faults
 from rlenv_verl.settings.names import names_in, preset_names
@@ -71,7 +71,7 @@ def read_preset(given: str) -> dict[str, Any]:
     return data
 
 
-def _ordered(document: SourceDocument) -> list[Fault]:
+def _ordered(document: SourceDocument) -> list[Finding]:
     return sorted(preset_faults(document), key=lambda fault: (fault.line, fault.column))
 
 
