@@ -1,1 +1,1 @@
-"""What is done around calls: retries, rates, caches, breakers, limits over processes, and faults put in on purpose."""
+"""Everything around calls: retries, rates, caches, breakers, limits over processes, and faults put in on purpose."""

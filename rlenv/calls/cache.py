@@ -31,7 +31,7 @@ _EPISODE = "rlenv.calls.cache"
 
 
 class Store(Protocol):
-    """Where packed results stand, by key; both may be called from any thread, and `is_slow` ones only from there."""
+    """Packed results by key; both methods may be called from any thread, and `is_slow` ones only from there."""
 
     is_slow: bool
 
@@ -98,7 +98,7 @@ def unpack(packed: bytes) -> ToolOutput:
 
 
 class _Episode:
-    """What is kept for one episode; `generation` changes whenever a tool changed the episode's state."""
+    """The results kept for one episode; `generation` changes whenever a tool changed the episode's state."""
 
     __slots__ = ("generation", "store")
 

@@ -371,7 +371,7 @@ def _hangs(entry: _Entry, call: ToolCall) -> EpisodeError:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody has asked the current task to end."""
+    """True where somebody has asked the current task to end."""
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())
 

@@ -65,7 +65,7 @@ FaultKind = Literal["error", "delay", "garble", "oversize", "hang"]
 
 
 def injected(tool: str) -> ToolFailed:
-    """How a call fails that meets an `error`: the tool has not run."""
+    """The failure of a call that meets an `error`: the tool has not run."""
     return ToolFailed(f"the tool {tool} failed", reason="injected", retryable=True)
 
 
@@ -78,7 +78,7 @@ class Fault:
     seed: int = 0
 
     def spoil(self, output: ToolOutput) -> ToolOutput:
-        """What becomes of the result; its value is None where its text is not the tool's any more."""
+        """The result as it is spoiled; its value is None where its text is not the tool's any more."""
         if self.kind == "oversize":
             text = output.text or " "
             return ToolOutput((text * (OVERSIZE_CHARS // len(text) + 1))[:OVERSIZE_CHARS])
@@ -330,5 +330,5 @@ class Guard:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same call may succeed a little later."""
+    """True where the same call may succeed a little later."""
     return error.retryable if isinstance(error, ToolFailed) else True

@@ -1,4 +1,4 @@
-"""What the end of a call is for the policy and for rewards: redacted, valid Unicode, and within bounds."""
+"""The end of a call for the policy and for rewards: redacted, valid Unicode, and within bounds."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class FailureLog:
 
 
 def _bounded_details(details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a tool says about its call, redacted and within bounds: it is kept, and nobody is shown it."""
+    """A tool's details of its call, redacted and within bounds: it is kept, and nobody is shown it."""
     if size(details, _MAX_NOTES_CHARS) <= _MAX_NOTES_CHARS:
         clean: Mapping[str, Any] = redact_value(details)
         return clean

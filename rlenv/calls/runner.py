@@ -222,7 +222,7 @@ class Runner:
         self._lock = threading.Lock()
 
     async def run(self, arguments: Mapping[str, Any], context: ToolContext, until: float, held_s: float = 0.0) -> Any:
-        """What the tool returns. A call held for `held_s` seconds first has its place meanwhile.
+        """The tool's return value. A call held for `held_s` seconds first has its place meanwhile.
 
         Raises:
             Expired: it has not ended by `until`, the wait for a place included.

@@ -117,7 +117,7 @@ def _first(
     inline: Callable[[ToolCall], tuple[Tool, Mapping[str, Any]] | None],
     at_once: Callable[[ToolCall | MalformedCall, ToolContext], ToolResult | Made],
 ) -> ToolResult | Made:
-    """What a call gives at once, or what has to be awaited."""
+    """The result of a call that gives one at once, or the task to wait for."""
     quick = inline(call) if isinstance(call, ToolCall) else None
     if quick is None or (asked := _asked(lane, *quick, context)) is None:
         return at_once(call, context)
@@ -165,7 +165,7 @@ def _keep_failure(slot: Slot, error: EpisodeError) -> None:
 
 
 def is_spoiled(tool: Tool) -> bool:
-    """Whether faults are put into a tool's calls on purpose. They are drawn anew, so its tries are what is kept."""
+    """True where faults are put into a tool's calls on purpose. They are drawn anew, so its tries are what is kept."""
     return tool.policy is not None and tool.policy.faults is not None
 
 
@@ -205,7 +205,7 @@ async def tried(
 
 
 def _raised(error: BaseException) -> Answer:
-    """What a try raised. Of a bug it matters whether it is an Exception, since others are not tried again."""
+    """The exception of a try. Of a bug it matters whether it is an Exception, since others are not tried again."""
     if isinstance(error, ToolFailed):
         names = ("text", "reason", "retryable", "whose", "details")
         return Answer("failed", {name: plain(getattr(error, name)) for name in names}, error.reason)
@@ -218,7 +218,7 @@ def _raised(error: BaseException) -> Answer:
 
 
 def _tried_again(slot: Slot) -> ToolOutput:
-    """What a try gave, or what it raised, raised again."""
+    """The output of a try; raises again what it raised."""
     answer = slot.answer
     assert answer is not None
     if answer.outcome == "refused":
@@ -234,7 +234,7 @@ def _tried_again(slot: Slot) -> ToolOutput:
 
 
 def _ending(answer: Answer) -> Any:
-    """What a try returned, which may be no output, or what it raised."""
+    """The return value of a try, which may be no output, or its exception."""
     held = answer.response
     if answer.outcome == "ok":
         return ToolOutput(held["text"], held["value"], tuple(Image(**one) for one in held["images"]), held["details"])

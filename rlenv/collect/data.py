@@ -168,7 +168,7 @@ class Candidate:
 
     @property
     def of_task(self) -> tuple[str, int]:
-        """What is one task."""
+        """The identity of a task."""
         return self.split, self.task
 
 
@@ -248,7 +248,7 @@ class Keep:
         return cls(expression, keeps_invalid, keeps_cut)
 
     def reason_against(self, trajectory: Trajectory) -> str:
-        """Why an episode is rejected, as a word for counting; "" where it is kept."""
+        """The reason against an episode, as a word for counting; "" where it is kept."""
         if trajectory.reward.total is None and not self.keeps_invalid:
             return "invalid reward"
         if _is_cut(trajectory) and not self.keeps_cut:
@@ -260,7 +260,7 @@ class Keep:
 
 
 def _is_cut(trajectory: Trajectory) -> bool:
-    """Whether a limit ended one of the policy's turns in the middle."""
+    """True where a limit ended one of the policy's turns in the middle."""
     return trajectory.reason == "turn_tokens" or any(turn.was_cut or turn.parsed.is_cut for turn in trajectory.turns)
 
 

@@ -174,7 +174,7 @@ def _add(rows: TokenRows, encoder: TokenEncoder, step: Step, stops: tuple[str, .
 
 
 def _reads_as(encoder: TokenEncoder, ids: Sequence[int], text: str) -> bool:
-    """Whether ids are this tokenizer's: known to it, and without their end tokens its writing of the text."""
+    """True where ids are this tokenizer's: known to it, and without their end tokens its writing of the text."""
     end = len(ids)
     while end and ids[end - 1] in encoder.end_ids:
         end -= 1

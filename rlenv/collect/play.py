@@ -1,4 +1,4 @@
-"""Where episodes come from: played by a policy and recorded as they end, or read from records."""
+"""Sources of episodes: played by a policy and recorded as they end, or read from records."""
 
 from __future__ import annotations
 

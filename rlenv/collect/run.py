@@ -36,7 +36,7 @@ _FIGURES = ("kept", "rows", "tokens", "tokens_trained", "longest", "turns_record
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is collected. `jobs` are played by a policy, `samples` of them a task; or `records` are read.
+    """The settings of a collection. `jobs` are played by a policy, `samples` of them a task; or `records` are read.
 
     `model` is what the tokens are for, as it was named, and `identity` says which those are; `source` says who played.
     `concurrency` episodes are played at
@@ -62,7 +62,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was made: the manifest as it was written."""
+    """The result of a collection: the manifest as it was written."""
 
     folder: Path
     manifest: Manifest

@@ -45,11 +45,11 @@ class Expired(Exception):
 
 
 class _Why(str):
-    """What a cancelled coroutine says its time went to."""
+    """The reason in a cancellation: what the coroutine's time went to."""
 
 
 def stopped(reason: str) -> asyncio.CancelledError:
-    """What a cancelled coroutine raises to say what its time went to, in the words of `rlenv._base.reasons`.
+    """The exception of a cancelled coroutine that says what its time went to, in the words of `rlenv._base.reasons`.
 
     No class of its own: `asyncio.timeout` turns a CancelledError into its TimeoutError, and lets a subclass pass
     (https://github.com/python/cpython/blob/3.11/Lib/asyncio/timeouts.py), so that it would end the caller's task.
@@ -68,7 +68,7 @@ def _why(error: BaseException | None) -> str:
 # What may wait runs in a task of its own from the start. `asyncio.timeout` and anyio's scopes cancel the task that they
 # were opened in: were that the caller's, those of a coroutine that is left behind would cancel the caller later.
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """What it returns, or raises: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
+    """Its return value, or its exception: a task hands SystemExit to its loop, and what nobody retrieves to the log."""
     try:
         return await coroutine, None
     except BaseException as error:
@@ -150,7 +150,7 @@ class Countdown:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up; never while it stands still."""
+        """True where the time is up; never while it stands still."""
         return self._end is not None and not self._holders and time.monotonic() >= self._end
 
     @property
@@ -181,7 +181,7 @@ class Countdown:
 
 @contextlib.contextmanager
 def running_under(countdown: Countdown) -> Iterator[None]:
-    """What the block starts runs under this limit."""
+    """Puts what the block starts under this limit."""
     token = _current.set(countdown)
     try:
         yield
@@ -226,7 +226,7 @@ _waits: Final[ContextVar[list[float] | None]] = ContextVar("rlenv_call_waits", d
 
 
 def begin() -> list[float]:
-    """What the waits of the call that begins here are put into, by whatever it runs in, tasks of its own too."""
+    """The list of waits of the call that begins here, filled by whatever it runs in, tasks of its own too."""
     waits: list[float] = []
     _waits.set(waits)
     return waits

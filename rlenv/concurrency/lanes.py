@@ -1,4 +1,4 @@
-"""Where a request to the outside comes from, and the tape that keeps its answer or gives it again.
+"""The place that a request to the outside comes from, and the tape that keeps its answer or gives it again.
 
 Whatever leaves the process asks `here()` first. Without a tape that is None, and nothing else is done. With one, a
 request is looked up, answered by the tape or made, and what came of it is handed to the tape; above retries, so that
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request: `response` is JSON of the answer, or of the failure that `reason` names.
+    """The answer to a request: `response` is JSON of the answer, or of the failure that `reason` names.
 
     `refused` is one that cannot be given again; `cancelled` one that nobody waited for to its end, because a request
     beside it failed, or a limit of time had passed: `given` waits as long then. `seconds` is how long a recorded one
@@ -76,7 +76,7 @@ class Slot:
 
     @property
     def seconds(self) -> float:
-        """How long `given` waits for the answer."""
+        """The seconds that `given` waits for the answer."""
         return self.answer.seconds if self.answer is not None and self.sleep is not None else 0.0
 
 
@@ -94,12 +94,12 @@ class Tape(Protocol):
 
     @property
     def is_offline(self) -> bool:
-        """Whether nothing may leave the process but what is let out."""
+        """True where nothing may leave the process but what is let out."""
         ...
 
     @property
     def wants_local(self) -> bool:
-        """Whether what nothing leaves the process for is kept or answered too."""
+        """True where what nothing leaves the process for is kept or answered too."""
         ...
 
     def look(self, lane: Lane, asked: Asked) -> Slot:
@@ -115,11 +115,11 @@ class Tape(Protocol):
         ...
 
     def lets_out(self, tool: str) -> bool:
-        """Whether a tool's requests are made all the same; of "", the policy's."""
+        """True where a tool's requests are made all the same; of "", the policy's."""
         ...
 
     def missed(self, episode: str) -> str:
-        """What an episode asked that the tape had no answer to, "" where there was nothing."""
+        """The request of an episode that the tape had no answer to, "" where there was nothing."""
         ...
 
 

@@ -66,7 +66,7 @@ class Pool:
         key: str = "",
         is_urgent: bool = False,
     ) -> _T:
-        """What `work` gives for a process that is ready. One that is cancelled says what its time went to.
+        """The result of `work` for a process that is ready. One that is cancelled says what its time went to.
 
         A process that ended before it was asked, or was ended from outside while it started, is replaced.
 

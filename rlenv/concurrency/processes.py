@@ -59,7 +59,7 @@ class Work:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs any more. One whose first thread alone has ended is a zombie too, and goes on."""
+        """True where nothing of it runs. One whose first thread alone has ended is a zombie too, and goes on."""
         return self.state == "Z" and self.threads <= 1
 
     @property
@@ -135,7 +135,7 @@ _VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "T
 
 
 def cause_of(status: int) -> Cause:
-    """What ended a process, by its status; negative for a signal."""
+    """The cause of a process's end, by its status; negative for a signal."""
     if status >= 0:
         return "exit"
     name = ending(status)
@@ -168,7 +168,7 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs in a process, and how the time of one that does not end is judged."""
+    """A program to run in a process, and how the time of one that does not end is judged."""
 
     serve: str
     """`module:function`, called there with the socket and what it is told."""
@@ -248,7 +248,7 @@ class Process:
         self.is_ready = True
 
     async def ask(self, body: bytes, fd: int | None = None, *, cpu_s: float | None = None) -> tuple[bytes, int | None]:
-        """What the process answers, and a descriptor to be closed where one came with it.
+        """The process's answer, and a descriptor to be closed where one came with it.
 
         Args:
             cpu_s: the processor time that is its own; half of the time that it has, where that is not said.
@@ -328,7 +328,7 @@ class Process:
                 os.close(watched)
 
     async def _gone(self) -> Gone:
-        """How it ended; the end of the socket is seen a little before the end of the process."""
+        """The way it ended; the end of the socket is seen a little before the end of the process."""
         for _ in range(500):
             if (status := self.process.poll()) is not None:
                 return Gone(status)
@@ -352,7 +352,7 @@ class Process:
         return own + (work.children_s if work is not None else 0.0)
 
     def why_late(self) -> str:
-        """What the time went to of one that is given up now, in the words of `rlenv._base.reasons`."""
+        """The reason why one is late that is given up now, in the words of `rlenv._base.reasons`."""
         if self._asked is None or not self.is_busy:
             return "stalled" if self.is_ready else "worker"
         since, before, limit = self._asked

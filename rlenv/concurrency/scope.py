@@ -26,7 +26,7 @@ class Hosted(Generic[_T]):
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> _T:
-        """What the manager gives; what it raises is raised here. Cancelling the wait takes the manager down again."""
+        """The manager's value; what it raises is raised here. Cancelling the wait takes the manager down again."""
         entered: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(entered))
         try:
@@ -68,7 +68,7 @@ class Hosted(Generic[_T]):
 
 
 class Scope:
-    """What tools keep for one episode, or for one environment: opened when first asked for, closed in reverse order."""
+    """Things that tools keep for an episode or an environment: opened when first asked for, closed in reverse order."""
 
     __slots__ = ("_hosts", "_is_closed", "_kept", "_values")
 

@@ -1,4 +1,4 @@
-"""What runs in a process of `rlenv.concurrency.processes`: one answer after another, until the socket closes.
+"""The loop in a process of `rlenv.concurrency.processes`: one answer after another, until the socket closes.
 
 A frame is eight bytes with its length and then that many bytes; a descriptor may come with the first of them. The first
 frame is `null` once the program is there, or says as JSON why it cannot be. An engine's process is started without the

@@ -78,7 +78,7 @@ class Job:
         self._clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else 0
 
     def outcome(self) -> Any:
-        """What the call returned, or raises what it raised; once it has ended."""
+        """The call's return value, or raises what it raised; once it has ended."""
         if self.error is not None:
             raise self.error
         return self.result
@@ -126,7 +126,7 @@ class _Mailbox:
 
 @dataclass(slots=True)
 class _State:
-    """What the threads share with the pool; they do not hold the pool itself, so that it can be collected."""
+    """The state that the threads share with the pool; they do not hold the pool itself, so that it can be collected."""
 
     size: int
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -200,7 +200,7 @@ class ThreadPool:
 
     @property
     def threads(self) -> int:
-        """How many threads the pool counts as its own, without those left behind."""
+        """The number of threads that the pool counts as its own, without those left behind."""
         return self._state.threads
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Job:
@@ -225,7 +225,7 @@ class ThreadPool:
         return job
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function(*arguments)` returns or raises in a thread; not called where who waits is cancelled before."""
+        """The return value of `function(*arguments)` in a thread; not called where who waits is cancelled before."""
         job = self.submit(function, *arguments)
         try:
             await job.done
@@ -235,7 +235,7 @@ class ThreadPool:
         return job.outcome()
 
     async def finish(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns, or raises what it raises; whoever is cancelled meanwhile waits for its end."""
+        """The return value of `work`, or raises what it raises; whoever is cancelled meanwhile waits for its end."""
         job = self.submit(work)
         try:
             await asyncio.shield(job.done)

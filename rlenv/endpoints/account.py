@@ -1,4 +1,4 @@
-"""Who asked which model for how much: the account of an episode, and of whatever is played inside of a block.
+"""The account of who asked which model for how much of an episode, and of whatever is played inside of a block.
 
 Whoever asks says as whom (`asks("tool look_up")`), and a client adds what every try cost to the account of its task. A
 context variable carries both, so that episodes that run at once on one client are never mixed, and a request that
@@ -43,7 +43,7 @@ class Account:
         self._entries: dict[tuple[str, str, bool], ModelUsage] | None = None
 
     def entries(self) -> tuple[ModelUsage, ...]:
-        """What was asked so far, in the order in which a role first asked; () where nothing was."""
+        """The entries so far, in the order in which a role first asked; () where nothing was."""
         return tuple(self._entries.values()) if self._entries else ()
 
     def add(self, usage: ModelUsage) -> None:
@@ -126,7 +126,7 @@ class asks(counted):
 
 
 def as_recorded(entries: Iterable[ModelUsage]) -> tuple[ModelUsage, ...]:
-    """What a recorded episode had asked for, as figures of one that is made of it: nobody asks for it again."""
+    """The usage of a recorded episode, as figures of one that is made of it: nobody asks for it again."""
     return merged(replace(one, is_recorded=True) for one in entries)
 
 

@@ -75,7 +75,7 @@ TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent 
 
 
 def two_logins(address: str, headers: Mapping[str, str]) -> bool:
-    """Whether an address holds credentials beside a header that does: a request has one Authorization."""
+    """True where an address holds credentials beside a header that does: a request has one Authorization."""
     try:
         has_user = "@" in urlsplit(address).netloc
     except ValueError:
@@ -226,7 +226,7 @@ class Client:
         return await self.post(path, _within(body, room), deadline=deadline)
 
     async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
-        """How many tokens the server's context has left behind a request; None where it does not say."""
+        """The number of tokens that the server's context has left behind a request; None where it does not say."""
         fields = ("model", "prompt", "add_special_tokens", "messages", "tools", "chat_template_kwargs")
         asked = {key: body[key] for key in fields if key in body}
         url = self.endpoint.base_url.removesuffix("/v1") + "/tokenize"
@@ -347,7 +347,7 @@ class Client:
         return answer if isinstance(answer, dict) else _Problem("the server's answer is no object", is_garbled=True)
 
     def body(self, sampling: SamplingSpec | None) -> dict[str, Any]:
-        """What every request holds: the model and its sampling, where fields of `sampling` win.
+        """The fields of every request: the model and its sampling, where fields of `sampling` win.
 
         A field under `extra` that is null stands here as None; it is not to be sent.
         """

@@ -49,7 +49,7 @@ class RawText:
         sampling: SamplingSpec | None = None,
         deadline: float = float("inf"),
     ) -> Completion:
-        """What follows on `prompt`, with the control tokens that were sampled in it.
+        """The completion of `prompt`, with the control tokens that were sampled in it.
 
         Args:
             max_tokens: the most tokens of the completion, fewer where the server's context has no room for so many;

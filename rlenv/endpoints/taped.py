@@ -51,7 +51,7 @@ def asked_text(endpoint: str, body: Mapping[str, Any]) -> Asked:
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """How a request chooses its tokens, as a tape knows it."""
+    """The sampling of a request, as a tape knows it."""
     left_out = {"model", "prompt", *_DRAWN}
     return {key: plain(value) for key, value in body.items() if key not in left_out}
 

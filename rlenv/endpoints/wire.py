@@ -46,7 +46,7 @@ class Usage:
 
     @property
     def is_known(self) -> bool:
-        """Whether the server said both sums; no prompt has 0 tokens."""
+        """True where the server said both sums; no prompt has 0 tokens."""
         return self.prompt_tokens > 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -135,7 +135,7 @@ def read_text(answer: Mapping[str, Any]) -> Completion:
 
 
 def _stopped_at(choice: Mapping[str, Any]) -> str | None:
-    """What vLLM (`stop_reason`) and SGLang (`matched_stop`) say: the stop text; an end token's id, or null, where none
+    """The stop text by vLLM (`stop_reason`) or SGLang (`matched_stop`); an end token's id, or null, where none
     was met."""
     for key in ("stop_reason", "matched_stop"):
         if key in choice:

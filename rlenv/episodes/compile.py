@@ -61,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What compiles of a spec, and every fault of the rest, in order of place.
+    """The parts of a spec that compile, and every fault of the rest, in order of place.
 
     `broken` holds the dotted places (`tools.add`) of what does not compile, and of what was lost before. What only
     lacks a broken entry is broken too, and no fault. `parts` is None where anything is broken.
@@ -146,7 +146,7 @@ class _Work:
         }
 
     def attempt(self, path: str, build: Callable[[], Made]) -> Made | None:
-        """What `build` makes of the entry at `path`, None where it is broken."""
+        """The result of `build` for the entry at `path`, None where it is broken."""
         try:
             return build()
         except UnknownEntry as error:
@@ -291,8 +291,8 @@ def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[
 
 
 def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Finding:
-    """What a factory refused in the entry at `path`: at the value of the key that it names, at the entry's own key
-    where it names none."""
+    """The fault that a factory found in the entry at `path`: at the value of the key that it names, else at the entry's
+    own key."""
     place = ".".join(part for part in (path, error.key) if part)
     message, hint = redact(error.message), redact(error.hint)
     if (not error.key and not isinstance(error, UnfitTemplate)) or not document.has(place):

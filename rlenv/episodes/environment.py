@@ -83,7 +83,7 @@ class Environment:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Where an action ends though no end token was sampled: behind the first of these texts. Often there is none.
+        """Texts behind the first of which an action ends though no end token was sampled. Often there is none.
 
         They close a call, or the answer where `answer.from` is `tag`.
         """
@@ -103,7 +103,7 @@ class Environment:
 
     @property
     def prompt_is_whole(self) -> bool:
-        """Whether the prompt's raw text starts with what its model's tokenizer would put before it (`<s>`, `<bos>`).
+        """True where the prompt's raw text starts with what its model's tokenizer would put before it (`<s>`, `<bos>`).
 
         It does where the dialect says how a conversation begins, or is a chat template's own text. Otherwise the
         tokenizer of whoever reads it knows whether there is such a mark.
@@ -135,7 +135,7 @@ class Environment:
             self.executor.close()
 
     def scope(self) -> Scope:
-        """What tools keep for as long as the environment; closed with it."""
+        """Things that tools keep for as long as the environment; closed with it."""
         if self._scope is None:
             self._scope = Scope()
         return self._scope
@@ -289,7 +289,7 @@ class Environment:
         return self.parts.dialect.render_prompt([broken_message(one) for one in messages], self._plain_schemas)
 
     def observation_text(self, messages: Sequence[Message]) -> str:
-        """What follows an action, as a policy of raw text sees it: no content spells a control token."""
+        """The text that follows an action, as a policy of raw text sees it: no content spells a control token."""
         for message in messages:
             if has_marks(message.content if message.name is None else message.content + message.name):
                 break

@@ -154,12 +154,12 @@ class Episode:
 
     @property
     def failure(self) -> Failure | None:
-        """Why the reward is invalid; None while the episode runs or where it is valid."""
+        """The reason why the reward is invalid; None while the episode runs or where it is valid."""
         return self._trajectory.failure if self._trajectory is not None else None
 
     @property
     def turn_terms(self) -> tuple[Mapping[str, TermResult], ...]:
-        """What the terms that are measured at every turn have given so far, turn by turn."""
+        """Results of the terms that are measured at every turn so far, turn by turn."""
         return self._reward.so_far
 
     async def step(self, action: str | Message | Sampled) -> Step:
@@ -216,7 +216,7 @@ class Episode:
         return self.trajectory
 
     async def reply(self, parsed: ParsedAction, *, deadline: float) -> str | None:
-        """What the simulated user says to an action behind the turns so far; None where it ends the episode.
+        """The simulated user's reply to an action behind the turns so far; None where it ends the episode.
 
         Raises:
             EpisodeError: the user cannot be asked.
@@ -232,7 +232,7 @@ class Episode:
             return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
 
     def record(self, *, answer: str | None = None) -> Record:
-        """What is recorded of the episode so far, however it ends."""
+        """The record of the episode so far, however it ends."""
         spec = self.environment.spec
         return {
             "environment": f"{spec.name}-v{spec.version}",

@@ -36,7 +36,7 @@ _HINT = "; 'idempotent: true' in its entry says that its calls change nothing"
 
 
 def left_out() -> MalformedCall:
-    """What stands in the place of a call that is not run, so that the other calls of its turn keep theirs."""
+    """The result in the place of a call that is not run, so that the other calls of its turn keep theirs."""
     return MalformedCall("", "This call is not run.")
 
 
@@ -101,7 +101,7 @@ class Retaken:
                 return
 
     def _again(self, place: str, call: ToolCall | MalformedCall, result: ToolResult) -> bool:
-        """Whether to take a call again; sets `lost` where it matters and cannot be."""
+        """True where a call is to be taken again; sets `lost` where it matters and cannot be."""
         if isinstance(call, MalformedCall) or _was_not_run(result):
             return False
         tool = self._episode.environment.parts.tools.get(call.name)
@@ -134,7 +134,7 @@ class Retaken:
 
 
 def shared_by(environment: Environment, tool: Tool) -> str:
-    """What other episodes share and this tool may change, as text; "" where there is nothing."""
+    """Things that other episodes share and this tool may change, as text; "" where there is nothing."""
     if not tool.mutates and (tool.idempotent or tool.depends_on != "episode"):
         return ""
     resources = environment.parts.resources.values()
@@ -181,7 +181,7 @@ def _shows_resources(environment: Environment) -> bool:
 
 
 def reads_state(terms: Sequence[Term]) -> bool:
-    """Whether one of the terms may look at resources or run a tool; True where that cannot be told from the spec."""
+    """True where one of the terms may look at resources or run a tool; True where that cannot be told from the spec."""
     return any(may_read_state(term.spec) for term in terms)
 
 

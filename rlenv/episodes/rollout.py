@@ -22,7 +22,7 @@ __all__ = ["Job", "advance", "context_of", "drive", "play", "rollout", "started"
 
 
 def context_of(episode: Episode) -> PolicyContext:
-    """What a policy may see of an open episode when it starts."""
+    """The context of a policy in an open episode when it starts."""
     environment = episode.environment
     return PolicyContext(
         episode.task,
@@ -174,7 +174,7 @@ async def rollout(
 
 
 async def together(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """What each of them gives, in order. What one raises is raised as it is, once the others are cancelled and over."""
+    """All results, in order. What one raises is raised as it is, once the others are cancelled and over."""
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(work) for work in works]

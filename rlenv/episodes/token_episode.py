@@ -148,7 +148,7 @@ class TokenEpisode:
 
     @property
     def context_ids(self) -> list[int]:
-        """What the policy continues."""
+        """The ids that the policy continues."""
         return self._open().context_ids
 
     @property
@@ -159,7 +159,7 @@ class TokenEpisode:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What the next turn is sampled with, by the names of vLLM's `SamplingParams`: where it ends."""
+        """The arguments for sampling the next turn, by the names of vLLM's `SamplingParams`: where it ends."""
         stops = list(self._environment.stops)
         texts = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
         return {"max_tokens": self.max_tokens, "stop_token_ids": self._encoder.stop_token_ids, **texts}

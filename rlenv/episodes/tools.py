@@ -1,4 +1,4 @@
-"""What an episode's calls run on, how many of them are left, and what its turns and its end earn."""
+"""The resources of an episode's calls, how many of them are left, and what its turns and its end earn."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class EpisodeTools:
                 await stack.aclose()
 
     def scope(self) -> Scope:
-        """What tools keep for this episode; closed with it."""
+        """Things that tools keep for this episode; closed with it."""
         if self._scope is None:
             self._scope = Scope()
         return self._scope
@@ -149,7 +149,7 @@ class EpisodeTools:
     async def run_again(
         self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
     ) -> tuple[ToolResult, ...]:
-        """What recorded calls give on this episode's resources, as calls of `turn`; they count for no limit."""
+        """The results of recorded calls on this episode's resources, as calls of `turn`; they count for no limit."""
         with counted(self.counting):
             return await self._environment.executor.run(calls, self._context(deadline, turn=turn))
 
@@ -235,7 +235,7 @@ class EpisodeReward:
 
     @property
     def so_far(self) -> tuple[TurnResults, ...]:
-        """What the terms that are measured at every turn have given, turn by turn."""
+        """Results of the terms that are measured at every turn, turn by turn."""
         return tuple(self._turns)
 
     async def score_turn(self, messages: Sequence[Message], turns: Sequence[Turn]) -> float:

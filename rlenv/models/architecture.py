@@ -29,7 +29,7 @@ class Looked:
 
     @property
     def said(self) -> str:
-        """What is lacking with the way out, "" where nothing is."""
+        """The thing that is lacking, with the way out, "" where nothing is."""
         return f"{self.lacks}; {self.way_out}" if self.way_out else self.lacks
 
 
@@ -48,7 +48,7 @@ _SINGLE: Final = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What was found. `fault` says what is wrong with the files, "" where nothing is.
+    """The weights in a folder. `fault` says what is wrong with the files, "" where nothing is.
 
     `rows` is how many ids the embeddings have, None where the headers do not tell. `dtypes` are those of the tensors
     as safetensors names them.
@@ -60,7 +60,7 @@ class Weights:
 
 
 def weights_in(folder: Path) -> Weights:
-    """What the weights in a folder of transformers are; no tensor is read."""
+    """The weights in a folder of transformers; no tensor is read."""
     names, fault = _names(folder)
     if fault:
         return Weights(fault)
@@ -164,7 +164,7 @@ def number_in(config: Mapping[str, Any], *names: str) -> int | None:
 
 
 def judge_architecture(config: Mapping[str, Any]) -> list[Looked]:
-    """Whether transformers, as it is installed here, has the architecture, the dtype, and weights that can be trained.
+    """Judgements: does the installed transformers have the architecture and the dtype, and can the weights be trained?
 
     Without transformers the architecture is not judged.
     """
@@ -210,7 +210,7 @@ def _judge_class(config: Mapping[str, Any]) -> Looked:
 
 
 def _stands_in_files(kind: str, name: str) -> bool:
-    """Whether a language model of this name lies where transformers mostly has one: importing it takes seconds."""
+    """True where a language model of this name lies where transformers mostly has one: importing it takes seconds."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations or not name.endswith(("CausalLM", "ConditionalGeneration")):
         return False

@@ -28,7 +28,7 @@ _PAD: Final = re.compile(r"(?i)(^|[^a-z])pad(_id)?[^a-z]*$")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a chat template writes around an assistant's turn, as control tokens.
+    """The marks that a chat template writes around an assistant's turn, as control tokens.
 
     `end` stands behind the last turn, "" where none does. `begins` are those of the generation prompt.
     """
@@ -52,7 +52,7 @@ class Marks:
 
 
 def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]) -> Written:
-    """What a chat template writes around an assistant's turn; `Written()` where it refuses a plain conversation.
+    """The marks that a template writes around an assistant's turn; `Written()` where it refuses a plain conversation.
 
     Args:
         source: the template's text.
@@ -161,7 +161,7 @@ _USUAL: Final = (Message("system", "You are S."), Message("user", "Q?"))
 def judge_template(
     tokenizer: LoadedTokenizer, environment: Environment | None, template_kwargs: Mapping[str, Any] | None
 ) -> tuple[Looked, TokenEncoder | None]:
-    """Whether there is a chat template whose ids can be exact, and the encoder made of it.
+    """The judgement on the chat template (is there one whose ids can be exact?), and the encoder made of it.
 
     The encoder is None where there is none, and for environments that show images, whose processor is not asked here.
     """
@@ -184,7 +184,7 @@ def judge_tools(
     template_kwargs: Mapping[str, Any] | None,
     prompts: Sequence[Sequence[Message]],
 ) -> list[Looked]:
-    """Whether the policy is told of the spec's tools: by the chat template, or by the prompt's own words.
+    """A judgement: is the policy told of the spec's tools, by the chat template or by the prompt's own words?
 
     A dialect whose calls go on in the assistant's own turn is told of them by its prompt alone.
     """
@@ -232,7 +232,7 @@ def marks_in(tokenizer: LoadedTokenizer, source: str) -> tuple[Marks, Written]:
 
 
 def judge_marks(tokenizer: LoadedTokenizer, encoder: TokenEncoder | None) -> list[Looked]:
-    """Whether turns end where the chat template ends them, and whether there is padding."""
+    """Judgements: do turns end where the chat template ends them, and is there padding?"""
     assert tokenizer.chat_template is not None
     backend = tokenizer.backend_tokenizer
     marks, written = marks_in(tokenizer, tokenizer.chat_template)

@@ -144,7 +144,7 @@ def dequantised(file: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """What a GGUF file says of itself. `values` holds all its keys; `numbers` is how many weights it has."""
+    """The metadata of a GGUF file. `values` holds all its keys; `numbers` is how many weights it has."""
 
     values: Mapping[str, Any]
     numbers: int

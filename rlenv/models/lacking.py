@@ -1,4 +1,4 @@
-"""What a model lacks before it can be trained or served in an environment, and the way out of each."""
+"""Things that a model lacks before it can be trained or served in an environment, and the way out of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_prompts(environment: Environment) -> tuple[tuple[tuple[Message, ...], 
 
 
 def lacks(model: str, environment: Environment | None = None, **options: Any) -> list[Looked]:
-    """What `model` lacks for an environment, in the order in which it would be met; [] where nothing is lacking.
+    """Things that `model` lacks for an environment, in the order in which it would be met; [] where nothing is lacking.
 
     `model` is what `local_model` takes, or has given; `options` are those of `looked_at`.
     """
@@ -101,7 +101,7 @@ def looked_at(
 
 
 def _adapter(folder: Path) -> Looked | None:
-    """What is lacking where a folder holds an adapter of peft and no model."""
+    """The judgement where a folder holds an adapter of peft and no model."""
     path = folder / _ADAPTER
     if not path.is_file() or (folder / "config.json").is_file():
         return None
@@ -165,7 +165,7 @@ def _through_transformers(place: str) -> LoadedTokenizer | None:
 
 
 def _judge_embeddings(tokenizer: LoadedTokenizer, config: Mapping[str, Any], rows: int | None) -> list[Looked]:
-    """Whether each id of the tokenizer has a row in the embeddings."""
+    """A judgement: has each id of the tokenizer a row in the embeddings?"""
     named = number_in(config, "vocab_size")
     count = rows if rows is not None and "text_config" not in config else named
     if count is None:
@@ -190,7 +190,7 @@ def _judge_context(
     prompts: Sequence[Sequence[Message]],
     response_tokens: int | None,
 ) -> list[Looked]:
-    """Whether prompts, and a response behind them, fit into what the model reads."""
+    """A judgement: do prompts, and a response behind them, fit into what the model reads?"""
     positions = number_in(config, "max_position_embeddings", "n_positions")
     if positions is None or not prompts:
         return []

@@ -177,7 +177,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def local_model(given: str, *, chat_template: str | Path | None = None, keep: Path | None = None) -> str:
-    """What `from_pretrained` takes for a model that is given as people have it.
+    """The argument of `from_pretrained` for a model that is given as people have it.
 
     A folder is taken as it is (its absolute path, links unresolved), and what is no path is the name of a model on the
     hub, as it is. A `.gguf` file, a folder that holds nothing else, and `package:NAME` (a distribution that is

@@ -1,4 +1,4 @@
-"""Where a model is found, where folders made of one are kept, and what stands in the trainer's package."""
+"""The places where a model is found, where folders made of one are kept, and what stands in the trainer's package."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.inde
 
 
 def is_package(given: str) -> bool:
-    """Whether a model is given as `package:NAME`."""
+    """True where a model is given as `package:NAME`."""
     return given.startswith(_PACKAGE)
 
 
 def is_hub_name(given: str) -> bool:
-    """Whether what is no path here can be the name of a model on the hub."""
+    """True where what is no path here can be the name of a model on the hub."""
     return _HUB_NAME.fullmatch(given) is not None and not given.startswith(".") and not given.endswith(".gguf")
 
 
@@ -140,7 +140,7 @@ MANIFEST: Final = "rlenv_model.json"
 
 
 def cache_folder() -> Path:
-    """Where models are kept that were made here: `rlenv/models` in the user's cache."""
+    """The folder of models that were made here: `rlenv/models` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv" / "models"
 
 
@@ -183,7 +183,7 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder was made to its end, and none of its files has changed its size or gone since."""
+    """True where a folder was made to its end, and none of its files has changed its size or gone since."""
     sizes = read_manifest(folder).get("files")
     if not isinstance(sizes, dict) or not sizes:
         return False
@@ -194,7 +194,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder was made of; {} where it does not say."""
+    """The sources that a folder was made of; {} where it does not say."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""Who acts in `eval` and `play`: oracles, endpoints, scripts and chance."""
+"""Policies that act in `eval` and `play`: oracles, endpoints, scripts and chance."""

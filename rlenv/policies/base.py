@@ -16,7 +16,7 @@ __all__ = ["Policy", "PolicyContext", "PolicySession"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy may see when an episode starts. `task` is there for the oracle; a model never reads it."""
+    """Things that a policy may see when an episode starts. `task` is there for the oracle; a model never reads it."""
 
     task: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]

@@ -48,7 +48,7 @@ class UnfitFile(UsageError):
 
 
 def open_rows(path: Path) -> Read:
-    """What reads a row of a file by its number, and how many there are.
+    """A reader of a file's rows by their numbers, and how many there are.
 
     Raises:
         UnfitFile: it is of no kind that is read, or too large for its kind.
@@ -164,7 +164,7 @@ def _words(error: orjson.JSONDecodeError) -> str:
 
 
 def _json(text: bytes) -> Any:
-    """What stands there, with its integers as they stand, however long.
+    """The JSON value there, with its integers as they stand, however long.
 
     Raises:
         orjson.JSONDecodeError: it is no JSON, an object has a key twice, or an integer is longer than Python reads.

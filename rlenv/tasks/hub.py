@@ -105,7 +105,7 @@ def _cached(name: str, revision: str | None, why: str) -> Path:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What the hub's client raises where it has no answer: its own, its transport's and its storage's, and what is no
+    """Exceptions of the hub's client where it has no answer: its own, its transport's and its storage's, and what is no
     JSON. Anything else is a bug."""
     import httpx  # what huggingface_hub speaks with; its errors come through
     from huggingface_hub import errors
@@ -154,7 +154,7 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Where a dataset's files may lie: in its folder, and in the blobs of the hub's cache, which it links to."""
+    """Folders where a dataset's files may lie: its own, and the blobs of the hub's cache, which it links to."""
     root = folder.resolve()
     return [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
 
@@ -269,7 +269,7 @@ class Glob:
         self._prefix = "".join(self._parts[:first])
 
     def matches(self, name: str) -> bool:
-        """Whether the whole of `name` fits."""
+        """True where the whole of `name` fits."""
         if name == self._text:
             return True
         if not name.startswith(self._prefix):

@@ -53,7 +53,7 @@ def heard(dialogue: Sequence[Message]) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class UserContext:
-    """What a user may see when an episode starts: the task, the opened resources, constants and the episode's seed.
+    """Things that a user may see when an episode starts: the task, the opened resources, constants and the seed.
 
     `shared()` keeps what lives as long as the environment, such as the connections to an endpoint.
     """
@@ -69,7 +69,7 @@ class UserSession(Protocol):
     """One episode's user."""
 
     async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
-        """What the user says next, None where there is nothing left to say, which ends the episode.
+        """The user's next message, None where there is nothing left to say, which ends the episode.
 
         Args:
             dialogue: what was said so far, `user` and `assistant` in turn: no system message, no calls, no results
@@ -108,7 +108,7 @@ class Conversation:
         self._cut = cut
 
     async def reply(self, said: Sequence[Message], *, deadline: float) -> str | None:
-        """What the user says to a dialogue, within bounds and without secrets; None where it ends the episode.
+        """The user's reply to a dialogue, within bounds and without secrets; None where it ends the episode.
 
         Args:
             said: as `dialogue` gives it.
@@ -124,7 +124,7 @@ class Conversation:
 
 
 def dialogue(prompt: Sequence[Message], turns: Sequence[Turn], said: str) -> list[Message]:
-    """What the user has heard and said, `said` last: no system message, no calls, no results, no thinking."""
+    """The user's side of the conversation, `said` last: no system message, no calls, no results, no thinking."""
     heard = [message for message in prompt if message.role == "user"]
     for turn in turns:
         if turn.parsed.content.strip():
