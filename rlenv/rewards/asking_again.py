@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import comb
+from math import comb, inf
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import pause
@@ -91,7 +91,8 @@ class _Turns(Generic[_T]):
     until: float
     each: int
     """How often the known question goes well for each round, once before it and else after it, whoever asks it."""
-    longest_s: float
+    quickest_s: float
+    """Of the tries of the other question: a machine that stood still for a moment made one slow, and not the next."""
     tries: Known
     well_before: int
     failed_before: int
@@ -119,7 +120,7 @@ class _Turns(Generic[_T]):
                 await self._wait(tried, "its next try told nothing")
             else:
                 self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
-                self.longest_s = max(self.longest_s, time.monotonic() - begun)
+                self.quickest_s = min(self.quickest_s, time.monotonic() - begun)
         if not self._is_done:
             raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
         return None
@@ -132,15 +133,15 @@ class _Turns(Generic[_T]):
             return False
         rounds = self.most
         if not self._has_room:
-            rounds = min(rounds, _FEWEST_SLOW if self.longest_s >= _SLOW_S else _FEWEST)
+            rounds = min(rounds, _FEWEST_SLOW if self.quickest_s >= _SLOW_S else _FEWEST)
         refused, failed = self.refused, self.tries.failed - self.failed_before
         asked = refused + failed + self.tries.well - self.well_before
         return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more of the longest tries ends in time."""
-        return time.monotonic() + self.longest_s < self.until
+        """Whether one more try ends in time, where it is as quick as the quickest."""
+        return time.monotonic() + self.quickest_s < self.until
 
     async def _known(self) -> Refused | Untold | None:
         """How the known question failed; None where it went well now, and as often as it has to.
@@ -197,4 +198,4 @@ async def in_turn(
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
     until = time.monotonic() + within_s
     tries = tries or Known()
-    return await _Turns(known, very, most, until, each, took_s, tries, tries.well, tries.failed).given()
+    return await _Turns(known, very, most, until, each, took_s or inf, tries, tries.well, tries.failed).given()

@@ -53,6 +53,28 @@ def test_a_call_that_takes_long_is_asked_less_often_and_the_known_one_more(
     assert seconds <= 36.0
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_one_try_that_a_machine_made_slow_leaves_time_for_the_others(
+    slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(range(99))
+
+    async def ask_known() -> Answered[str]:
+        await passes(0.01)
+        return Answered("well")
+
+    async def ask_very() -> Answered[str] | Refused:
+        await passes(20.0 if next(tries) == slow else 0.01)
+        return Refused("it fell")
+
+    async def main() -> None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        assert await in_turn(ask_known, ask_very, within_s=36.0, took_s=0.01, is_dear=True) is None
+
+    run_skipping(main())
+    assert next(tries) == 4
+
+
 def test_the_terms_of_an_episode_ask_again_once() -> None:
     asked: list[str] = []
 
