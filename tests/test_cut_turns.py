@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.dialects.observation import CUT_NOTE
+from rlenv.dialects.base import CUT_NOTE
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, Sampled

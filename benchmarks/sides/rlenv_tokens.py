@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import workload
-from rlenv.dialects.observation import cut_chars
+from rlenv.dialects.base import cut_chars
 from rlenv.tokens import TokenEncoder
 from sides.rlenv_text import environment
 from sides.tokenizer import TEMPLATE, tokenizer

@@ -21,7 +21,7 @@ from rlenv.audit.attacker_scripts import Seen, Strategy, UnreadableStrategies, f
 from rlenv.audit.attacker_view import SYSTEM, view_of
 from rlenv.audit.report import Episode, Finding
 from rlenv.audit.subject import Subject
-from rlenv.dialects.control_tokens import broken_message
+from rlenv.dialects.built_in import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment

@@ -14,9 +14,8 @@ from rlenv._base.nearest import nearest
 from rlenv.cli.console import Console
 from rlenv.cli.options import WithSet, argument, option
 from rlenv.cli.terminal import write, write_json
-from rlenv.dialects.aliases import row_name
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.built_in import FAMILIES, family_text, row_of, whole_row
+from rlenv.dialects.built_in import FAMILIES, family_text, row_name, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import marks_of

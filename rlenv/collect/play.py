@@ -9,7 +9,7 @@ from typing import IO
 
 from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in
-from rlenv.dialects.observation import Cut
+from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play, together
 from rlenv.errors import UsageError

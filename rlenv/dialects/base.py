@@ -1,14 +1,33 @@
-"""The seam between dialects and episodes."""
+"""The seam between dialects and episodes: the protocol, what is read, and what a model is shown of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
-from rlenv.messages import Message, ParsedAction
+import orjson
 
-__all__ = ["Dialect", "SameTurn"]
+from rlenv._base.fast_records import quick
+from rlenv.language.spec import ObservationSpec
+from rlenv.language.templates import Template, TemplateError
+from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
+
+__all__ = [
+    "CUT_NOTE",
+    "Cut",
+    "Dialect",
+    "SameTurn",
+    "Show",
+    "cut_chars",
+    "malformed_call",
+    "parsed_action",
+    "result_messages",
+    "shower",
+    "told_of_cut",
+    "tool_call",
+    "without_note",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +72,102 @@ class Dialect(Protocol):
         ...
 
     def render_observation(self, messages: Sequence[Message]) -> str: ...
+
+
+malformed_call = quick(MalformedCall)
+parsed_action = quick(ParsedAction)
+tool_call = quick(ToolCall)
+
+
+Cut = Callable[[str], str]
+"""Shortens a result's content; structure around it is added afterwards and never cut."""
+
+Show = Callable[[ToolResult, Mapping[str, Any], int], str]
+"""(result, task, turn) to the content of the tool message."""
+
+CUT_NOTE: Final = "[Your last turn was cut off: it had reached its limit of tokens.]"
+"""What a policy reads behind the answer to an action that a limit of tokens has cut."""
+
+_message = quick(Message)
+CHARS_PER_TOKEN = 4  # stands in for a tokenizer where none is bound; English text has about 4 characters a token
+
+
+def cut_chars(spec: ObservationSpec) -> Cut:
+    """Cuts by characters: `max_chars`, and `max_tokens` at 4 characters a token."""
+    limit = spec.max_chars if spec.max_tokens is None else min(spec.max_chars, spec.max_tokens * CHARS_PER_TOKEN)
+    keep = spec.keep
+
+    def cut(text: str) -> str:
+        if len(text) <= limit:
+            return text
+        mark = f"\n… {len(text) - limit} characters left out …\n"
+        room = max(limit - len(mark), 0)
+        if keep == "head":
+            return text[:room] + mark.rstrip()
+        if keep == "tail":
+            return mark.lstrip() + text[len(text) - room :]
+        head = (room + 1) // 2
+        return text[:head] + mark + text[len(text) - (room - head) :]
+
+    return cut
+
+
+def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[str, Any]) -> Show:
+    """How results become content, as `observation` says."""
+    if spec.format == "json":
+
+        def as_json(result: ToolResult, task: Mapping[str, Any], turn: int) -> str:
+            if result.is_error:
+                return orjson.dumps({"error": result.text}).decode()
+            value = result.value if result.value is not None else result.text
+            try:
+                return orjson.dumps({"result": value}).decode()
+            except TypeError:  # a value that JSON cannot hold: its text says the same
+                return orjson.dumps({"result": result.text}).decode()
+
+        return as_json
+    if template is not None:
+
+        def by_template(result: ToolResult, task: Mapping[str, Any], turn: int) -> str:
+            try:
+                return template.text(
+                    result=result.text,
+                    tool=result.name,
+                    is_error=result.is_error,
+                    task=task,
+                    turn=turn,
+                    vars=constants,
+                )
+            except TemplateError:  # a result that the author did not think of: the policy chose it, and must not fail
+                return result.text
+
+        return by_template
+    return lambda result, task, turn: result.text
+
+
+def result_messages(
+    results: Sequence[ToolResult], show: Show, cut: Cut, task: Mapping[str, Any], turn: int, images: bool
+) -> tuple[Message, ...]:
+    """The messages that answer the calls of a turn, in their order; with the results' images where `images` says so."""
+    return tuple(
+        [  # a list, which is made in half the time of a generator's tuple
+            _message(
+                "tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images if images else ()
+            )
+            for result in results
+        ]
+    )
+
+
+def told_of_cut(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages that answer an action which a limit of tokens has cut, with a note of it behind the last.
+
+    Without it a model reads that its call is not closed, and cannot know that it has to write a shorter one.
+    """
+    *before, last = messages
+    return (*before, replace(last, content=f"{last.content}\n\n{CUT_NOTE}" if last.content else CUT_NOTE))
+
+
+def without_note(text: str) -> str:
+    """A message's content as it was before `told_of_cut`."""
+    return text.removesuffix(CUT_NOTE).removesuffix("\n\n") if text.endswith(CUT_NOTE) else text

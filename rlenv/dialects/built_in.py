@@ -7,18 +7,35 @@ Formats: the chat templates that the families publish, and what vLLM 0.33's tool
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.dialects.aliases import row_name
 from rlenv.dialects.engine import TextDialect
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.kinds import BUILT_IN, Kind
 from rlenv.language.yamltree import parse_text
+from rlenv.messages import Message
 
-__all__ = ["FAMILIES", "KINDS", "build", "family_text", "row_of", "whole_row"]
+__all__ = [
+    "ALIASES",
+    "FAMILIES",
+    "KINDS",
+    "Spans",
+    "broken",
+    "broken_message",
+    "broken_schemas",
+    "broken_value",
+    "build",
+    "family_text",
+    "has_marks",
+    "row_name",
+    "row_of",
+    "whole_row",
+]
 
 FAMILIES: Final[tuple[str, ...]] = tuple(BUILT_IN["dialects"])
 """The names of the built-in families."""
@@ -88,3 +105,246 @@ def __getattr__(name: str) -> Kind:
         return KINDS[row_name(name, FAMILIES)]
     except KeyError as error:
         raise AttributeError(name) from error
+
+
+ALIASES: Final[Mapping[str, str]] = {
+    # JSON between <tool_call> marks.
+    "bielik": "hermes",
+    "exaone": "hermes",
+    "exaone4": "hermes",
+    "falcon_h1": "hermes",
+    "hermes2_pro": "hermes",
+    "hermes3": "hermes",
+    "hermes4": "hermes",
+    "mimo_vl": "hermes",
+    "qwen": "hermes",
+    "qwen3": "hermes",
+    "qwen3_json": "hermes",
+    "qwen3_vl": "hermes",
+    "qwq_32b": "qwq",
+    "reka_edge": "hermes",
+    "smollm3": "hermes",
+    "qwen25": "qwen2_5",
+    "granite4_1": "granite4",
+    "ernie4_5": "ernie45",
+    "longcat_flash": "longcat",
+    # JSON behind other marks, or without any.
+    "apriel_1_6": "apriel",
+    "cohere": "cohere_command3",
+    "command_a": "cohere_command3",
+    "command_r7b": "cohere_command3",
+    "command_r": "command_r_plus",
+    "cohere2_moe": "cohere_command4",
+    "functionary_v3_1": "functionary_v31",
+    "gigachat3_1": "gigachat3",
+    "gpt_oss_120b": "gpt_oss",
+    "gpt_oss_20b": "gpt_oss",
+    "gptoss": "gpt_oss",
+    "harmony": "gpt_oss",
+    "openai": "gpt_oss",
+    "granite3": "granite",
+    "hunyuan": "hunyuan_a13b",
+    "internlm2": "internlm",
+    "llama3": "llama3_json",
+    "llama3_1": "llama3_json",
+    "llama3_2": "llama3_json",
+    "llama3_3": "llama3_json",
+    "nemotron_json": "nemotron",
+    "llama_nemotron_json": "llama_nemotron",
+    "nemotron_nano_v2": "nemotron",
+    "firefunction_v2": "phi4_mini_json",
+    "phi4_mini": "phi4_mini_json",
+    "solar_open_100b": "solar_open",
+    "xlam2": "xlam",
+    # A name, then JSON.
+    "deepseek_r1_0528": "deepseek_r1",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseek_v3_1": "deepseek_v31",
+    "kimi_k2_5": "kimi_k2",
+    "kimi_k2_instruct": "kimi_k2",
+    "kimi_k2_thinking": "kimi_k2",
+    "devstral": "mistral",
+    "magistral": "mistral",
+    "ministral3": "mistral",
+    "mistral_small_3_2": "mistral",
+    "mistral_nemo": "mistral_v3",
+    # Python calls.
+    "gemma3_pythonic": "pythonic",
+    "llama3_2_pythonic": "pythonic",
+    "toolace": "pythonic",
+    "lfm2_5": "lfm2",
+    # Tags.
+    "qwen3_xml": "qwen3_coder",
+    "qwen3_coder_xml": "qwen3_coder",
+    "qwen35": "qwen3_5",
+    "qwen3_6": "qwen3_5",
+    "nemotron3": "nemotron_3",
+    "nemotron_3_nano": "nemotron_3",
+    "step3_5": "step3p5",
+    "step_3_5": "step3p5",
+    "seed": "seed_oss",
+    "seed_oss_36b": "seed_oss",
+    "minimax_m2_1": "minimax_m2",
+    "minimax_m2_5": "minimax_m2",
+    "deepseekv32": "deepseek_v32",
+    "deepseek_v3_2": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
+    "deepseekv41": "deepseek_v41",
+    "deepseek_v4_1": "deepseek_v41",
+    # Pairs of key and value, and Gemma's.
+    "glm4_5": "glm45",
+    "glm4_6": "glm45",
+    "glm46": "glm45",
+    "glm4_moe": "glm45",
+    "glm4_7": "glm47",
+    "glm47_moe": "glm47",
+    "ling_3": "ling3",
+    "laguna_s_2_1": "laguna_s",
+    "laguna_xs": "poolside_v1",
+    "laguna_xs_2_1": "poolside_v1",
+    "poolside": "poolside_v1",
+    "hunyuan3": "hy_v3",
+    "hunyuan_v3": "hy_v3",
+    "hy3": "hy_v3",
+    "hy4": "hy_v4",
+    "gemma_4": "gemma4",
+    "function_gemma": "functiongemma",
+    # XTML and ATEM.
+    "muse_glimmer": "muse",
+    "musespark1x": "muse",
+    "muse_spark": "muse",
+}
+
+
+def row_name(name: str, rows: Iterable[str]) -> str:
+    """The row that `name` stands for; `name` itself where it is a row, or no name of one."""
+    known = tuple(rows)
+    if name in known:
+        return name
+    folded = _folded(name)
+    if folded in ALIASES:
+        return ALIASES[folded]
+    return next((row for row in known if _folded(row) == folded), name)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+Spans = Sequence[tuple[int, int]]
+"""First character and the one behind the last of each part of a text, in order."""
+
+_OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"
+_SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")
+_search: Final = _SIGNS.search
+# Control tokens and placeholders of published tokenizers that are neither `<|…|>` nor a mark of a dialect's row.
+_TAGS: Final = (
+    "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
+    "|end_of_image|image_soft_token|audio_soft_token|end_of_utterance|fake_token_around_image|tool_call|tool_response"
+    "|think|thinking|tool_calls|function_call|function_calls|escape|start_function_\\w{1,20}"
+    "|end_function_\\w{1,20}|fim[_-]\\w{1,20}|repo_name|reponame|file_sep|gh_stars|issue_\\w{1,20}"
+    "|jupyter_\\w{1,20}|empty_output|commit_\\w{1,20}|unused_?\\d{1,6}|reserved\\w{0,40}|extra_id_\\d{1,6}"
+    "|special_?\\w{0,20}|SPECIAL_\\d{1,6}|pad_\\d{1,6}|0x[0-9a-f]{2}|endoftext|startoftext|System|User|Assistant"
+    "|human|bot|AVAILABLE_TOOLS"
+)
+_BRACKETS: Final = (
+    "INST|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS|SYSTEM_PROMPT|ARGS|CALL_ID|THINK|IMG|IMG_BREAK|IMG_END"
+    "|AUDIO|BEGIN_AUDIO|MODEL_SETTINGS|PREFIX|MIDDLE|SUFFIX|REFERENCE_DOC_\\d{1,3}|REF|CLS|SEP|MASK|PAD|UNK|BOS|EOS"
+    "|gMASK|sMASK|UNUSED_TOKEN_\\d{1,6}|unused\\d{1,6}|control_\\d{1,6}"
+)
+# Their marks are control tokens of no tokenizer, and prompts and replies name them.
+_OF_NO_MODEL: Final = ("search_r1", "react", "xml", "xml_json")
+_COMPLETE: Final = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
+
+
+def has_marks(text: str) -> bool:
+    """Whether `text` holds a sign that a control token may begin with."""
+    return _search(text) is not None
+
+
+_SPELLING: Final = re.compile(
+    f"[{_OPEN}](?=([^\\s{_OPEN}{_CLOSE}]{{1,100}}[{_CLOSE}]?|[{_OPEN}]/?SYS[{_CLOSE}]{{2}}))"
+    f"|[\\[［](?=(/?\\w{{2,40}}[\\]］]|e~\\[))"
+    "|◁(?=(/?\\w))|｜(?=(\\w{1,40}｜))|\\](?=(<\\][a-z]{1,20}\\[|~!?b[\\[\\]]))",
+    re.IGNORECASE,
+)
+_EDGES: Final = f"/{_CLOSE}]］"
+
+
+@cache
+def _names() -> tuple[frozenset[str], re.Pattern[str]]:
+    """What control tokens hold between their signs, in lower case, and the forms of numbered ones."""
+    from rlenv.dialects.built_in import FAMILIES, family_text  # the marks of all built-in families
+
+    listed = [name for name in f"{_TAGS}|{_BRACKETS}".split("|") if name.replace("_", "").isalnum()]
+    forms = [name for name in f"{_TAGS}|{_BRACKETS}".split("|") if name not in listed]
+    # The files are searched as texts: reading them all as YAML takes twenty times as long.
+    texts = [family_text(name) for name in FAMILIES if name not in _OF_NO_MODEL]
+    marks = {mark[1:-1] for text in texts for mark in _COMPLETE.findall(text) if "{" not in mark}
+    known = frozenset(name.strip("/").lower() for name in (*listed, *marks))
+    return known, re.compile("|".join(forms).lower())
+
+
+@lru_cache(maxsize=4096)
+def _is_control(inner: str) -> bool:
+    """Whether `inner`, which stands behind an opening sign, makes a control token of it."""
+    bare = inner.strip(_EDGES)
+    if bare[:1] in _BAR or (bare[-1:] in _BAR and inner[-1:] in _CLOSE):
+        return bool(bare.strip(_BAR)) or len(bare) > 1
+    if inner[-1:] not in _EDGES:
+        return False
+    known, forms = _names()
+    bare = bare.lower()
+    return bare in known or forms.fullmatch(bare) is not None
+
+
+def broken(text: str, authored: Spans = ()) -> str:
+    """`text` with a space behind the first sign of every control token that it spells.
+
+    Args:
+        authored: the parts that stay as they are; a spelling that reaches out of one part is broken.
+    """
+    if _SIGNS.search(text) is None:
+        return text
+
+    def parted(match: re.Match[str]) -> str:
+        sign, group = match[0], match.lastindex or 0
+        inner = match[group]
+        if (sign in _OPEN or sign in "[［") and inner[0] not in _OPEN and inner != "e~[" and not _is_control(inner):
+            return sign
+        end = match.end(group)
+        is_own = any(first <= match.start() and end <= last for first, last in authored)
+        return sign if is_own else f"{sign} "
+
+    return _SPELLING.sub(parted, text)
+
+
+def broken_value(value: Any) -> Any:
+    """A JSON-like value with every text in it broken, keys too; the same object where nothing was to break."""
+    if isinstance(value, str):
+        return broken(value)
+    if isinstance(value, Mapping):
+        new = {broken_value(key): broken_value(item) for key, item in value.items()}
+        same = len(new) == len(value) and all(key in value and value[key] is item for key, item in new.items())
+        return value if same else new
+    if isinstance(value, (list, tuple)):
+        items = [broken_value(item) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    return value
+
+
+def broken_schemas(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Schemas of tools with their texts broken: names, descriptions, keys and choices."""
+    return tuple(broken_value(tool) for tool in tools)
+
+
+def broken_message(message: Message) -> Message:
+    """A message with its content and its name broken; an assistant's as it is, since that is the reader's own turn."""
+    if message.role == "assistant":
+        return message
+    content = broken(message.content, message.authored)
+    name = None if message.name is None else broken(message.name)
+    if content is message.content and name is message.name:
+        return message
+    return replace(message, content=content, name=name, authored=())

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, Final
 
 from rlenv._base.strict_json import missing_brackets, stopped_at
-from rlenv.dialects.json_call import escaped_strings, json_call_reader, load, shaper, with_ids
-from rlenv.dialects.json_spans import NEAR, Extent, elements, value_end
+from rlenv.dialects.base import tool_call
+from rlenv.dialects.json_text import (
+    NEAR,
+    Extent,
+    elements,
+    escaped_strings,
+    json_call_reader,
+    load,
+    shaper,
+    value_end,
+    with_ids,
+)
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.quick import tool_call
-from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, skip_space, typed
+from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, skip_space, typed, typed_strings
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
@@ -434,17 +442,5 @@ class JsonForm:
         if self._spec.known != "anything" and reading.tools and reading.shape(name) is None:
             return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
-            arguments = _typed_strings(reading, name, arguments)
+            arguments = typed_strings(reading, name, arguments)
         return tool_call(name, arguments, call_id, start, end)
-
-
-def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    properties: Mapping[str, Any] = reading.properties(name) or {}
-    out = dict(arguments)
-    for key, value in arguments.items():
-        if isinstance(value, str) and key in properties:
-            with suppress(Refused):  # it stays the string that it is in the JSON
-                out[key] = typed(value, properties[key])
-    if out != arguments:
-        reading.used.append("typed_strings")
-    return out

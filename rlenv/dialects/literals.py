@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from rlenv.dialects.json_call import MAX_DEPTH
+from rlenv.dialects.json_text import MAX_DEPTH
 from rlenv.dialects.reading import Reading, skip_space
 
 __all__ = ["NAME", "Broken", "call_at", "literal", "missing_closes", "value_at"]

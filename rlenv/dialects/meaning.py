@@ -12,9 +12,8 @@ from typing import Final, get_args
 
 from rlenv._base.nearest import did_you_mean
 from rlenv.dialects.findings import Path, RowFault, calls_of, listed, place_of_form
-from rlenv.dialects.idle import idle_findings
+from rlenv.dialects.idle import idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.placeholders import placeholder_findings
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency
 
 __all__ = ["bodies_of", "meaning_findings"]

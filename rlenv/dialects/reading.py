@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from rlenv.dialects.json_call import load
-from rlenv.dialects.json_spans import Strings
-from rlenv.dialects.quick import malformed_call
+from rlenv.dialects.base import malformed_call
+from rlenv.dialects.json_text import Strings, load
 from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
@@ -25,6 +25,7 @@ __all__ = [
     "refusal",
     "skip_space",
     "typed",
+    "typed_strings",
 ]
 
 Call = ToolCall | MalformedCall
@@ -290,3 +291,16 @@ def skip_space(text: str, at: int) -> int:
     """Where the white space at `at` ends, of the four signs that JSON allows."""
     match = _SPACE.match(text, at)
     return match.end() if match is not None else at
+
+
+def typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, in which a text that stands for another type is of the type that its schema asks for."""
+    properties: Mapping[str, Any] = reading.properties(name) or {}
+    out = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str) and key in properties:
+            with suppress(Refused):  # it stays the string that it is in the JSON
+                out[key] = typed(value, properties[key])
+    if out != arguments:
+        reading.used.append("typed_strings")
+    return out

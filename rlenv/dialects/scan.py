@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from rlenv.dialects.base import parsed_action
 from rlenv.dialects.grammar import Grammar
-from rlenv.dialects.quick import parsed_action
 from rlenv.dialects.reading import Call, Outcome, Reading, malformed
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal
 
+from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.json_call import load
+from rlenv.dialects.json_text import load
 from rlenv.dialects.literals import Broken, literal, value_at
-from rlenv.dialects.nested_body import tree_at, value_of
-from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.dialects.schema import Shape
+from rlenv.dialects.values import tree_at, value_of
 from rlenv.language.dialect import CallSpec
 
 __all__ = ["TaggedForm"]

@@ -19,7 +19,7 @@ from rlenv._base.json_limits import TooMuchJson, check_json
 from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
-from rlenv.dialects.observation import CHARS_PER_TOKEN
+from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import asking
 from rlenv.endpoints.raw_text import RawText
 from rlenv.endpoints.wire import Completion, Unreadable, Usage, as_wire, read_chat, usage_of

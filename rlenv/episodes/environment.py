@@ -16,9 +16,8 @@ from rlenv._base.paths import RefusedPath, finder
 from rlenv._base.strict_json import value_fault
 from rlenv.calls.executor import Executor
 from rlenv.concurrency.scope import Scope
-from rlenv.dialects.base import SameTurn
-from rlenv.dialects.control_tokens import broken_message, broken_schemas, has_marks
-from rlenv.dialects.observation import Cut, cut_chars, shower
+from rlenv.dialects.base import Cut, SameTurn, cut_chars, shower
+from rlenv.dialects.built_in import broken_message, broken_schemas, has_marks
 from rlenv.episodes.compile import Parts, compile_parts
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, SpecError, UsageError

@@ -22,7 +22,7 @@ from rlenv._base.fast_records import quick
 from rlenv.concurrency.deadline import Expired, drive
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.threads import ThreadPool
-from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
+from rlenv.dialects.base import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.endpoints.account import counted
 from rlenv.episodes.tools import EpisodeReward, EpisodeTools
 from rlenv.errors import CassetteError, EpisodeError, UsageError

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlenv._base.bounded import cut_end
-from rlenv.dialects.observation import without_note
+from rlenv.dialects.base import without_note
 from rlenv.errors import EpisodeError, RewardError
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlenv.concurrency.lanes import Lane, entered, here
-from rlenv.dialects.observation import Cut
+from rlenv.dialects.base import Cut
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
 from rlenv.messages import Message, Sampled

@@ -153,7 +153,7 @@ def names(group: Group) -> tuple[str, ...]:
 
 
 def get(group: Group, name: str) -> Kind:
-    """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.aliases`).
+    """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.built_in`).
 
     Raises:
         KeyError: no kind has that name; `names(group)` lists those that exist.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from rlenv.dialects.control_tokens import broken_message, broken_schemas
-from rlenv.dialects.observation import CHARS_PER_TOKEN
+from rlenv.dialects.base import CHARS_PER_TOKEN
+from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import counted
 from rlenv.endpoints.wire import Completion

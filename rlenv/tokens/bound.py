@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv.dialects.observation import Cut, cut_chars
+from rlenv.dialects.base import Cut, cut_chars
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlenv.dialects.control_tokens import Spans
+from rlenv.dialects.built_in import Spans
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
 __all__ = ["Independent"]

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rlenv._base.bounded import drop_oldest
-from rlenv.dialects.control_tokens import Spans
+from rlenv.dialects.built_in import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
 from rlenv.tokens.chat_template import ChatTemplate

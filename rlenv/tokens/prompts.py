@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import product
 from typing import Any, Final
 
-from rlenv.dialects.control_tokens import Spans
+from rlenv.dialects.built_in import Spans
 from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.layouts import TextSlot

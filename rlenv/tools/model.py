@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rlenv._base.bounded import size
 from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import RefusedPath
-from rlenv.dialects.control_tokens import broken
+from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import asks
 from rlenv.errors import EndpointError, ToolFailed, UnknownEntry, under

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 
 from rlenv._base.bounded import cut_middle, encodable
 from rlenv.concurrency.scope import Scope
-from rlenv.dialects.control_tokens import broken
-from rlenv.dialects.observation import Cut, without_note
+from rlenv.dialects.base import Cut, without_note
+from rlenv.dialects.built_in import broken
 from rlenv.messages import Message
 from rlenv.secrets import redact
 from rlenv.trajectory import Turn

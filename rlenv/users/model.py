@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
-from rlenv.dialects.control_tokens import broken
+from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.endpoints.account import asks
 from rlenv.errors import EndpointError, EpisodeError, RewardError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.dialects.control_tokens import broken, broken_value
+from rlenv.dialects.built_in import broken, broken_value
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
 from rlenv.language.templates import compile_template

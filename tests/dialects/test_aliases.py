@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlenv import dialects
-from rlenv.dialects.aliases import ALIASES, row_name
-from rlenv.dialects.built_in import FAMILIES, row_of
+from rlenv.dialects.built_in import ALIASES, FAMILIES, row_name, row_of
 from rlenv.language.dialect import DialectSpec
 
 

@@ -14,8 +14,7 @@ import yaml
 
 from rlenv import dialects, load
 from rlenv.dialects import built_in
-from rlenv.dialects.built_in import FAMILIES, family_text, row_of, whole_row
-from rlenv.dialects.control_tokens import broken
+from rlenv.dialects.built_in import FAMILIES, broken, family_text, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
 from rlenv.episodes.environment import Environment
 from rlenv.language.dialect import LENIENCIES, DialectSpec

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv import dialects
-from rlenv.dialects.json_call import MAX_DEPTH
+from rlenv.dialects.json_text import MAX_DEPTH
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
 HERMES = dialects.get("hermes")

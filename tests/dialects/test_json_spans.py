@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlenv.dialects.json_spans import Extent, Strings
+from rlenv.dialects.json_text import Extent, Strings
 
 PIECES = ('"', '"', "\\", '\\"', "<a>", "<ab>", "<", "a", " ", "\n", '"x y"', "{}", "x" * 50, "y" * 700)
 

@@ -12,7 +12,7 @@ from typing import Any
 from rlenv.checks.editor.rows import first_row
 from rlenv.checks.editor.shape import description_of
 from rlenv.checks.sites import names_at
-from rlenv.dialects.aliases import ALIASES
+from rlenv.dialects.built_in import ALIASES
 from rlenv.language import kinds as registry
 from rlenv.language.shipped import shipped
 

@@ -25,7 +25,7 @@ from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
-from rlenv.dialects.control_tokens import broken
+from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import asking
 from rlenv.endpoints.wire import Completion, Usage

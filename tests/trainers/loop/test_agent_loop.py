@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.dialects.observation import CUT_NOTE
+from rlenv.dialects.base import CUT_NOTE
 from rlenv.runs.folder import open_run
 from rlenv.tasks.rows import STEP_SEEDS, seed_of
 from rlenv_verl.loop.caches import ProcessState
