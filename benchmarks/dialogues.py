@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "tokens")
 
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import load_tokenizer
 from rlenv.tokens.check import check
-from rlenv.tokens.load import load_tokenizer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -12,8 +12,7 @@ from rlenv.policies.scripted import OraclePolicy
 from rlenv.tokens.check import CheckReport, check
 from rlenv.tokens.dialogues import Dialogue, Turn
 from rlenv.tokens.encoder import TokenEncoder
-from rlenv.tokens.played import Prompts, opened_prompts, verdict_of
-from rlenv.tokens.verdict import Verdict
+from rlenv.tokens.verdict import Prompts, Verdict, opened_prompts, verdict_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["check_environment", "judge_environment"]

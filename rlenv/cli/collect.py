@@ -24,9 +24,8 @@ from rlenv.models import local_model
 from rlenv.runs.evaluate import MOST_SAMPLES
 from rlenv.runs.policies import NAMES
 from rlenv.tasks.rows import seed_of
-from rlenv.tokens.bound import bind
+from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
-from rlenv.tokens.load import load_tokenizer
 
 __all__ = ["CollectCommand"]
 

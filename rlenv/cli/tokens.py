@@ -24,9 +24,8 @@ from rlenv.runs.recorded import recorded
 from rlenv.runs.usage import Spending
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
-from rlenv.tokens.check import CheckReport, TokenCheck, check
+from rlenv.tokens.check import CheckReport, Explained, TokenCheck, check, explain
 from rlenv.tokens.encoder import History
-from rlenv.tokens.explain import Explained, explain
 from rlenv.tokens.verdict import Verdict
 from rlenv.trajectory import Trajectory
 

@@ -65,7 +65,7 @@ def identity_of(tokenizer: Any, *, template_kwargs: Mapping[str, Any]) -> Identi
     """The identity of a tokenizer and its chat template, and of the names that the template is given.
 
     Args:
-        tokenizer: of `rlenv.tokens.load`, or a fast one of transformers.
+        tokenizer: of `rlenv.tokens.bound`, or a fast one of transformers.
     """
     backend = tokenizer.backend_tokenizer
     tokens = sorted(backend.get_vocab(with_added_tokens=True).items())

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlenv.dialects.observation import result_messages
+from rlenv.dialects.base import result_messages
 from rlenv.endpoints.wire import Unreadable, read_chat
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult

@@ -12,10 +12,9 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.models.architecture import Looked
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.bound import bind
+from rlenv.tokens.bound import LoadedTokenizer, bind
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.load import LoadedTokenizer
 
 __all__ = ["Marks", "Written", "judge_marks", "judge_template", "judge_tools", "marks_in", "marks_of", "written_by"]
 

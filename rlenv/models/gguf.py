@@ -259,7 +259,7 @@ def _id(value: Any) -> int | None:
 
 
 def _template(values: Mapping[str, Any]) -> str | None:
-    """The template for tools where the file has several, as `rlenv.tokens.load` chooses."""
+    """The template for tools where the file has several, as `rlenv.tokens.bound` chooses."""
     source = values.get("tokenizer.chat_template.tool_use") or values.get("tokenizer.chat_template")
     return source if isinstance(source, str) and source.strip() else None
 

@@ -17,8 +17,8 @@ from rlenv.models.architecture import Looked, config_in, judge_architecture, num
 from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools
 from rlenv.models.local import local_model, local_tokenizer
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.load import LoadedTokenizer
-from rlenv.tokens.played import opened_prompts
+from rlenv.tokens.bound import LoadedTokenizer
+from rlenv.tokens.verdict import opened_prompts
 
 __all__ = ["first_prompts", "lacks", "looked_at"]
 

@@ -23,7 +23,7 @@ from rlenv.models.place import (
     named_after,
     read_manifest,
 )
-from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
+from rlenv.tokens.bound import LoadedTokenizer, load_tokenizer
 
 __all__ = ["local_model", "local_tokenizer", "retold", "shipped_templates", "template_text", "with_template"]
 

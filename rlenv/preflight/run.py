@@ -23,8 +23,7 @@ from rlenv.preflight.report import (
 )
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
-from rlenv.tokens.played import Prompts, verdict_of
-from rlenv.tokens.verdict import Verdict
+from rlenv.tokens.verdict import Prompts, Verdict, verdict_of
 
 __all__ = ["Plan", "Split", "Subject", "preflight"]
 

@@ -12,20 +12,15 @@ from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate, template_of
-from rlenv.tokens.cut import Keep, token_cut
 from rlenv.tokens.dummies import TOOL, USER, Marks, Turn
 from rlenv.tokens.growth import AnsweredTurn, Growth
 from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
-from rlenv.tokens.layouts import Layout
-from rlenv.tokens.limits import Limits
-from rlenv.tokens.observations import MAX_MESSAGES, Observations
-from rlenv.tokens.prompt_ids import PromptIds
+from rlenv.tokens.layouts import Deriver, Layout
+from rlenv.tokens.prompt_ids import MAX_MESSAGES, Observations, PromptIds
 from rlenv.tokens.rows import TokenRows
-from rlenv.tokens.shapes import Story, words_of
-from rlenv.tokens.slots import Deriver
-from rlenv.tokens.stops import end_marks
+from rlenv.tokens.shapes import Story, end_marks, words_of
 from rlenv.tokens.trajectory import TokenTrajectory
-from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
+from rlenv.tokens.vocabulary import Keep, Limits, Vocabulary, encode, fast_tokenizer, token_cut
 
 __all__ = ["HISTORIES", "MAX_MESSAGES", "History", "TokenEncoder"]
 
@@ -49,7 +44,7 @@ class TokenEncoder:
         stop: the token, or the tokens, that end an assistant's turn; found from the tokenizer and the template where it
             is None.
         end_ids: further ids that end an assistant's turn, as a model's `generation_config` names them; those of a
-            tokenizer that has `end_ids` (`rlenv.tokens.load`) are taken too.
+            tokenizer that has `end_ids` (`rlenv.tokens.bound`) are taken too.
         vocab_size: how many ids the model can sample, where its embeddings have more rows than the tokenizer has
             tokens; None: the tokenizer's.
         same_turn: what is written around contents that go on in the assistant's own turn, for an environment whose
@@ -185,7 +180,7 @@ class TokenEncoder:
             raise UsageError("a token id is negative or beyond 32 bits; expected ids of the tokenizer") from error
 
     def cut(self, *, max_tokens: int, keep: Keep = "head_tail") -> Callable[[str], str]:
-        """A function that shortens a content to at most `max_tokens` tokens; see `rlenv.tokens.cut.token_cut`."""
+        """A function that shortens a content to at most `max_tokens` tokens; see `token_cut`."""
         cut = token_cut(self.vocabulary.plain, max_tokens=max_tokens, keep=keep)
         images = self.images
         return cut if images is None else lambda text: cut(images.plain(text))

@@ -31,6 +31,7 @@ from rlenv.tokens.dummies import (
     content_mark,
     said_mark,
     shared_marks,
+    thinking_of,
     thought_mark,
     tool_mark,
     turn_message,
@@ -38,7 +39,6 @@ from rlenv.tokens.dummies import (
 from rlenv.tokens.grown import AnsweredTurn, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter, words_of
-from rlenv.tokens.thoughts import thinking_of
 
 __all__ = ["LONG", "AnsweredTurn", "Growth"]
 

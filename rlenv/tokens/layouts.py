@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.dummies import FORMS, SLOT, Form
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.dummies import (
+    FORMS,
+    SLOT,
+    TOOL,
+    USER,
+    Form,
+    Marks,
+    Turn,
+    Way,
+    answer_messages,
+    argument_mark,
+    content_mark,
+    said_mark,
+    shared_text,
+    shown_content,
+    turn_message,
+)
 
-__all__ = ["TRANSFORMS", "ContentsLost", "Layout", "NoStopMark", "Slot", "TextSlot", "split_slots"]
+__all__ = ["STOPS", "TRANSFORMS", "ContentsLost", "Deriver", "Layout", "NoStopMark", "Slot", "TextSlot", "split_slots"]
 
 
 class ContentsLost(UnsupportedTemplate):
@@ -111,3 +129,296 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
             f"chat template {name} writes contents {seen} where messages 0 to {contents - 1} were given, each once"
             + lost
         )
+
+
+_PROBES: Final = (
+    "",
+    "x",
+    "5",
+    "true",
+    "[1, 2]",
+    '{"a": "b"}',
+    " \n q\"\\\n\té<&>' z\u2028 \r\n ",
+    "\n\nlines\n\n",
+    "   ",
+    "a long one. " * 1_000,
+)
+_MOST_APART: Final = 16
+"""The most messages whose contents are looked at one by one."""
+STOPS: Final = (
+    "<start_function_response>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
+    "</s>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<｜end▁of▁sentence｜>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+)
+"""Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
+_NO_CALLS: Final = "does not write an assistant's calls"
+_ONE_WAY: Final = Way("")
+
+
+@dataclass(frozen=True, slots=True)
+class Deriver:
+    """Derives what a template writes behind an assistant's turn.
+
+    Attributes:
+        stops: the stop marks to look for first.
+        marks: the tokenizer's; without one, what looks like a mark.
+        place: the placeholder that the template writes for an image.
+        skipped: marks that may stand before a call and are none of it, as those of thinking.
+    """
+
+    template: ChatTemplate
+    stops: Sequence[str]
+    marks: Marks = field(default_factory=Marks)
+    place: str = ""
+    skipped: Sequence[str] = ()
+
+    def layout(
+        self,
+        roles: tuple[str, ...],
+        *,
+        images: tuple[int, ...] = (),
+        before: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Layout:
+        """The layout for messages of `roles` that follow an assistant's turn.
+
+        Args:
+            images: how many images each of the messages has; () where none has any.
+            before: the first messages; None: a user's message, and made-up tools where the template asks for some.
+            tools: the schemas that stand with `before`.
+
+        Raises:
+            UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
+        """
+        turn = Turn("none", "" if "tool" in roles else "before", roles, images)
+        first: UnsupportedTemplate | None = None
+        for form in FORMS:
+            if before is not None and form.has_tools:
+                continue
+            if form.is_plain and first is not None and _NO_CALLS not in str(first):
+                continue  # it knows calls, and something else is amiss
+            given = (TOOL,) if form.has_tools else tuple(tools)
+            for named in _named(form, given):
+                try:
+                    return _Derivation(self, named, turn, before, given).layout()
+                except UnsupportedTemplate as error:
+                    first = error if first is None or (named.is_plain and _NO_CALLS in str(first)) else first
+        assert first is not None
+        raise first
+
+
+def _named(form: Form, tools: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
+    """A form with a made-up name of the tool called, and one with the name of a tool that is there."""
+    yield form
+    function = tools[0].get("function", tools[0]) if tools else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(name, str) and name and not form.is_plain:
+        yield Form(form.content, form.has_tools, form.arguments_as_text, name)
+
+
+class _Derivation:
+    """One try to derive a layout, in one form of the assistant's message."""
+
+    def __init__(
+        self,
+        given: Deriver,
+        form: Form,
+        turn: Turn,
+        before: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.template, self.marks, self.stops, self.place = given.template, given.marks, given.stops, given.place
+        self.skipped = [mark for mark in given.skipped if mark]
+        self.form = form
+        self.turn = turn
+        self.before = list(before) if before is not None else [USER]
+        self.tools = tools
+        self.said = turn_message(form, _ONE_WAY, turn, 0, 0)
+        self.last = argument_mark(0, turn.calls - 1) if turn.calls else said_mark(0)
+
+    def render(self, *more: Mapping[str, Any], before: Any = None, generate: bool = True) -> str:
+        conversation = [*(self.before if before is None else before), *more]
+        return self.template.render(conversation, tools=self.tools, add_generation_prompt=generate)
+
+    def layout(self) -> Layout:
+        name = self.template.name
+        contents = [content_mark(index) for index in range(len(self.turn.roles))]
+        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        start = text.rfind(self.last)
+        if start < 0 or (self.turn.calls and argument_mark(0, 0) not in text):
+            raise UnsupportedTemplate(f"chat template {name} {_NO_CALLS}")
+        start += len(self.last)
+        end = text.find(contents[0], start)
+        tail = text[start : end if end >= 0 else len(text)]
+        ends_turns = self._ends_turns()
+        stop, at = self._stop(tail, ends_turns)
+        whole = text[start + at + len(stop) :]
+        slots = self._slots(whole, contents, lambda given: self._tail(given, stop))
+        has_marks = self.turn.calls and not self.form.is_plain
+        opener, closer = self._call_marks(text, tail[:at]) if has_marks else ("", "")
+        layout = Layout(stop, tuple(slots), self.form, ends_turns, opener, closer)
+        if self.turn.images:
+            self._check_images(layout, whole, contents)
+        return layout
+
+    def _tail(self, contents: Sequence[str], stop: str) -> str:
+        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        end = text.find(stop, text.rfind(self.last))
+        if end < 0:
+            raise UnsupportedTemplate(f"chat template {self.template.name} writes {stop} only for some contents")
+        return text[end + len(stop) :]
+
+    def _ends_turns(self) -> bool:
+        """Whether the template writes a mark behind an answer that nothing follows."""
+        try:
+            answer = {"role": "assistant", "content": said_mark(0)}
+            text = self.render(answer, generate=False)
+        except UnsupportedTemplate:
+            return True
+        _, mark, behind = text.rpartition(said_mark(0))
+        return not mark or bool(self.marks.find(behind))
+
+    def _stop(self, tail: str, ends_turns: bool) -> tuple[str, int]:
+        """The mark that ends the turn in the text behind it, and its place there.
+
+        One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
+        nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
+        """
+        shared = shared_text(tail, self._alone())
+        inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
+        places = [
+            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
+        ]
+        at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
+        # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
+        if known and (not ends_turns or not inside or at - size <= len(shared)):
+            return known, at
+        behind = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) > len(shared)]
+        if inside and (ends_turns or not behind):
+            at, mark = inside[-1]
+            if more := shared[at + len(mark) :].strip():  # its own end mark is no token
+                raise NoStopMark(self.template.name, more[:60])
+            return mark, at
+        if not behind:
+            raise NoStopMark(self.template.name, tail[:60])
+        return behind[0][1], behind[0][0]
+
+    def _alone(self) -> str:
+        """What the template writes behind the last word of the turn where nothing follows it."""
+        try:
+            text = self.render(self.said, generate=False)
+        except UnsupportedTemplate:
+            return ""
+        return text[text.rfind(self.last) + len(self.last) :] if self.last in text else ""
+
+    def _call_marks(self, text: str, behind: str) -> tuple[str, str]:
+        """What a call begins and ends with."""
+        opening = self.render()
+        places = [text.find(argument_mark(0, 0))]
+        begin = self._begin(opening, text[: places[0]])
+        if begin < 0:
+            return "", ""
+        match = SLOT.search(text, begin)
+        places.append(match.start() if match is not None and match[1] in "ni" else -1)
+        places.append(text.find(self.form.name, begin) if self.form.name else -1)
+        gap = text[begin : min(place for place in places if place >= 0)].lstrip()
+        while mark := next((mark for mark in self.skipped if gap.startswith(mark)), ""):
+            gap = gap[len(mark) :].lstrip()
+        opener = self.marks.first(gap) or (gap.split(maxsplit=1)[0] if gap[:1].isalnum() else gap[:1])
+        found = self.marks.find(behind) or Marks().find(behind)
+        return opener, found[-1][1] if found else ""
+
+    def _begin(self, opening: str, text: str) -> int:
+        """Where a turn begins in a text that ends inside it; -1 where that is not found."""
+        if text.startswith(opening):
+            return len(opening)
+        header = opening[len(shared_text(opening, self.render(generate=False))) :]
+        for mark in self.skipped:
+            header = header.partition(mark)[0]
+        header = header.strip()
+        at = text.rfind(header) if header else -1
+        return at + len(header) if at >= 0 else -1
+
+    def _slots(self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]) -> list[str | Slot]:
+        name = self.template.name
+        parts = list(split_slots(whole, name=name, contents=len(contents)))
+        number_of = [index for index, role in enumerate(self.turn.roles) if role == "tool"]
+        change = _transform_of_all(tail, whole, contents) if len(contents) > 1 else None
+        if change is None and len(contents) > _MOST_APART:
+            raise UnsupportedTemplate(
+                f"chat template {name} changes the contents of {len(contents)} messages in a way that is not known"
+            )
+        slots: list[str | Slot] = []
+        placed = 0
+        for part in parts:
+            if isinstance(part, str):
+                literals = part.split(self.place) if any(self.turn.images) else [part]
+                slots.append(literals[0])
+                for literal in literals[1:]:
+                    slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
+                    placed += 1
+            elif part[0] == "c":
+                one = change if change is not None else _transform(name, tail, whole, contents, part[1])
+                slots.append(Slot("content", part[1], one))
+            else:
+                field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
+                slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
+        if placed != sum(self.turn.images):
+            raise UnsupportedTemplate(
+                f"chat template {name} writes {placed} times {self.place} for the {sum(self.turn.images)} images of"
+                f" messages of {', '.join(self.turn.roles)}; expected one for each"
+            )
+        return [part for part in slots if part != ""]
+
+    def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
+        seen = {"role": "user", "content": shown_content("user", "u", 1)}
+        later = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0), before=[seen])
+        if not later.endswith(layout.stop + whole):
+            raise UnsupportedTemplate(
+                f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"
+                " them)"
+            )
+
+
+def _transform(
+    name: str, tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str], index: int
+) -> Callable[[str], str]:
+    before, _, after = whole.partition(marks[index])
+    left = dict(TRANSFORMS)
+    for probe in _PROBES:
+        given = list(marks)
+        given[index] = probe
+        text = tail(given)
+        left = {key: change for key, change in left.items() if text == before + change(probe) + after}
+        if not left:
+            raise UnsupportedTemplate(
+                f"chat template {name} changes the content {probe[:40]!r} of message {index + 1} in a way that is not"
+                f" known: {text[len(before) : len(text) - len(after)][:60]!r}"
+            )
+    return next(iter(left.values()))
+
+
+def _transform_of_all(
+    tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str]
+) -> Callable[[str], str] | None:
+    """The transformation that a template does to all contents alike, None where there is none such.
+
+    One rendering a probe, so that many results of one turn cost no more than their number.
+    """
+    split = re.split("|".join(map(re.escape, marks)), whole)
+    left = dict(TRANSFORMS)
+    for probe in _PROBES:
+        text = tail([probe] * len(marks))
+        left = {key: change for key, change in left.items() if text == change(probe).join(split)}
+        if not left:
+            return None
+    return next(iter(left.values()))

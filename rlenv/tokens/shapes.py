@@ -1,4 +1,4 @@
-"""The shapes of turns, read from what was sampled, and the shape of a conversation so far."""
+"""The shapes of turns, read from what was sampled, the shape of a conversation so far, and what ends turns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from rlenv.dialects.base import SameTurn
 from rlenv.dialects.reading import Places
+from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.dummies import Turn
 
-__all__ = ["Reader", "Story", "shorter", "words_of"]
+if TYPE_CHECKING:
+    from rlenv.tokens.encoder import TokenEncoder
+    from rlenv.tokens.growth import Growth
+
+__all__ = ["Reader", "Story", "end_marks", "end_of", "shorter", "words_of"]
 
 
 def words_of(mark: str) -> set[str]:
@@ -241,3 +247,57 @@ class Story:
         """A short conversation of the shapes so far: each once before the last reply, at most twice since."""
         before = sorted(self._settled, key=lambda turn: (turn.roles[-1] != "tool", turn))
         return [*before, *(turn for turn, count in self._since for _ in range(count))]
+
+
+def end_marks(
+    growth: Growth, named: Sequence[str], written: Sequence[str], same_turn: SameTurn | None
+) -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
+    """All marks that end a turn, what is odd about them, in words, and the marks that begin an assistant's turn.
+
+    A mark that the template writes behind a turn and inside one (gpt-oss ends each channel with `<|end|>`) ends none.
+
+    Args:
+        named: the marks that were given and the tokenizer's end token.
+        written: the marks that the template writes behind turns.
+    """
+    given = frozenset(mark for mark in named if mark)
+    if same_turn is not None:
+        return given | frozenset(written), (), frozenset()
+    begins, inside = growth.marks_of_turns()
+    remarks = [f"the template writes {text!r} behind a turn, and no token is in it" for text in growth.untold_end()]
+    for mark in sorted(given):
+        if mark in growth.reader.header or mark in begins:
+            remarks.append(
+                f"{mark} ends a turn by the tokenizer's word, and begins the assistant's turn in the template"
+            )
+        elif mark in inside:
+            remarks.append(f"{mark} ends a turn by the tokenizer's word, and stands inside turns in the template")
+    found = frozenset(written) - inside
+    # Generation would end before a turn's first word.
+    kept = given - begins if found - begins else given
+    return kept | found, tuple(remarks), frozenset(begins | {mark for mark in given if mark in growth.reader.header})
+
+
+def end_of(encoder: TokenEncoder, story: Story, turn: Turn, *, is_last: bool) -> int:
+    """The id with which the template ends a turn: behind it stands what answers it, or nothing.
+
+    Args:
+        story: the conversation before the turn.
+        turn: its shape, with the roles of what answers it; that of a user's message for the last one.
+        is_last: whether nothing answers it. A template may end such a turn otherwise (gpt-oss: `<|return|>`).
+
+    Raises:
+        UnsupportedTemplate: exact ids cannot be promised for these answers at all.
+    """
+    if encoder.same_turn is not None:
+        return encoder.stop_id
+    added = encoder.vocabulary.added
+    if not is_last:
+        return added[encoder.look(story, turn).layout.stop]
+    mark = encoder.growth.last_end(story, turn, encoder.vocabulary.texts(encoder.end_ids))
+    if not mark:  # it writes none behind a last turn (GLM): the one that the next message begins with
+        try:
+            mark = encoder.growth.base(story, turn).stop
+        except UnsupportedTemplate:  # it takes no user's message here
+            mark = encoder.stop
+    return added[mark]

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
-from rlenv.tokens.cut import CHARS_A_TOKEN, token_cut
 from rlenv.tokens.dummies import Turn
-from rlenv.tokens.ending import end_of
 from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import AnsweredTurn
-from rlenv.tokens.limits import Limits
-from rlenv.tokens.shapes import Story
+from rlenv.tokens.shapes import Story, end_of
+from rlenv.tokens.vocabulary import CHARS_A_TOKEN, Limits, token_cut
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import TokenEncoder

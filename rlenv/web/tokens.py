@@ -97,7 +97,7 @@ def _pieces_of(run: OpenRun) -> Pieces | None:
 
 @lru_cache(maxsize=4)
 def _loaded(place: str) -> Pieces | None:
-    from rlenv.tokens.load import load_tokenizer
+    from rlenv.tokens.bound import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(place).backend_tokenizer

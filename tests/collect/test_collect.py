@@ -21,7 +21,7 @@ from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
-from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.bound import load_tokenizer
 
 SPEC = """
 rlenv: 1

@@ -10,7 +10,7 @@ from rlenv import dialects
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
-from rlenv.tokens.templated import TemplatedDialect
+from rlenv.tokens.declared import TemplatedDialect
 from tests.support import real
 from tests.support.families import end_of
 

@@ -15,12 +15,11 @@ from rlenv.errors import UsageError
 from rlenv.runs.recorded import recorded
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import load_tokenizer
 from rlenv.tokens.check import check, compare
 from rlenv.tokens.dialogues import situations
 from rlenv.tokens.dummies import KEYS
-from rlenv.tokens.independent import Independent
-from rlenv.tokens.load import load_tokenizer
-from rlenv.tokens.replay import Outcome, Replay
+from rlenv.tokens.replay import Independent, Outcome, Replay
 from tests.support import real
 from tests.support.families import bound
 from tests.support.templates import FORGETS

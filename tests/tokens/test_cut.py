@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.cut import Keep
+from rlenv.tokens.vocabulary import Keep
 
 ENCODER = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
 

@@ -12,7 +12,7 @@ from rlenv import dialects
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.explain import Explained, explain
+from rlenv.tokens.check import Explained, explain
 from rlenv.trajectory import RewardBreakdown, Trajectory, Turn
 from tests.support.templates import FORGETS
 

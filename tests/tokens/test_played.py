@@ -13,9 +13,8 @@ from rlenv.episodes.environment import load
 from rlenv.messages import Image, Message
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.bound import bind, thinking_of
-from rlenv.tokens.load import LoadedTokenizer
-from rlenv.tokens.played import Prompts, answers_of
+from rlenv.tokens.bound import LoadedTokenizer, bind, thinking_of
+from rlenv.tokens.verdict import Prompts, answers_of
 from tests.support.lengths import FORGETS, spec
 
 __all__ = ["spec"]

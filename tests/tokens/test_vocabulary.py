@@ -12,7 +12,7 @@ from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.bound import load_tokenizer
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
 

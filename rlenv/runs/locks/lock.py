@@ -140,7 +140,7 @@ def lock_of(
         seed: of the run.
         seeds: what the seed of an episode is made of, such as `rlenv.tasks.rows.SEEDS`.
         k: samples of each task.
-        tokenizer: what is bound, of `rlenv.tokens.load` or transformers.
+        tokenizer: what is bound, of `rlenv.tokens.bound` or transformers.
         trainer: what a trainer says of itself, as JSON.
         say: is told what takes long, such as gigabytes of rows.
 

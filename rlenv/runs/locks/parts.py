@@ -325,7 +325,7 @@ def limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
 
 
 def tokenizer(bound: Any) -> dict[str, Any]:
-    """The tokenizer that is bound, as `rlenv.tokens.load` or transformers give it: its file, and its chat template.
+    """The tokenizer that is bound, as `rlenv.tokens.bound` or transformers give it: its file, and its chat template.
 
     The file is the `tokenizer.json` in its place or in the hub's cache; the text that the tokenizer writes itself is
     taken where there is none.

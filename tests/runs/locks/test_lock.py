@@ -27,7 +27,7 @@ from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.locks.files import UNREADABLE
 from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, lock_of, locks_of, read_lock
 from rlenv.runs.schema import Facts
-from rlenv.tokens.load import LoadedTokenizer
+from rlenv.tokens.bound import LoadedTokenizer
 from rlenv.tools._mcp.listing import ListedTool, Listing, write_pin
 
 BASE = """

@@ -169,7 +169,7 @@ def test_rows_come_as_they_were_written_in_an_order_of_the_seed(data: Path) -> N
 def test_another_models_rows_and_another_templates_are_refused(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rlenv.tokens.load import load_tokenizer
+    from rlenv.tokens.bound import load_tokenizer
 
     template = tmp_path / "template.jinja"
     template.write_text(str(load_tokenizer(str(tiny_folder)).chat_template) + " ")

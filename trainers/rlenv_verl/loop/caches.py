@@ -22,7 +22,7 @@ from rlenv.messages import Message
 from rlenv.runs.cassettes import Recorder
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, thinking_of
-from rlenv.tokens.played import verdict_of
+from rlenv.tokens.verdict import verdict_of
 from rlenv_verl.loop.group import Groups
 from rlenv_verl.loop.images import image_template, processor_images
 from rlenv_verl.loop.keep import Keeper
@@ -111,7 +111,7 @@ class ProcessState:
     def require_template(self, environment: Environment, encoder: TokenEncoder, messages: Sequence[Message]) -> None:
         """Passes where the chat template can go on behind whatever an environment answers to a first prompt.
 
-        The verdict that a run is given before it starts (`rlenv.tokens.played`), once for each form of prompt.
+        The verdict that a run is given before it starts (`rlenv.tokens.verdict`), once for each form of prompt.
         Environment and encoder are this object's.
 
         Raises:

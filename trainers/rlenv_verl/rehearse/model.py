@@ -19,7 +19,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.bound import load_tokenizer
 from rlenv_verl.run.preflight import is_at_hand
 
 __all__ = ["RehearsalModel", "make_model"]

@@ -20,7 +20,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.locks.files import Say, digest_of, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
-from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.bound import load_tokenizer
 from rlenv_verl.run.runfile import Run
 
 __all__ = ["attempt_locks", "changed_lines"]

@@ -33,9 +33,8 @@ from rlenv.preflight import (
     preflight,
 )
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.bound import bind
+from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
-from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.run.runfile import Run
 from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at

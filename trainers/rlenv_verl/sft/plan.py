@@ -12,7 +12,7 @@ from typing import Any
 from rlenv.collect import Data, Identity, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
-from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.bound import load_tokenizer
 from rlenv_verl.settings.lora import lora_keys
 from rlenv_verl.settings.preset import override
 from rlenv_verl.sft.dataset import HELD_OUT
