@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.jsonable import plain
 from rlenv.concurrency.deadline import Expired
-from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, given
+from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
@@ -124,12 +124,15 @@ def _first(
     assert isinstance(call, ToolCall)
     slot = lane.tape.look(lane, asked)
     if slot.answer is not None:
-        return _again(slot, call, context)
+        return said_again(slot, slot.answer, _again(call, context))
     try:
-        return _kept(slot, at_once(call, context))
+        result = at_once(call, context)
     except EpisodeError as error:
-        _keep_failure(slot, error)
+        if (ending := _failed(error)) is not None:
+            lane.tape.keep(slot, ending)
         raise
+    lane.tape.keep(slot, _kept(result))
+    return result
 
 
 async def _taken_up(
@@ -144,24 +147,20 @@ async def _taken_up(
     asked = _asked(lane, tool, call.arguments, context)
     if asked is None or is_spoiled(tool):
         return await waiting(made, context, index)
-    slot = lane.tape.look(lane, asked)
-    if await given(slot) is not None:
-        return _again(slot, call, context)
-    try:
-        return _kept(slot, await waiting(made, context, index))
-    except asyncio.CancelledError:
-        lane.tape.keep(slot, Answer("cancelled"))
-        raise
-    except EpisodeError as error:
-        _keep_failure(slot, error)
-        raise
+
+    def make() -> Awaitable[ToolResult]:
+        return waiting(made, context, index)
+
+    return await through(lane, asked, make, again=_again(call, context), kept=_kept, failed=_failed)
 
 
-def _keep_failure(slot: Slot, error: EpisodeError) -> None:
-    """Hands the end of an episode to the tape; a miss, which is this run's own, is none of it."""
-    if not isinstance(error, CassetteError):
-        held = {"message": str(error), "reason": error.reason}
-        slot.lane.tape.keep(slot, Answer("failed", held, error.reason))
+def _failed(error: BaseException) -> Answer | None:
+    """The end of an episode as a tape keeps it; a miss, which is this run's own, is none of it."""
+    if isinstance(error, asyncio.CancelledError):
+        return Answer("cancelled")
+    if not isinstance(error, EpisodeError) or isinstance(error, CassetteError):
+        return None
+    return Answer("failed", {"message": str(error), "reason": error.reason}, error.reason)
 
 
 def is_spoiled(tool: Tool) -> bool:
@@ -180,32 +179,26 @@ async def tried(
     asked = _asked(lane, tool, arguments, context)
     if asked is None:
         return await run()
-    slot = lane.tape.look(lane, asked)
-    if await given(slot) is not None:
-        return _tried_again(slot)
-    try:
-        output = await run()
-    except EpisodeError as error:
-        _keep_failure(slot, error)
-        raise
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        lane.tape.keep(slot, _raised(error))
-        raise
-    # What is no output is the tool's bug, which whoever asked finds, then and in a replay.
+    ending = await through(lane, asked, run, again=_ending, kept=_given, failed=_raised)
+    if isinstance(ending, BaseException):
+        raise ending
+    output: ToolOutput = ending
+    return output
+
+
+def _given(output: Any) -> Answer:
+    """What a try gave. What is no output is the tool's bug, which whoever asked finds, then and in a replay."""
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
-        lane.tape.keep(slot, Answer("failed", {"is_output": type(output) is ToolOutput}, "bug"))
-        return output
+        return Answer("failed", {"is_output": type(output) is ToolOutput}, "bug")
     held = plain(output)
-    is_whole = held["value"] == output.value
-    lane.tape.keep(slot, Answer("ok", held) if is_whole else Answer("refused", None, "its value is no JSON"))
-    return output
+    return Answer("ok", held) if held["value"] == output.value else Answer("refused", None, "its value is no JSON")
 
 
 def _raised(error: BaseException) -> Answer:
     """The exception of a try. Of a bug it matters whether it is an Exception, since others are not tried again."""
+    if isinstance(error, EpisodeError) and (ending := _failed(error)) is not None:
+        return ending
     if isinstance(error, ToolFailed):
         names = ("text", "reason", "retryable", "whose", "details")
         return Answer("failed", {name: plain(getattr(error, name)) for name in names}, error.reason)
@@ -217,23 +210,7 @@ def _raised(error: BaseException) -> Answer:
     return Answer("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
 
 
-def _tried_again(slot: Slot) -> ToolOutput:
-    """The output of a try; raises again what it raised."""
-    answer = slot.answer
-    assert answer is not None
-    if answer.outcome == "refused":
-        raise CassetteError(f"{slot.lane.place}: the tape has no result of this call: {answer.reason}")
-    try:
-        ending = _ending(answer)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(slot, error) from error
-    if isinstance(ending, BaseException):
-        raise ending
-    output: ToolOutput = ending
-    return output
-
-
-def _ending(answer: Answer) -> Any:
+def _ending(slot: Slot, answer: Answer) -> Any:
     """The return value of a try, which may be no output, or its exception."""
     held = answer.response
     if answer.outcome == "ok":
@@ -250,39 +227,23 @@ def _ending(answer: Answer) -> Any:
     return ToolFailed(**held)
 
 
-def _unreadable(slot: Slot, error: Exception) -> CassetteError:
-    why = f"{type(error).__name__}: {error}".splitlines()[0]
-    return CassetteError(f"{slot.lane.place}: what the tape has of {slot.asked.name} is no answer of its kind: {why}")
-
-
-def _kept(slot: Slot, result: Any) -> ToolResult:
-    """Hands a result to the tape."""
+def _kept(result: Any) -> Answer:
+    """A result as a tape keeps it."""
     assert isinstance(result, ToolResult)
     held = plain(result)
     if held["value"] != result.value:
-        reason = f"the value of {result.name} is no JSON"
-        slot.lane.tape.keep(slot, Answer("refused", None, reason))
-    else:
-        slot.lane.tape.keep(slot, Answer("ok" if result.outcome == "ok" else "failed", held, result.reason))
-    return result
+        return Answer("refused", None, f"the value of {result.name} is no JSON")
+    return Answer("ok" if result.outcome == "ok" else "failed", held, result.reason)
 
 
-def _again(slot: Slot, call: ToolCall, context: ToolContext) -> ToolResult:
-    """A result that was kept, as that of `call`.
+def _again(call: ToolCall, context: ToolContext) -> Callable[[Slot, Answer], ToolResult]:
+    """Makes a recorded result that of `call`, or raises the EpisodeError that it ended in then."""
 
-    Raises:
-        EpisodeError: as it did then.
-        CassetteError: it could not be kept then.
-    """
-    answer = slot.answer
-    assert answer is not None
-    if answer.outcome == "refused":
-        raise CassetteError(f"{slot.lane.place}: the tape has no result of {call.name}: {answer.reason}")
-    try:
+    def again(slot: Slot, answer: Answer) -> ToolResult:
         if "outcome" not in answer.response:
             raise EpisodeError(answer.response["message"], reason=answer.response["reason"])
         result = _adapter().validate_python(answer.response)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(slot, error) from error
-    began = time.monotonic() - slot.seconds
-    return replace(result, call_id=call.id, seconds=slot.seconds, waited=0.0, started=began - context.begun)
+        began = time.monotonic() - slot.seconds
+        return replace(result, call_id=call.id, seconds=slot.seconds, waited=0.0, started=began - context.begun)
+
+    return again

@@ -16,12 +16,26 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from rlenv.errors import CassetteError
 
-__all__ = ["Answer", "Asked", "Lane", "Slot", "Tape", "check_going_out", "entered", "given", "here", "offline"]
+__all__ = [
+    "Answer",
+    "Asked",
+    "Lane",
+    "Slot",
+    "Tape",
+    "check_going_out",
+    "entered",
+    "given",
+    "here",
+    "offline",
+    "said_again",
+    "through",
+]
 
+_T = TypeVar("_T")
 Outcome = Literal["ok", "failed", "refused", "cancelled"]
 
 
@@ -87,6 +101,55 @@ async def given(slot: Slot) -> Answer | None:
     if slot.sleep is not None and slot.seconds:
         await slot.sleep(slot.seconds)
     return slot.answer
+
+
+def said_again(slot: Slot, answer: Answer, again: Callable[[Slot, Answer], _T]) -> _T:
+    """What a recorded answer is to whoever asked.
+
+    Raises:
+        CassetteError: it could not be kept, or is none of its kind; and whatever `again` raises.
+    """
+    name, place = slot.asked.name, slot.lane.place
+    if answer.outcome == "refused":
+        raise CassetteError(f"{place}: the tape has no result of {name}: {answer.reason}")
+    try:
+        return again(slot, answer)
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CassetteError(f"{place}: what the tape has of {name} is no answer of its kind: {why}") from error
+
+
+async def through(
+    lane: Lane,
+    asked: Asked,
+    make: Callable[[], Awaitable[_T]],
+    *,
+    again: Callable[[Slot, Answer], _T],
+    kept: Callable[[_T], Answer],
+    failed: Callable[[BaseException], Answer | None],
+) -> _T:
+    """What a request gives: from the tape, or made and then kept. The one way of requests that may be waited for.
+
+    Args:
+        again: what a recorded answer is to whoever asked, or raises.
+        kept: what the tape keeps of what was given, and `failed` of what was raised, None for nothing.
+
+    Raises:
+        CassetteError: the tape has no answer and nobody may be asked, or has one that is none of its kind.
+    """
+    slot = lane.tape.look(lane, asked)
+    if (answer := await given(slot)) is not None:
+        return said_again(slot, answer, again)
+    try:
+        found = await make()
+    except (CassetteError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if (ending := failed(error)) is not None:
+            lane.tape.keep(slot, ending)
+        raise
+    lane.tape.keep(slot, kept(found))
+    return found
 
 
 class Tape(Protocol):

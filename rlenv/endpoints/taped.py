@@ -9,10 +9,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.jsonable import plain
-from rlenv.concurrency.lanes import Answer, Asked, Lane, given
+from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, through
 from rlenv.endpoints.account import asking
 from rlenv.endpoints.wire import Completion, Usage, as_wire
-from rlenv.errors import CassetteError, EndpointError
+from rlenv.errors import EndpointError
 from rlenv.messages import Message
 
 if TYPE_CHECKING:
@@ -72,29 +72,21 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
         EndpointError: the server refused or did not answer, now or when it was recorded.
         CassetteError: the tape has no answer, and nobody may be asked.
     """
-    slot = lane.tape.look(lane, asked)
-    if (answer := await given(slot)) is not None:
-        try:
-            return _again(answer, model)
-        except (KeyError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CassetteError(f"{lane.place}: what the tape has of {asked.name} is no answer: {why}") from error
-    try:
-        found = await ask()
-    except CassetteError:
-        raise
-    except asyncio.CancelledError:
-        lane.tape.keep(slot, Answer("cancelled"))
-        raise
-    except EndpointError as error:
+
+    def again(slot: Slot, answer: Answer) -> Completion:
+        return _again(answer, model)
+
+    return await through(lane, asked, ask, again=again, kept=lambda found: Answer("ok", plain(found)), failed=_failed)
+
+
+def _failed(error: BaseException) -> Answer | None:
+    if isinstance(error, asyncio.CancelledError):
+        return Answer("cancelled")
+    if isinstance(error, EndpointError):
         response = {"message": str(error), "status": error.status, "is_full": error.is_full}
-        lane.tape.keep(slot, Answer("failed", response, error.reason))
-        raise
-    except Exception as error:  # a bug, which whoever asked may have taken for a failure of its own
-        lane.tape.keep(slot, Answer("failed", {"bug": type(error).__name__}, "bug"))
-        raise
-    lane.tape.keep(slot, Answer("ok", plain(found)))
-    return found
+        return Answer("failed", response, error.reason)
+    # A bug, which whoever asked may have taken for a failure of its own.
+    return Answer("failed", {"bug": type(error).__name__}, "bug") if isinstance(error, Exception) else None
 
 
 def _again(answer: Answer, model: str) -> Completion:

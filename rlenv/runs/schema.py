@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rlenv._base.bounded import cut_end, encodable
 from rlenv._base.jsonable import plain
+from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
 from rlenv.runs.usage import asked_tokens
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
@@ -29,8 +30,10 @@ __all__ = [
     "TERMS",
     "USAGE",
     "Facts",
+    "Fold",
     "Mode",
     "Tokens",
+    "add_column",
     "call_of",
     "ending_of",
     "is_late",
@@ -82,49 +85,6 @@ USAGE: Final[Mapping[str, str]] = {
     "is_recorded": "bool",
 }
 """What one role asked of one model: the fields of `rlenv.trajectory.ModelUsage`."""
-
-ROW: Final[Mapping[str, str]] = {
-    "id": "string",
-    "attempt": "int16",
-    "lock": "string",
-    "environment": "string",
-    "split": "string",
-    "task": "int32",
-    "sample": "int32",
-    "seed": "int64",
-    "group": "string",
-    "step": "int32",
-    "mode": "string",
-    "started": "float64",
-    "seconds": "float32",
-    "turns": "int32",
-    "calls_n": "int32",
-    "errors": "int32",
-    "malformed": "int32",
-    "tokens": "int32",
-    "trained_tokens": "int32",
-    "respelled": "int32",
-    "asked_tokens": "int64",
-    "answered_tokens": "int64",
-    "cost": "float64",
-    "reward": "float64",
-    "success": "bool",
-    "reason": "string",
-    "failure": "string",
-    "failure_message": "string",
-    "answer": "string",
-    "title": "string",
-    "asked": "string",
-    "has_body": "bool",
-}
-"""The flat columns of an episode. `started` is in seconds since the epoch; `reward` and `success` are null where the
-reward is invalid, and `failure` then says why ("" elsewhere); `tokens` counts prompt and response, 0 without a
-tokenizer; `trained_tokens` those whose mask is 1; `respelled` is how many turns the chat template spells otherwise
-than they were sampled (`TokenRows.respelled`), null where that is not known. `asked_tokens` and `answered_tokens` are
-those of the prompts and completions of all models that were asked (`Trajectory.usage`, without what a record
-answered), null where nothing was asked or a server did not say; `asked` is a digest of the whole prompt, null in rows
-of older versions; `cost` is what was asked by the prices that were given, null without prices or with a model that has
-none."""
 
 NESTED: Final[Mapping[str, Mapping[str, str]]] = {"terms": TERMS, "calls": CALLS, "usage": USAGE}
 """The lists of a row, and the columns of their entries."""
@@ -199,49 +159,91 @@ class Facts:
     events: bytes | None = None
 
 
+def _calls(trajectory: Trajectory) -> list[ToolResult]:
+    return [result for turn in trajectory.turns for result in turn.results]
+
+
+Fold = Callable[[Trajectory, Facts], Any]
+"""What a column says of an episode: a value of the column's type, or None."""
+
+_COLUMNS: Final[Mapping[str, tuple[str, Fold]]] = {
+    "environment": ("string", lambda one, facts: encodable(one.environment)),
+    "split": ("string", lambda one, facts: encodable(one.split)),
+    "task": ("int32", lambda one, facts: _within(one.task_index, _INT32)),  # a record of others may hold any number
+    "sample": ("int32", lambda one, facts: _within(facts.sample, _INT32)),
+    "seed": ("int64", lambda one, facts: _within(one.seed, _INT64)),
+    "group": ("string", lambda one, facts: encodable(facts.group)),
+    "step": ("int32", lambda one, facts: _within(facts.step, _INT32)),
+    "mode": ("string", lambda one, facts: facts.mode),
+    "started": ("float64", lambda one, facts: facts.started),
+    "seconds": ("float32", lambda one, facts: one.seconds),
+    "turns": ("int32", lambda one, facts: len(one.turns)),
+    "calls_n": ("int32", lambda one, facts: len(_calls(one))),
+    "errors": ("int32", lambda one, facts: sum(result.outcome != "ok" for result in _calls(one))),
+    "malformed": ("int32", lambda one, facts: sum(turn.calls_malformed for turn in one.turns)),
+    "tokens": ("int32", lambda one, facts: sum(len(row.prompt_ids) + len(row.ids) for row in facts.tokens)),
+    "trained_tokens": ("int32", lambda one, facts: sum(bytes(row.mask).count(1) for row in facts.tokens)),
+    "respelled": ("int32", lambda one, facts: facts.respelled),
+    "asked_tokens": ("int64", lambda one, facts: asked_tokens(one.usage)[0]),
+    "answered_tokens": ("int64", lambda one, facts: asked_tokens(one.usage)[1]),
+    "cost": ("float64", lambda one, facts: facts.cost),
+    "reward": ("float64", lambda one, facts: one.reward.total),
+    "success": ("bool", lambda one, facts: one.success),
+    "reason": ("string", lambda one, facts: encodable(one.reason)),
+    "failure": ("string", lambda one, facts: encodable(one.failure.reason) if one.failure else ""),
+    "failure_message": ("string", lambda one, facts: _short(one.failure.message, _MESSAGE) if one.failure else ""),
+    "answer": ("string", lambda one, facts: None if one.answer is None else _short(one.answer, _ANSWER)),
+    "title": ("string", lambda one, facts: _title(one)),
+    "asked": ("string", lambda one, facts: _asked(one)),
+}
+_FOLDS: Final = {name: fold for name, (_, fold) in _COLUMNS.items()}
+
+ROW: Final[dict[str, str]] = {
+    "id": "string",
+    "attempt": "int16",
+    "lock": "string",
+    **{name: kind for name, (kind, _) in _COLUMNS.items()},
+    "has_body": "bool",
+}
+"""The flat columns of an episode, and what each says of it. `started` is in seconds since the epoch; `reward` and
+`success` are null where the reward is invalid, and `failure` then says why ("" elsewhere); `tokens` counts prompt and
+response, 0 without a tokenizer; `trained_tokens` those whose mask is 1; `respelled` is how many turns the chat template
+spells otherwise than they were sampled (`TokenRows.respelled`), null where that is not known. `asked_tokens` and
+`answered_tokens` are those of the prompts and completions of all models that were asked (`Trajectory.usage`, without
+what a record answered), null where nothing was asked or a server did not say; `asked` is a digest of the whole prompt,
+null in rows of older versions; `cost` is what was asked by the prices that were given, null without prices or with a
+model that has none."""
+
+
+def add_column(name: str, kind: str, fold: Fold) -> None:
+    """Adds a column of a plug-in: kept of every episode from now on, searched and shown as others, null in old rows.
+
+    Called as the plug-in is imported, before a run is read or written.
+
+    Args:
+        kind: the name of an Arrow type, such as `int32` or `string`.
+        fold: what the column says of an episode.
+
+    Raises:
+        UsageError: there is such a column, or no such type.
+    """
+    if name in ROW or name in NESTED or name in LATE or not name.isidentifier():
+        raise UsageError(f"'{name}' is a column already, or no name of one")
+    if kind not in {*ROW.values(), *CALLS.values()}:
+        raise UsageError(f"the column '{name}' is of '{kind}'", hint="string, bool, int16 to int64, float32 or float64")
+    ROW[name], _FOLDS[name] = kind, fold
+
+
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
     """The row of an episode: the columns of `ROW`, and `terms`, `calls` and `usage`; all text can be encoded."""
-    calls = [
-        call_of(result, turn.index, index) for turn in trajectory.turns for index, result in enumerate(turn.results)
-    ]
-    failure = trajectory.failure
-    prompts = sum(len(row.prompt_ids) for row in facts.tokens)
-    asked, answered = asked_tokens(trajectory.usage)
     return {
         "id": id,
         "attempt": attempt,
         "lock": lock,
-        "environment": encodable(trajectory.environment),
-        "split": encodable(trajectory.split),
-        "task": _within(trajectory.task_index, _INT32),  # a record of others may hold any number
-        "sample": _within(facts.sample, _INT32),
-        "seed": _within(trajectory.seed, _INT64),
-        "group": encodable(facts.group),
-        "step": _within(facts.step, _INT32),
-        "mode": facts.mode,
-        "started": facts.started,
-        "seconds": trajectory.seconds,
-        "turns": len(trajectory.turns),
-        "calls_n": len(calls),
-        "errors": sum(call["outcome"] != "ok" for call in calls),
-        "malformed": sum(turn.calls_malformed for turn in trajectory.turns),
-        "tokens": prompts + sum(len(row.ids) for row in facts.tokens),
-        "trained_tokens": sum(bytes(row.mask).count(1) for row in facts.tokens),
-        "respelled": facts.respelled,
-        "asked_tokens": asked,
-        "answered_tokens": answered,
-        "cost": facts.cost,
-        "reward": trajectory.reward.total,
-        "success": trajectory.success,
-        "reason": encodable(trajectory.reason),
-        "failure": encodable(failure.reason) if failure else "",
-        "failure_message": _short(failure.message, _MESSAGE) if failure else "",
-        "answer": None if trajectory.answer is None else _short(trajectory.answer, _ANSWER),
-        "title": _title(trajectory),
-        "asked": _asked(trajectory),
+        **{name: fold(trajectory, facts) for name, fold in _FOLDS.items()},
         "has_body": True,
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
-        "calls": calls,
+        "calls": [call_of(one, turn.index, at) for turn in trajectory.turns for at, one in enumerate(turn.results)],
         "usage": [usage_of(one) for one in trajectory.usage],
     }
 

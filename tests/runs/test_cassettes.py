@@ -349,6 +349,42 @@ def test_a_function_that_has_changed_is_seen_where_all_tools_are_answered(
     assert "differs at $.options.source: " in ran.out
 
 
+STATION = '''
+import itertools
+from pathlib import Path
+
+from rlenv.concurrency.lanes import Answer, Asked, here, through
+
+async def forecast(place: str) -> str:
+    """Ask a weather station."""
+    async def ask() -> str:
+        file = Path(__file__).with_name("asked")
+        file.write_text(str(number := int(file.read_text()) + 1 if file.exists() else 1))
+        return f"{place}: {number} degrees"
+
+    if (lane := here()) is None:
+        return await ask()
+    known_by = Asked("forecast", "station", {"place": place})
+    ways = {"again": lambda slot, answer: answer.response, "kept": lambda text: Answer("ok", text)}
+    return await through(lane, known_by, ask, **ways, failed=lambda error: None)
+'''
+
+
+def test_a_new_kind_of_event_takes_one_file_and_is_recorded_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = PYTHON.replace("own.py:shout", "station.py:forecast").replace("text:", "place:").replace("shout", "forecast")
+    path = spec(tmp_path, asks)
+    (tmp_path / "station.py").write_text(STATION)
+    assert run(capsys, "eval", path, "-k", "2", "-o", str(tmp_path / "run"))[0] == 0
+    assert (tmp_path / "asked").read_text() == "4"
+    same(capsys, tmp_path / "run", episodes=4)
+    assert (tmp_path / "asked").read_text() == "4"
+    assert {(one.kind, one.name, one.place) for one in events(tmp_path / "run")} == {
+        ("forecast", "station", "turn 0 call 0")
+    }
+
+
 JUDGE = f"""{TASKS}
 endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
 rewards:

@@ -23,6 +23,7 @@ Fields are the columns of `rlenv.runs.schema.ROW`, what came later (`fate`, `adv
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Condition", "Query", "QueryFault", "ordered", "parse"]
 
-COLUMNS: Final[Mapping[str, str]] = {
-    **ROW,
-    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending", "said")},
-}
+COLUMNS: Final[Mapping[str, str]] = ChainMap(
+    {name: kind for name, kind in LATE.items() if name not in ("id", "ending", "said") and name not in ROW}, ROW
+)
 """The columns that a query may name, with their types."""
 
 _ALIASES: Final = {"calls": "calls_n", "tool": "call.tool", "outcome": "call.outcome"}

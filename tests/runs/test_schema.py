@@ -1,0 +1,64 @@
+"""Columns of rows: each is described once, with its type and what it says of an episode."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlenv.cli.main import main
+from rlenv.errors import UsageError
+from rlenv.runs.folder import open_run
+from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
+from tests.support.kept import episode
+
+PLUG_IN = """
+import json, sys
+from rlenv.runs.schema import add_column
+
+add_column("long_turns", "int32", lambda trajectory, facts: sum(len(turn.action) > 20 for turn in trajectory.turns))
+
+from rlenv.cli.main import main
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.folder import open_run
+
+old, new = sys.argv[1:]
+assert main(["eval", "arithmetic", "-n", "2", "-o", new, "--json"]) == 0
+found = [open_run(run).table["long_turns"].to_pylist() for run in (old, new)]
+hits = len(parse("long_turns>=1").places(Snapshot(open_run(new))))
+try:
+    parse("long_turn>=1")
+except Exception as error:
+    print(json.dumps([*found, hits, str(error)]))
+"""
+
+
+def test_a_row_says_something_in_each_of_its_columns_in_their_order() -> None:
+    assert list(row_of(episode(), Facts(), id="a-0", attempt=0, lock="")) == [*ROW, *NESTED]
+
+
+def test_a_column_of_a_plug_in_is_kept_searched_and_null_in_old_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    assert main(["eval", "arithmetic", "-n", "2", "-o", old, "--json"]) == 0
+    ran = subprocess.run([sys.executable, "-c", PLUG_IN, old, new], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    before, now, hits, told = json.loads(ran.stdout.splitlines()[-1])
+    assert before == [None, None]
+    assert all(count >= 1 for count in now)
+    assert hits == 2
+    assert "did you mean 'long_turns'" in told
+    assert "long_turns" not in open_run(new).table.column_names  # who has not the plug-in reads the run all the same
+
+
+@pytest.mark.parametrize("name", ["reward", "terms", "fate", "no name"])
+def test_a_column_that_is_there_or_has_no_name_is_refused(name: str) -> None:
+    assert name in {*ROW, *NESTED, *LATE, "no name"}
+    with pytest.raises(UsageError, match="is a column already, or no name of one"):
+        add_column(name, "int32", lambda trajectory, facts: 0)
+    with pytest.raises(UsageError, match="the column 'fine' is of 'number'; string, bool, int16 to int64"):
+        add_column("fine", "number", lambda trajectory, facts: 0)
