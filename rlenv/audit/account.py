@@ -14,6 +14,7 @@ from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
 from rlenv.audit.verdicts import SLACK, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
+from rlenv.language.kinds import kind_of
 from rlenv.rewards.functions import has_crashed
 from rlenv.trajectory import TermResult, Trajectory
 
@@ -64,7 +65,7 @@ class Account:
         """Notes by how much each term rose when only what tools wrote had changed."""
         for name, spec in self.environment.spec.rewards.items():
             value = after.reward.terms[name].value
-            if spec.kind != "judge" and spec.weight and value is not None:
+            if not kind_of("rewards", spec).asks_models and spec.weight and value is not None:
                 rise = (value - (before.reward.terms[name].value or 0.0)) * spec.weight
                 self.rises.setdefault(name, []).append((rise, after))
 
@@ -85,7 +86,7 @@ class Account:
         attacks = tuple(self._attack(name, does) for name, does in self._adversaries().items())
         counted = {name for name, entry in spec.rewards.items() if entry.weight}
         unsteady = {term for chapter in self.chapters for term in chapter.unsteady}
-        exempt = unsteady | {name for name, entry in spec.rewards.items() if entry.kind == "judge"}
+        exempt = unsteady | {name for name, entry in spec.rewards.items() if kind_of("rewards", entry).asks_models}
         named = [(gold, _below(gold, exempt=exempt)) for gold in self.golds]
         below = [f"{gold.split}/{gold.task_index}: {why}" for gold, why in named if why]
         constant = tuple(name for name in spec.rewards if name in counted and len(self.values.get(name, ())) == 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv.checks.scores import gold_fault
 from rlenv.episodes.environment import Environment
+from rlenv.language.kinds import kind_of
 from rlenv.language.templates import TemplateError, compile_template, compile_value, texts_in
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import NORMALISERS, number, qa
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Gold", "Reader", "check_golds", "golds_of", "readers", "tail"]
 
-_QA_RULES = ("f1", "search_r1", "search_r1_format", "rl_factory_search")
-_LISTS = "exact_match f1 contains numeric_match math_equal gsm8k sql_match search_r1 search_r1_format".split()
 _MOST_READ = 500
 _RARE = 1e-3
 _CONSTANT = 0.6
@@ -63,18 +62,10 @@ def readers(environment: Environment) -> tuple[Reader, ...]:
         value = item if item is not None else value
         names = {name for text in texts_in(value) if "{" in text for name in compile_template(text).names}
         if "task" in names and not names & {"resources", "answer", "item"}:
-            rule = getattr(term.spec, "rule", "")
-            is_list = rule in _LISTS or rule in _QA_RULES or item is not None
-            found.append(Reader(term, compile_value(value), _normaliser(term, rule), is_list))
+            kind = kind_of("rewards", term.spec)
+            normalise = kind.normalise or NORMALISERS[getattr(term.spec, "normalise", "none")]
+            found.append(Reader(term, compile_value(value), normalise, kind.several or item is not None))
     return tuple(found)
-
-
-def _normaliser(term: Term, rule: str) -> Callable[[str], str]:
-    if rule in _QA_RULES:
-        return qa
-    if rule == "gsm8k":
-        return lambda text: text.rpartition("####")[2].replace(",", "").strip()
-    return NORMALISERS[getattr(term.spec, "normalise", "none")]
 
 
 def golds_of(

@@ -12,6 +12,7 @@ from rlenv.audit.report import Finding, Report
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UnknownEntry, UsageError
+from rlenv.language.kinds import kind_of
 from rlenv.rewards.judge import JudgeSpec
 from rlenv.trajectory import Trajectory
 
@@ -128,8 +129,8 @@ def asked_of_models(
     judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
     verdicts = sum(max(1, len(one.judges)) * (1 if one.pairwise is None else 2) for one in judges)
     user = environment.spec.user
-    models = [entry for entry in environment.spec.tools.values() if entry.kind in ("model", "agent")]
-    each = verdicts + 2 * (user is not None and user.kind == "model") + len(models)
+    models = [entry for entry in environment.spec.tools.values() if kind_of("tools", entry).asks_models]
+    each = verdicts + 2 * (user is not None and kind_of("users", user).asks_models) + len(models)
     sizes = [len(environment.tasks(split)) for split in splits]
     episodes = sum(min(size, played or size) + _EPISODES * min(size, tasks) for size in sizes)
     return each * episodes + verdicts * judged * _VERDICTS

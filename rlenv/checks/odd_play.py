@@ -18,6 +18,7 @@ from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
+from rlenv.language.kinds import kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import OraclePolicy, random_value
@@ -33,7 +34,6 @@ _UNKNOWN: Final = "\u2026 not called by validation \u2026"
 _ROWS, _OTHERS = 16, 3
 """So many rows of each split the oracle plays, and so many of the first everything else."""
 _WITHIN_S: Final = 8.0
-_NEAR: Final = frozenset(("calculator", "code", "python", "search", "sql"))
 _REACHES_OUT: Final = re.compile(
     r"^\s*(?:import|from)\s+(?:aiohttp|boto3|ftplib|http|httpx|openai|paramiko|requests|shutil|smtplib|socket"
     r"|subprocess|urllib3?|websockets?)\b|\bos\.(?:system|remove|rename|unlink|popen|exec|spawn)",
@@ -41,7 +41,6 @@ _REACHES_OUT: Final = re.compile(
 )
 _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("raised", default=None)
 """What tools raised in the episodes of this context, by name; None where nothing is played."""
-_FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls search_r1_format".split())
 
 
 @dataclass(slots=True)
@@ -124,8 +123,8 @@ def _is_heard(record: logging.LogRecord) -> bool:
 async def _play(subject: Subject, played: _Played) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
-    tools = {name: tool if tool.kind in _NEAR else _silent(tool) for name, tool in parts.tools.items()}
-    far = {name for name, tool in parts.tools.items() if tool.kind not in _NEAR}
+    tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
+    far = {name for name, tool in parts.tools.items() if not _is_local(subject, tool)}
     asked = far & set(re.findall(r"[\w-]+", str(subject.document.get("oracle"))))
     played.unknown = frozenset(term.name for term in parts.terms if _is_far(term, far, is_asked=bool(asked)))
     terms = tuple(_unmeasured(term) if term.name in played.unknown else term for term in parts.terms)
@@ -141,7 +140,7 @@ async def _play(subject: Subject, played: _Played) -> None:
             played.again = await play(environment, OraclePolicy(spec, parts.dialect), Job(name, 0))
         rows = range(min(len(split.rows), _OTHERS))
         for tool in tools.values():
-            if tool.example is not None and tool.kind in _NEAR and not tool.mutates and tool.name in spec.tools:
+            if tool.example is not None and _is_local(subject, tool) and not tool.mutates and tool.name in spec.tools:
                 call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
                 played.examples[tool.name] = await _once(environment, name, 0, [call])
         for way, actions in _ways(subject, parts.tools):
@@ -170,6 +169,11 @@ def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     """True for a term that compares the answer; one that verifies may look at the state alone."""
     is_told = spec.kind != "verify" or re.search(r"(?<![.\w])answer\b", str(subject.document.get(f"rewards.{name}")))
     return hasattr(spec, "expect") and spec.weight > 0 and bool(is_told)
+
+
+def _is_local(subject: Subject, tool: Tool) -> bool:
+    entry = subject.loaded.spec.tools.get(tool.entry or tool.name)
+    return entry is not None and kind_of("tools", entry).is_local
 
 
 def _silent(tool: Tool) -> Tool:
@@ -288,7 +292,7 @@ def _of_oracle(
         if reward.when == "turn" and value > 0:
             continue
         shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
-        what = "plays" if rule in _FORM else f"gives {shown} to"
+        what = "plays" if kind_of("rewards", reward).form else f"gives {shown} to"
         message = f"the oracle {what} {where}, which earns {value:g} of '{name}'"
         yield name, _place(subject), message, "say what is right, or mend the term", "wrong-oracle"
     if got.success is False and _is_known(subject, played):
@@ -388,7 +392,7 @@ def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
     """What no work earns beside the oracle, and terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].weight > 0 for name in played.unknown)
-    judges = any(getattr(one, "rule", "") not in _FORM for one in spec.rewards.values() if one.weight > 0)
+    judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.weight > 0)
     for way, got in played.ways.items() if judges else ():
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
@@ -414,7 +418,7 @@ def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
                 yield warn(f"rewards.{broken.name}", message, hint, "self-masking", at="key")
                 return
     for name, reward in spec.rewards.items():
-        if name in played.unknown or getattr(reward, "rule", "") in _FORM or not played.oracle or reward.when == "turn":
+        if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
             continue
         golds = [_value(one, name) for one in played.oracle.values()]
         others = [_value(one, name) for got in played.ways.values() for one in got.values()]

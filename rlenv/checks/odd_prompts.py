@@ -11,6 +11,7 @@ from rlenv._base.nearest import did_you_mean, nearest
 from rlenv.checks.odd_rows import COUNTS, Asked, asked_of, fixed_text, gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
+from rlenv.language.kinds import kind_of
 from rlenv.language.templates import Template, compile_template
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
@@ -36,8 +37,6 @@ _UNFINISHED: Final = re.compile(
 )
 _ADJECTIVES: Final = frozenset("a any appropriate available best correct first following given last next only other "
                                "provided relevant right same second single suitable".split())  # fmt: skip
-_GOLD_RULES: Final = frozenset("answered contains exact_match f1 json_match json_schema math_equal numeric_match "
-                               "regex sql_match".split())  # fmt: skip
 _WORDS: Final = re.compile(
     r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
 )
@@ -155,11 +154,9 @@ def reads_answer(subject: Subject) -> bool:
         spec = term.spec
         if getattr(spec, "of", "answer") != "answer":
             continue
-        if spec.kind == "rule" and getattr(spec, "rule", "") in _GOLD_RULES:
-            return True
         if spec.kind == "verify" and "answer" in str(getattr(spec, "arguments", "")):
             return True
-        if spec.kind == "tests":
+        if kind_of("rewards", spec).reads_answer:
             return True
     return False
 

@@ -14,6 +14,7 @@ from rlenv.checks.scores import no_call
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
+from rlenv.language.kinds import kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import compile_template
 from rlenv.messages import ParsedAction
@@ -27,7 +28,6 @@ _LOOKED_AT: Final = 200
 _ASKED: Final = 5
 """Rows for which a rule that takes milliseconds is asked."""
 _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
-_FORM: Final = frozenset("answered length tool_called tool_call_count turn_count valid_calls".split())
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
 _EXACT: Final = frozenset("exact_match json_match math_equal numeric_match sql_match tests".split())
@@ -250,7 +250,7 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
     others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.weight > 0]
-    if not spec.required and rule in _ENDS and all(getattr(one, "rule", "") in _FORM for one in others):
+    if not spec.required and rule in _ENDS and all(_is_form(one) for one in others):
         message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
         yield document.warning(f"{path}.required", message, "take it out", "only-form")
     if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec):
@@ -268,6 +268,11 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.gate is not None and _holds_always(spec.gate):
         message = f"'{spec.gate}' holds for every value of a share"
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
+
+
+def _is_form(spec: RewardSpec) -> bool:
+    """True for a term that pays for the form of an episode alone."""
+    return kind_of("rewards", spec).form == "all"
 
 
 def _is_of_wrong(subject: Subject, spec: RewardSpec) -> bool:
@@ -316,17 +321,18 @@ def _together(subject: Subject) -> Iterator[Finding]:
     """What the terms pay for as a whole."""
     spec, document = subject.loaded.spec, subject.document
     rules = {name: getattr(reward, "rule", reward.kind) for name, reward in spec.rewards.items()}
+    forms = {name for name, reward in spec.rewards.items() if _is_form(reward)}
     paid = [name for name, reward in spec.rewards.items() if reward.weight > 0]
     free = [name for name, reward in spec.rewards.items() if reward.weight == 0]
-    if paid and all(rules[name] in _FORM for name in paid):
-        judged = [name for name in free if rules[name] not in _FORM]
+    if paid and forms.issuperset(paid):
+        judged = [name for name in free if name not in forms]
         message = f"only the form is paid ({', '.join(paid)}): no answer earns more than a wrong one"
         hint = f"give '{judged[0]}' a weight above 0" if judged else "add a term that looks at the answer"
         place = f"rewards.{judged[0]}.weight" if judged else "rewards"
         yield document.warning(place, message, hint, "only-form", at="value" if judged else "key")
     if spec.success is not None:
         names = compile_expression(spec.success, names=spec.rewards).names
-        if names and all(rules[name] in _FORM for name in names) and not all(rules[name] in _FORM for name in rules):
+        if names and forms.issuperset(names) and not forms.issuperset(rules):
             message = f"success asks for the form alone ({', '.join(names)})"
             yield document.warning("success", message, "name the term that looks at the answer", "only-form")
     same: dict[str, str] = {}
@@ -339,7 +345,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
         same.setdefault(key, name)
     is_asked = document.has("answer") and spec.answer.from_ != "tool" and spec.user is None
     is_unread = all(
-        reward.kind == "rule" and rules[name] in _FORM - {"answered"} for name, reward in spec.rewards.items()
+        reward.kind == "rule" and name in forms and rules[name] != "answered" for name, reward in spec.rewards.items()
     )
     if is_asked and is_unread:
         yield document.warning("answer", "no term looks at the answer", "add one", "unread-answer", at="key")
@@ -348,8 +354,8 @@ def _together(subject: Subject) -> Iterator[Finding]:
         if 0 < abs(reward.weight) < highest / 1_000:
             message = f"a weight of {reward.weight:g} is lost beside one of {highest:g}"
             yield document.warning(f"rewards.{name}.weight", message, "bring them nearer together", "lost-weight")
-    told = {name for name in paid if rules[name] not in (*_FORM, "json_schema")}
-    form = [name for name in paid if rules[name] in _FORM or (told and rules[name] == "json_schema")]
+    told = {name for name in paid if name not in forms and rules[name] != "json_schema"}
+    form = [name for name in paid if name in forms or (told and rules[name] == "json_schema")]
     gold = [name for name in paid if name not in form]
     judged = [name for name in gold if spec.rewards[name].kind == "judge"]
     # Of writing, what else is looked at is a condition; what is right or wrong is compared as a whole.

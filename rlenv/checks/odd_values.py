@@ -11,6 +11,7 @@ from rlenv._base.nearest import nearest
 from rlenv.checks.odd_rows import fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
+from rlenv.language.kinds import kind_of
 from rlenv.language.loader import load_spec
 from rlenv.language.spec import SamplingSpec
 from rlenv.language.templates import TemplateError, compile_template
@@ -62,7 +63,6 @@ _UNFILLED: Final = re.compile(
     r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
-_COMPARED: Final = frozenset(("exact_match", "numeric_match", "math_equal", "f1", "contains", "json_match"))
 _SHOWS: Final = re.compile(r"(?:top|first|up to|at most) (\d+) (?:result|document|row|passage|hit|card)s?")
 _SAID: Final = ("description", "prompt", "rubric", "system")
 _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
@@ -259,7 +259,7 @@ def _entries(subject: Subject) -> Iterator[Finding]:
         if entry.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
             message = "nothing is kept of a tool that changes something or may not be repeated"
             yield warn(f"{path}.cache", message, "take it out, or write idempotent: true", "idle-cache", at="key")
-        if entry.kind in ("agent", "model") and entry.timeout_s is not None and entry.timeout_s < 3:
+        if kind_of("tools", entry).asks_models and entry.timeout_s is not None and entry.timeout_s < 3:
             message = f"a model seldom answers within {entry.timeout_s:g} s"
             yield warn(f"{path}.timeout_s", message, "write 30 or more", "limits")
         if entry.cache is not None and entry.cache.scope == "none" and entry.cache.ttl_s is not None:
@@ -288,15 +288,16 @@ def _panels(subject: Subject) -> Iterator[Finding]:
         if judges and len(judges) < least:
             message = f"'{reward.combine}' of {len(judges)} judges says nothing of its own"  # type: ignore[attr-defined]
             yield warn(f"rewards.{name}.combine", message, f"ask {least} judges, or write mean", "same-judge")
-        if reward.kind == "judge" and spec.limits.reward_s < 3:
+        if kind_of("rewards", reward).asks_models and spec.limits.reward_s < 3:
             message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
             yield warn("limits.reward_s", message, "write 30 or more", "limits")
 
 
 def _told_gold(subject: Subject) -> Iterator[Finding]:
     """The gold column in what the policy reads besides the prompt."""
-    golds = {found[1] for reward in subject.loaded.spec.rewards.values() if getattr(reward, "rule", "") in _COMPARED
-             if (found := re.search(r"task\.(\w+)", str(getattr(reward, "expect", ""))))}  # fmt: skip
+    golds = {found[1] for reward in subject.loaded.spec.rewards.values()
+             if (kind := kind_of("rewards", reward)).reads_answer and kind.gold
+             if (found := re.search(r"task\.(\w+)", str(getattr(reward, kind.gold, ""))))}  # fmt: skip
     places = [("observation", "template"), *(("user", key) for key in ("cues", "replies")),
               *(("tools", name) for name in subject.loaded.spec.tools)]  # fmt: skip
     for path, text in (pair for place in places for pair in strings_in(subject.document.get(place), place)):

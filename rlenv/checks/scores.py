@@ -13,6 +13,7 @@ from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Finding, RewardError
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.functions import failure
+from rlenv.language.kinds import kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 from rlenv.messages import ToolResult
@@ -34,11 +35,6 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
         yield from _impossible(subject, "success", spec.success, may_fail=True)
 
 
-# Rules whose value is a share or a yes or no, whatever the policy does.
-_SHARES = frozenset(
-    """answered contains exact_match f1 json_match json_schema length math_equal numeric_match regex sql_match
-    tool_call_count tool_called turn_count valid_calls""".split()
-)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _MOST_COMBINATIONS = 20_000
 
@@ -46,12 +42,13 @@ _MOST_COMBINATIONS = 20_000
 def _interval(reward: RewardSpec) -> tuple[float, float]:
     """Between which values a term lies, as far as its entry tells."""
     low, high = -math.inf, math.inf
-    kind, rule = getattr(reward, "kind", ""), getattr(reward, "rule", "")
-    is_share = kind in ("judge", "tests") or (kind == "rule" and rule in _SHARES)
-    if kind == "verify" and isinstance(getattr(reward, "compare", None), str):
-        is_share = True
-    if is_share:
-        low, high = 0.0, math.inf if reward.when == "turn" and reward.over_turns == "sum" else 1.0
+    values = kind_of("rewards", reward).values
+    if reward.kind == "verify" and isinstance(getattr(reward, "compare", None), str):
+        values = (0.0, 1.0)
+    if values is not None:
+        low, high = values
+        if reward.when == "turn" and reward.over_turns == "sum":
+            low, high = -math.inf if low < 0 else 0.0, math.inf if high > 0 else 0.0
     if reward.range is not None and reward.range[0] < reward.range[1]:
         low, high = ((end - reward.range[0]) / (reward.range[1] - reward.range[0]) for end in (low, high))
     if reward.clip is not None and reward.clip[0] < reward.clip[1] and reward.when == "episode":

@@ -19,7 +19,7 @@ from rlenv.language.requirements import Requirement
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template
 
-__all__ = ["BUILT_IN", "CompileContext", "Group", "Kind", "get", "names"]
+__all__ = ["BUILT_IN", "CompileContext", "Group", "Kind", "get", "kind_of", "names"]
 
 Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies", "users"]
 
@@ -36,6 +36,22 @@ class Kind:
     spec: type[Spec]
     factory: Callable[..., Any]
     requirements: Callable[[Any, Path], Iterable[Requirement]] | None = None
+    values: tuple[float, float] | None = field(default=None, kw_only=True)
+    """Rewards: between which values a term lies, whatever the policy does; None where that is not known."""
+    gold: str = field(default="", kw_only=True)
+    """Rewards: the key of the entry that holds what the answer is compared with, such as `expect`; "" for none."""
+    several: bool = field(default=False, kw_only=True)
+    """Rewards: a list under `gold` gives alternatives, rather than being one value."""
+    normalise: Callable[[str], str] | None = field(default=None, kw_only=True)
+    """Rewards: what is done to answer and gold before they are compared, where no key `normalise` says it."""
+    reads_answer: bool = field(default=False, kw_only=True)
+    """Rewards: it looks at what `answer:` reads of the last message."""
+    form: Literal["", "part", "all"] = field(default="", kw_only=True)
+    """Rewards: whether it pays for the form of an episode (calls, turns, length), whatever the answer says."""
+    asks_models: bool = field(default=False, kw_only=True)
+    """It asks other models: it takes long, costs, and may answer otherwise the next time."""
+    is_local: bool = field(default=False, kw_only=True)
+    """Tools: a call reaches nothing outside of this machine, so that validation may make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +166,16 @@ def names(group: Group) -> tuple[str, ...]:
     """The kinds of a group that can be named, built-ins first, without importing any."""
     installed = (point.name for point in entry_points(group=f"rlenv.{group}"))
     return tuple(dict.fromkeys((*BUILT_IN[group], *installed)))
+
+
+def kind_of(group: Group, entry: Any) -> Kind:
+    """The kind of an entry of a spec; that of its rule where the entry is a rule.
+
+    Raises:
+        KeyError, UsageError: as `get`.
+    """
+    rule = getattr(entry, "rule", "") if group == "rewards" and entry.kind == "rule" else ""
+    return get("rules", rule) if rule else get(group, entry.kind)
 
 
 def get(group: Group, name: str) -> Kind:

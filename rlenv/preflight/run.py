@@ -10,6 +10,7 @@ from typing import Any
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import Finding, UnsupportedTemplate
+from rlenv.language.kinds import kind_of
 from rlenv.preflight.lengths import Limits, SplitLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, known_model, model_of
 from rlenv.preflight.report import (
@@ -144,10 +145,10 @@ async def _measured(subject: Subject, prompts: Prompts, sample: int) -> list[tup
 def _asks_others(environment: Environment) -> str:
     """Why the oracle is not played: episodes would ask other models, which costs and takes what nobody counted on."""
     spec = environment.spec
-    asking = [name for name, tool in spec.tools.items() if tool.kind in ("model", "agent")]
+    asking = [name for name, tool in spec.tools.items() if kind_of("tools", tool).asks_models]
     if asking:
         return f"its episodes ask other models (the tool '{asking[0]}')"
-    if spec.user is not None and spec.user.kind == "model":
+    if spec.user is not None and kind_of("users", spec.user).asks_models:
         return "its episodes ask another model (the user)"
     return ""
 

@@ -330,4 +330,4 @@ def _changed_material(source: str, material: frozenset[str]) -> str:
     return ""
 
 
-KIND = Kind(JudgeSpec, _compile)
+KIND = Kind(JudgeSpec, _compile, values=(0, 1), asks_models=True)

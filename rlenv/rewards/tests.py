@@ -408,4 +408,4 @@ def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None)
 
 
-KIND = Kind(TestsSpec, _compile)
+KIND = Kind(TestsSpec, _compile, values=(0, 1), reads_answer=True)

@@ -255,4 +255,4 @@ def _reads_answer(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_reads_answer(item) for item in value)
 
 
-KIND = Kind(VerifySpec, _compile)
+KIND = Kind(VerifySpec, _compile, gold="expect")

@@ -134,4 +134,4 @@ def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
     raise ToolFailed(f"the agent {name} gave no answer within its limits ({played.reason})", details=details)
 
 
-KIND = Kind(AgentSpec, compile_agent)
+KIND = Kind(AgentSpec, compile_agent, asks_models=True)

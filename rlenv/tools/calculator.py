@@ -75,4 +75,4 @@ def compile_calculator(name: str, spec: CalculatorSpec, context: CompileContext)
     )
 
 
-KIND = Kind(CalculatorSpec, compile_calculator)
+KIND = Kind(CalculatorSpec, compile_calculator, is_local=True)

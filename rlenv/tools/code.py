@@ -155,4 +155,4 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
     )
 
 
-KIND = Kind(CodeSpec, compile_code)
+KIND = Kind(CodeSpec, compile_code, is_local=True)

@@ -198,4 +198,4 @@ def _reader(template: Template, context: CompileContext) -> Callable[[Mapping[st
     return read
 
 
-KIND = Kind(ModelSpec, compile_model)
+KIND = Kind(ModelSpec, compile_model, asks_models=True)

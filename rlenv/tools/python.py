@@ -284,4 +284,4 @@ def _message(error: Exception) -> str:
     return cut_end(redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__, _MAX_MESSAGE)
 
 
-KIND = Kind(PythonSpec, compile_python)
+KIND = Kind(PythonSpec, compile_python, is_local=True)

@@ -104,4 +104,4 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
     )
 
 
-KIND = Kind(SearchSpec, compile_search)
+KIND = Kind(SearchSpec, compile_search, is_local=True)

@@ -122,4 +122,4 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     )
 
 
-KIND = Kind(SqlSpec, compile_sql)
+KIND = Kind(SqlSpec, compile_sql, is_local=True)

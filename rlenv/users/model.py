@@ -119,4 +119,4 @@ def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:
     return _Model(spec.stop, endpoint_of(spec.endpoint, context), prompt, spec.sampling)
 
 
-KIND = Kind(ModelUserSpec, compile_model)
+KIND = Kind(ModelUserSpec, compile_model, asks_models=True)

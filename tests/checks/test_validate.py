@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.audit.golds import readers
 from rlenv.checks import subject
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
@@ -16,7 +17,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
 from rlenv.secrets import leave_open
-from tests.support.plug_ins import plug_in_dialect
+from tests.support.plug_ins import plug_in, plug_in_dialect
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -217,6 +218,36 @@ def test_a_key_error_of_a_plug_in_is_not_a_name_that_no_dialect_has(
     monkeypatch.syspath_prepend(str(tmp_path))
     (fault,) = validate([write(HEAD + "dialect: own\nanswer: {tag: answer}\n")]).faults
     assert (fault.path, fault.message) == ("dialect", "it cannot be compiled: KeyError: 'marks'")
+
+
+LIKE_EXACT_MATCH = """
+from typing import Literal
+
+from rlenv.language.kinds import Kind
+from rlenv.rewards.rules import text
+
+
+class AlikeSpec(text.ExactMatchSpec):
+    rule: Literal["alike"]
+
+
+KIND = Kind(AlikeSpec, text.EXACT_MATCH.factory, values=(0, 1), gold="expect", several=True, reads_answer=True)
+"""
+ASKED = HEAD.replace('"{{ task.question }}"', '"{{ task.question }} Put it into \\boxed{}."')
+
+
+@pytest.mark.parametrize("rule", ["exact_match", "alike"])
+def test_a_plug_in_s_rule_is_as_well_known_as_one_that_ships(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    plug_in(tmp_path, "rules", "alike", LIKE_EXACT_MATCH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (fault,) = validate([write(ASKED.replace("exact_match", rule) + "success: correct >= 2\n")]).faults
+    assert (fault.where, fault.message) == ("success", "this can never hold: correct is 0 to 1")
+    path = write(ASKED.replace("exact_match", rule))
+    assert "answer-form" in {warning.code for warning in validate([path]).warnings}
+    (reader,) = readers(load(path))
+    assert reader.is_list
 
 
 WORLD = "def world():\n    return {}\n\n\ndef look(world, place: str) -> str:\n    'Looks.'\n    return place\n"

@@ -286,7 +286,7 @@ def _turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> 
     return Term(name=name, spec=spec, measure=measure)
 
 
-VALID_CALLS = Kind(ValidCallsSpec, _valid_calls)
-TOOL_CALLED = Kind(ToolCalledSpec, _tool_called)
-TOOL_CALL_COUNT = Kind(ToolCallCountSpec, _tool_call_count)
-TURN_COUNT = Kind(TurnCountSpec, _turn_count)
+VALID_CALLS = Kind(ValidCallsSpec, _valid_calls, values=(0, 1), form="all")
+TOOL_CALLED = Kind(ToolCalledSpec, _tool_called, values=(0, 1), form="all")
+TOOL_CALL_COUNT = Kind(ToolCallCountSpec, _tool_call_count, values=(0, 1), form="all")
+TURN_COUNT = Kind(TurnCountSpec, _turn_count, values=(0, 1), form="all")

@@ -83,7 +83,7 @@ def _as_numbers(answer: str, golds: list[str]) -> bool | None:
     return None if mine is None else mine in expected
 
 
-MATH_EQUAL = Kind(MathEqualSpec, _math_equal)
+MATH_EQUAL = Kind(MathEqualSpec, _math_equal, values=(0, 1), gold="expect", reads_answer=True, several=True)
 
 
 _CLIP_CHARS = 300

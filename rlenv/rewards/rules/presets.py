@@ -120,8 +120,8 @@ def equals(answer: str | None, golds: Sequence[str]) -> bool:
     return answer is not None and len(answer) <= MAX_CHARS and qa(answer) in golds
 
 
-SEARCH_R1 = Kind(SearchR1Spec, _search_r1)
-GSM8K = Kind(Gsm8kSpec, _gsm8k)
+SEARCH_R1 = Kind(SearchR1Spec, _search_r1, gold="expect", several=True, normalise=qa)
+GSM8K = Kind(Gsm8kSpec, _gsm8k, gold="expect", several=True, normalise=_gold)
 
 
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
@@ -303,8 +303,10 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
     return Term(name=name, spec=spec, measure_async=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
-SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format)
-RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _rl_factory_search)
+SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format, gold="expect", several=True, normalise=qa, form="part")
+RL_FACTORY_SEARCH = Kind(
+    RlFactorySearchSpec, _rl_factory_search, gold="expect", several=True, normalise=qa, form="part"
+)
 
 
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
@@ -415,5 +417,5 @@ def _as_set(table: Table) -> frozenset[tuple[Any, ...]]:
     return frozenset(map(row_key, table.rows))
 
 
-SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _skyrl_gsm8k)
+SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _skyrl_gsm8k, gold="expect")
 SKYRL_SYNSQL = Kind(SkyrlSynsqlSpec, _skyrl_synsql)

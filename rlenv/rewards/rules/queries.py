@@ -295,4 +295,4 @@ def _gold(query: str, dialect: str) -> Counter[str]:
     return structure(query, dialect=dialect)
 
 
-SQL_MATCH = Kind(SqlMatchSpec, _sql_match)
+SQL_MATCH = Kind(SqlMatchSpec, _sql_match, values=(0, 1), gold="expect", reads_answer=True, several=True)

@@ -258,12 +258,12 @@ def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
     return Term(name=name, spec=spec, measure=measure, where=None if spec.of == "episode" else where_of(spec.of))
 
 
-EXACT_MATCH = Kind(ExactMatchSpec, _exact_match)
-F1 = Kind(F1Spec, _f1)
-CONTAINS = Kind(ContainsSpec, _contains)
-REGEX = Kind(RegexSpec, _regex)
-ANSWERED = Kind(AnsweredSpec, _answered)
-LENGTH = Kind(LengthSpec, _length)
+EXACT_MATCH = Kind(ExactMatchSpec, _exact_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
+F1 = Kind(F1Spec, _f1, values=(0, 1), gold="expect", reads_answer=True, several=True, normalise=qa)
+CONTAINS = Kind(ContainsSpec, _contains, values=(0, 1), gold="expect", reads_answer=True, several=True)
+REGEX = Kind(RegexSpec, _regex, values=(0, 1), reads_answer=True)
+ANSWERED = Kind(AnsweredSpec, _answered, values=(0, 1), reads_answer=True, form="all")
+LENGTH = Kind(LengthSpec, _length, values=(0, 1), form="all")
 
 
 class NumericMatchSpec(RuleSpec):
@@ -321,7 +321,7 @@ def _golds(value: Any) -> tuple[Decimal, ...]:
     return found
 
 
-NUMERIC_MATCH = Kind(NumericMatchSpec, _numeric_match)
+NUMERIC_MATCH = Kind(NumericMatchSpec, _numeric_match, values=(0, 1), gold="expect", reads_answer=True, several=True)
 
 
 _SAID_CHARS = 4_096
@@ -405,5 +405,5 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
     return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
 
 
-JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema)
-JSON_MATCH = Kind(JsonMatchSpec, _json_match)
+JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema, values=(0, 1), reads_answer=True)
+JSON_MATCH = Kind(JsonMatchSpec, _json_match, values=(0, 1), gold="expect", reads_answer=True)
