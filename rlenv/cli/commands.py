@@ -79,7 +79,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
             "lock": Entry(
                 "show what made a run's episodes, by content, or what differs between two", "cli.lock:LockCommand"
             ),
-            "report": Entry("write runs as one HTML file for papers and reviews", "cli.report:ReportCommand"),
+            "report": Entry("write runs as one HTML file for papers and reviews", "cli.compare:ReportCommand"),
             "pack": Entry("seal journals that nobody writes, and merge parts", "cli.runs:PackCommand"),
             "export": Entry("write the episodes as one .jsonl file", "cli.runs:ExportCommand"),
             "export-policy": Entry(
@@ -103,12 +103,12 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         {
             "--ablate": Entry(
                 "say what each reward term of recorded episodes is worth, alone and together",
-                "cli.ablate:AblateCommand",
+                "cli.scored:AblateCommand",
             )
         },
     ),
     "collect": Entry(
-        "make supervised data out of episodes, as the tokens that training reads", "cli.collect:CollectCommand"
+        "make supervised data out of episodes, as the tokens that training reads", "cli.training:CollectCommand"
     ),
     "sft": Entry(
         "start a policy on supervised data, with veRL's own trainer",

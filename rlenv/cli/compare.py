@@ -1,8 +1,10 @@
-"""`rlenv compare`: what changed from one run to another; with `--plan` how many tasks show a change."""
+"""`rlenv compare` with `--plan`, and `rlenv runs report`: what changed from one run to another."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,15 +15,17 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.options import Options, argument, option
+from rlenv.cli.spending import WithPrices
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, locks_of
+from rlenv.runs.prices import as_prices
 
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
 
-__all__ = ["CompareCommand", "PlanCommand", "snapshot_of"]
+__all__ = ["CompareCommand", "PlanCommand", "ReportCommand", "snapshot_of"]
 
 
 _LISTED: Final = 10
@@ -315,3 +319,43 @@ def _of_run(name: str) -> Any:
     from rlenv.runs.figures.paired import spread_of_run
 
     return spread_of_run(snapshot_of(name))
+
+
+@dataclass
+class ReportCommand(WithPrices):
+    """`rlenv runs report`."""
+
+    runs: list[str] = argument("run folders; the others are compared with the first", metavar="RUN")
+    out: str = option("the file, such as report.html", "-o", "--out", metavar="FILE", required=True, writes=True)
+    title: str = option("its title", default="Runs")
+    episodes: int = option("episodes of each run to show (6)", default=6, metavar="N", least=0)
+    overwrite: bool = option("replace the file if it is there")
+
+    def execute(self) -> int:
+        """Writes the file; exit code 0."""
+        from rlenv.runs.figures.report import report
+
+        prices = as_prices(self.prices)
+        for name in self.runs:
+            if not is_run(name):
+                raise UsageError(f"there is no run at {name}", hint="`rlenv runs list` shows those below this folder")
+        out = Path(self.out)
+        if out.is_symlink() and not out.exists():  # it would be written through, to wherever it leads
+            raise UsageError(f"{out} is a link that leads nowhere", hint="name another file, or remove the link")
+        if out.exists() and not self.overwrite:
+            raise UsageError(f"{out} exists already", hint="name another file, or add --overwrite")
+        if out.exists() and not out.is_file():  # a device, say, whose name a file would take
+            raise UsageError(f"{out} is no file", hint="name another")
+        text = report([Path(name) for name in self.runs], title=self.title, episodes=self.episodes, prices=prices)
+        place = out.resolve()  # a link stays what it is
+        beside = place.with_name(f"{place.name}.{os.getpid()}.part")
+        try:  # the old one stays whole until the new one is
+            beside.write_text(text, encoding="utf-8", errors="replace")
+            os.replace(beside, place)
+        except OSError as error:
+            raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        write(f"{out}: {len(self.runs)} runs, {len(text) / 1e3:.0f} kB\n")
+        return 0

@@ -17,9 +17,8 @@ from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import counts, main_mode, recent, series
 from rlenv.runs.journal import loads
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION, answered, encoded, number, reading
-from rlenv.web.episode import page, text_at
+from rlenv.web.episode import page, text_at, token_rows
 from rlenv.web.shelf import OpenRun
-from rlenv.web.tokens import token_rows
 
 __all__ = ["add_routes"]
 

@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from rlenv import __version__
-from rlenv.web import api, figures, files, live
+from rlenv.web import api, figures, live
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION
 from rlenv.web.episode import Blobs
 from rlenv.web.guard import NONCE, Guard, refusal
@@ -44,7 +44,7 @@ def application(
     app[BLOBS] = Blobs()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__
-    for part in (api, figures, files, live):
+    for part in (api, figures, live):
         part.add_routes(app)
     if not read_only:
         from rlenv.web import workbench  # the half of rlenv that plays episodes

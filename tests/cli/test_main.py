@@ -21,7 +21,7 @@ from rlenv.runs.folder import open_run, read_info
         (["eval", "arithmetic", "-n", "2", "-o", "RUN"], True),
         (["play", "arithmetic", "--policy", "oracle", "-o", "RUN"], True),
         (["eval", "arithmetic", "-n", "2", "--json"], False),
-        (["schema"], False),
+        (["editor", "schema"], False),
     ],
 )
 def test_a_closed_pipe_is_no_failure_of_a_spec(tmp_path: Path, command: list[str], keeps: bool) -> None:

@@ -19,8 +19,8 @@ from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.usage import Spending
 from rlenv.testing.tokens import small_tokenizer
 from rlenv.trajectory import Failure, ModelUsage, RewardBreakdown
+from rlenv.web.episode import token_rows
 from rlenv.web.shelf import Shelf
-from rlenv.web.tokens import token_rows
 from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.run.datasets import training_rows, validation_rows
 from rlenv_verl.run.kept import KeptEpisodes
