@@ -12,8 +12,7 @@ from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
 from rlenv.language.spec import FaultsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
-from rlenv.tools.base import ToolContext
-from rlenv.tools.policy import policy_of
+from rlenv.tools.base import ToolContext, policy_of
 
 __all__ = ["Muting", "Planting", "faulty", "planted"]
 

@@ -14,8 +14,7 @@ from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import TemplateError, compile_template, texts_in
-from rlenv.tools.base import Tool
-from rlenv.tools.policy import policy_of
+from rlenv.tools.base import Tool, policy_of
 
 if TYPE_CHECKING:
     from rlenv.language.loader import LoadedSpec

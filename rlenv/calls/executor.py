@@ -31,8 +31,7 @@ from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.tools.arguments import ArgumentCheck
-from rlenv.tools.base import Tool, ToolContext
-from rlenv.tools.policy import policy_of
+from rlenv.tools.base import Tool, ToolContext, policy_of
 
 __all__ = ["Coerced", "Executor", "coerced"]
 

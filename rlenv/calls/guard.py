@@ -23,8 +23,7 @@ from rlenv.concurrency.deadline import Expired, Waited, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CacheSpec, FaultsSpec
-from rlenv.tools.base import Tool, ToolContext, ToolOutput, asked_again
-from rlenv.tools.policy import CallPolicy
+from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again
 
 __all__ = ["OVERSIZE_CHARS", "Attempt", "Fault", "Guard", "Injector", "Notes", "Rate", "injected"]
 

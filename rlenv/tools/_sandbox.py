@@ -26,7 +26,7 @@ from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
 from rlenv.tools._cell import Limits, Outcome, Request, read_result
-from rlenv.tools._pipes import Collected, collected, readable, sealed
+from rlenv.tools._process import Collected, collected, readable, sealed
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools.base import ToolContext
 

@@ -21,7 +21,7 @@ from typing import Any
 from rlenv.concurrency.served import READY, received, refuse, send
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
 from rlenv.language.kinds import CompileContext
-from rlenv.tools._worker_wire import MAX_BYTES, packed
+from rlenv.tools._workers import MAX_BYTES, packed
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 from rlenv.tools.python import PythonSpec, compile_python
 

@@ -12,10 +12,36 @@ from rlenv.concurrency.pool import Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import Image
-from rlenv.tools._worker_wire import unpacked
 from rlenv.tools.base import ToolContext, ToolOutput
 
-__all__ = ["Workers"]
+__all__ = ["MAX_BYTES", "Workers", "packed", "unpacked"]
+
+MAX_BYTES = 32_000_000
+"""The longest answer."""
+
+
+def packed(answer: Mapping[str, Any], text: str = "") -> bytes:
+    """The body of an answer.
+
+    Raises:
+        TypeError, ValueError: `answer` is not JSON.
+    """
+    head = json.dumps(answer).encode()
+    return len(head).to_bytes(4, "big") + head + text.encode("utf-8", "surrogatepass")
+
+
+def unpacked(body: bytes) -> tuple[dict[str, Any], str]:
+    """The answer, and the text that goes with it.
+
+    Raises:
+        ValueError: the body is no answer.
+    """
+    end = 4 + int.from_bytes(body[:4], "big")
+    answer = json.loads(body[4:end])
+    if type(answer) is not dict:
+        raise ValueError("an answer is an object")
+    return answer, body[end:].decode("utf-8", "surrogatepass")
+
 
 _LARGE = 256_000
 # What a function waits for is unknown, and it may stop itself.

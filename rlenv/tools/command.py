@@ -21,9 +21,9 @@ from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template
 from rlenv.secrets import redact
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
-from rlenv.tools._filling import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools._process import Ended, Limits, run_program
 from rlenv.tools._signature import shorthand
+from rlenv.tools.arguments import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "CommandSpec"]

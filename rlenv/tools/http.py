@@ -16,9 +16,9 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import TemplateError
 from rlenv.secrets import redact
-from rlenv.tools._filling import Filling, compile_filling, read_parameters
 from rlenv.tools._signature import shorthand
 from rlenv.tools._wire import Answer, Request, exchange
+from rlenv.tools.arguments import Filling, compile_filling, read_parameters
 from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "HttpSpec"]

@@ -256,9 +256,8 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
 
 
 def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing, about: Mapping[str, str]) -> Tool:
-    from rlenv.tools._mcp.content import as_output
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
-    from rlenv.tools._mcp.server import ServerDown
+    from rlenv.tools._mcp.server import ServerDown, as_output
 
     name, remote = _name(spec, tool), tool.name
     parameters = _parameters(tool, server)

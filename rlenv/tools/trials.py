@@ -19,7 +19,7 @@ from typing import Any
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.tools._cell import Limits, Outcome, Request
 from rlenv.tools._exchange import encoded
-from rlenv.tools._pipes import sealed
+from rlenv.tools._process import sealed
 from rlenv.tools._sandbox import Sandboxes, check_sandbox
 
 __all__ = ["Limits", "Trials", "Verdict", "check_sandbox", "encoded", "opened"]

@@ -19,8 +19,7 @@ from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools._mcp.events import Events
-from rlenv.tools._mcp.limits import TOO_LARGE, Gate
+from rlenv.tools._mcp.limits import TOO_LARGE, Events, Gate
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 

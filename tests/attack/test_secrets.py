@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.secrets import redact, redact_value, redact_within, resolve, set_aside
-from rlenv.tools._filling import compile_filling
+from rlenv.tools.arguments import compile_filling
 
 KEY = "pa/ss&Word\"rd<x>+9='\\s"
 PLAIN = "tok-3c9d8e7f6a5b4c3d2e1f"

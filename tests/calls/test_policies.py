@@ -17,8 +17,7 @@ from rlenv.errors import ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import BreakerSpec, CacheSpec, CallsSpec, DelaySpec, FaultsSpec, ToolSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import Gate, fake_tool
-from rlenv.tools.base import Tool, ToolContext
-from rlenv.tools.policy import CallPolicy, policy_of
+from rlenv.tools.base import CallPolicy, Tool, ToolContext, policy_of
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

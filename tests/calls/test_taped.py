@@ -18,8 +18,7 @@ from rlenv.messages import Image, ToolCall
 from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.events import Reel, parsed
 from rlenv.testing.tools import context
-from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
-from rlenv.tools.policy import CallPolicy
+from rlenv.tools.base import CallPolicy, Mode, Tool, ToolContext, ToolOutput
 
 Body = Callable[[], Any]
 

@@ -18,7 +18,7 @@ from rlenv.errors import ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.testing.tools import Gate, context, fake_tool
-from rlenv.tools.policy import policy_of
+from rlenv.tools.base import policy_of
 
 
 @pytest.mark.parametrize("said", [stopped("stalled"), ToolFailed("over", reason="stalled")])

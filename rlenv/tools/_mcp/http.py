@@ -19,8 +19,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import INTERNAL_ERROR, jsonrpc_message_adapter
 
 from rlenv._base.json_limits import TooMuchJson
-from rlenv.tools._mcp.events import Events, looked_at
-from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Gate
+from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, Gate, looked_at
 
 __all__ = ["BROKEN", "LOST", "UNREACHABLE", "open_http", "open_sse"]
 
