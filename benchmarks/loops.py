@@ -121,7 +121,7 @@ def _show(block: Block, ray: bool, found: dict[str, Any]) -> None:
 
 def _measure(blocks: list[Block], args: argparse.Namespace) -> None:
     sys.path.insert(0, str(HERE))
-    from rlenv_verl.settings.preset import load_preset
+    from rlenv_verl.settings.presets import load_preset
 
     environment = {**load_preset("cpu").environment, "VERL_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
     os.environ.update(environment)

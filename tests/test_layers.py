@@ -55,7 +55,7 @@ ORDER = (
     "__main__",
 )
 ROOMS = 31
-FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_verl"}
+FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_train", "rlenv_verl"}
 
 
 def _room(module: str) -> str:
@@ -130,7 +130,7 @@ def test_the_package_hands_out_what_users_type() -> None:
     assert set(rlenv.__all__) <= set(dir(rlenv))
 
 
-ADAPTER = modules(ROOT / "trainers" / "rlenv_verl")
+ADAPTER = modules(ROOT / "trainers" / "rlenv_train") | modules(ROOT / "trainers" / "rlenv_verl")
 NOT_PUBLIC = """
     _base.bounded _base.nearest _base.paths calls.executor cli.console cli.terminal language.spec
     models.architecture rewards.scorer runs.locks.files secrets

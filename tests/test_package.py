@@ -38,11 +38,11 @@ def kept(*folders: str) -> set[str]:
     return set(listed.stdout.splitlines())
 
 
-def test_the_wheel_holds_both_packages_and_the_shipped_specs_and_nothing_else(
+def test_the_wheel_holds_the_packages_and_the_shipped_specs_and_nothing_else(
     built: tuple[set[str], set[str], str],
 ) -> None:
     names, _, _ = built
-    packages = {name.removeprefix("trainers/") for name in kept("rlenv", "trainers/rlenv_verl")}
+    packages = {name.removeprefix("trainers/") for name in kept("rlenv", "trainers/rlenv_train", "trainers/rlenv_verl")}
     specs = {f"rlenv/{name}" for name in kept("specs")}
     assert {name for name in names if ".dist-info/" not in name} == packages | specs
 

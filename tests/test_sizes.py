@@ -11,7 +11,7 @@ MOST_OF_A_MODULE = 450
 
 
 def _sources() -> list[tuple[str, str]]:
-    folders = (ROOT / "rlenv", ROOT / "trainers" / "rlenv_verl")
+    folders = (ROOT / "rlenv", ROOT / "trainers")
     paths = (path for folder in folders for path in sorted(folder.rglob("*.py")))
     return [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
 

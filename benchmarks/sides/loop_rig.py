@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 import workload
-from rlenv_verl.settings.preset import Preset, compose, load_preset, override
+from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings.presets import Preset, load_preset, override
 from sides.tokenizer import TEMPLATE, path
 
 __all__ = ["AGENTS", "Rig", "make_rig", "row"]

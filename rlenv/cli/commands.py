@@ -112,7 +112,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "sft": Entry(
         "start a policy on supervised data, with veRL's own trainer",
-        "@sft.options:SftCommand",
+        "@run.options:SftCommand",
         main="@sft.command:main",
     ),
     "train": Entry(

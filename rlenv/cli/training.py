@@ -65,7 +65,7 @@ class PreflightCommand(Options):
         Raises:
             MissingExtra: the adapter or what it stands on is not installed.
         """
-        look = adapter("run.preflight_command", wanted_by="rlenv train --preflight").look
+        look = adapter("run.preflight", wanted_by="rlenv train --preflight").look
         with counting() as so_far:
             report: Preflight = look(
                 self.items,
@@ -103,7 +103,7 @@ class ExportPolicyCommand(Options):
         Raises:
             MissingExtra: the adapter or what it stands on is not installed.
         """
-        exporting = adapter("export.command", wanted_by="rlenv runs export-policy")
+        exporting = adapter("export.export", wanted_by="rlenv runs export-policy")
         options = given(self, "step", "best", "dtype", "adapter", "check")
         report: dict[str, Any] = exporting.export(self.run, self.output, **options)
         if self.json:

@@ -143,7 +143,7 @@ def test_validation_names_the_row_that_leads_out(folder: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_outside_is_shipped_to_a_cluster(folder: Path, kind: str) -> None:
-    shipping = pytest.importorskip("rlenv_verl.run.ship")
+    shipping = pytest.importorskip("rlenv_train.specs")
     named = shipping.named_files(load(_written(folder, _row(folder, kind))))
     private = folder.parent.parent / "private"
     assert not any(path.resolve().is_relative_to(private) for path in named)

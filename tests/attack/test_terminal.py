@@ -154,7 +154,7 @@ def test_a_bug_leaves_as_itself(spec: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_commands_write_through_one_module() -> None:
     """No command prints by itself: what is written passes `rlenv.cli.terminal` or `rlenv.cli.console`."""
     root = Path(rlenv.__file__).parent
-    files = [*(root / "cli").glob("*.py"), *(root.parent / "trainers/rlenv_verl").rglob("*.py")]
+    files = [*(root / "cli").glob("*.py"), *(root.parent / "trainers").rglob("*.py")]
     found = []
     for path in files:
         if path.name in ("terminal.py", "console.py"):

@@ -77,12 +77,12 @@ def test_a_misspelled_policy_is_the_fault_that_is_told(capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_a_policy_of_a_model_without_the_adapter_says_what_is_missing() -> None:
     code = (
-        "import sys; sys.modules['rlenv_verl.hf.policy'] = None; from rlenv.cli.main import main; "
+        "import sys; sys.modules['rlenv_verl.hf'] = None; from rlenv.cli.main import main; "
         "sys.exit(main(['eval', 'arithmetic', '--policy', 'hf:nowhere', '-n', '1']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "--policy hf:MODEL (rlenv_verl.hf.policy is missing) needs an optional part of rlenv;" in done.stderr
+    assert "--policy hf:MODEL (rlenv_verl.hf is missing) needs an optional part of rlenv;" in done.stderr
 
 
 def test_credentials_in_the_address_beside_a_key_are_refused_by_the_options_name(

@@ -11,7 +11,7 @@ from typing import Any
 import PIL.Image
 import torch
 
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import build, configuration, sample
 

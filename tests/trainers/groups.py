@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.loops import Script, Server, build, configuration, sample
 
 STUCK = '<tool_call>\n{"name": "stuck", "arguments": {}}\n</tool_call>'

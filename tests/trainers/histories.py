@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.loops import Server, build, configuration, sample
 
 # The layout of Qwen3 with a short tools block: what an assistant thought before the last user's message is not written.

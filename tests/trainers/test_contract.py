@@ -16,7 +16,8 @@ from packaging.specifiers import SpecifierSet
 from rlenv.errors import UsageError
 from rlenv_verl import VERL_RANGE, contract
 from rlenv_verl.contract import CLAUSES, Clause, breach
-from rlenv_verl.settings.preset import compose, load_preset, preset_names
+from rlenv_verl.settings.keys import compose, preset_names
+from rlenv_verl.settings.presets import load_preset
 
 ADAPTER = Path(contract.__file__).parent
 
@@ -93,12 +94,12 @@ def test_a_release_that_lacks_something_is_told_in_lines_and_not_in_tracebacks(t
 def test_rollout_replica_calls_only_what_the_cpu_server_has(verl: Any) -> None:
     from verl.workers.rollout.replica import RolloutReplica
 
-    from rlenv_verl.cpu.replica import CpuServerActor
+    from rlenv_verl.cpu.rollout import CpuServerActor
 
     called = set(re.findall(r"\.(\w+)\.remote\(", inspect.getsource(RolloutReplica)))
     has = {name for name in dir(CpuServerActor) if not name.startswith("_")}
-    assert called, "RolloutReplica calls nothing by .remote any more; adapt rlenv_verl/cpu/replica.py"
-    assert called <= has, f"RolloutReplica calls {sorted(called - has)}, which rlenv_verl/cpu/replica.py lacks"
+    assert called, "RolloutReplica calls nothing by .remote any more; adapt rlenv_verl/cpu/rollout.py"
+    assert called <= has, f"RolloutReplica calls {sorted(called - has)}, which rlenv_verl/cpu/rollout.py lacks"
 
 
 def test_registries_know_the_cpu_backend_and_the_advantages(verl: Any) -> None:
@@ -106,10 +107,9 @@ def test_registries_know_the_cpu_backend_and_the_advantages(verl: Any) -> None:
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import get_rollout_replica_class
 
-    from rlenv_verl.cpu.adapter import CpuServerAdapter
     from rlenv_verl.cpu.registries import ROLLOUT_NAME
-    from rlenv_verl.cpu.replica import CpuReplica
-    from rlenv_verl.estimators.grpo import GRPO, GRPO_SHUFFLED
+    from rlenv_verl.cpu.rollout import CpuReplica, CpuServerAdapter
+    from rlenv_verl.estimators.advantages import GRPO, GRPO_SHUFFLED
 
     assert get_rollout_replica_class(ROLLOUT_NAME) is CpuReplica
     assert get_rollout_class(ROLLOUT_NAME) is CpuServerAdapter

@@ -1,16 +1,21 @@
-"""The adapter's plan: few rooms on its ground floor, and imports that go one way."""
+"""The plan of trainers/: few rooms on the adapter's ground floor, imports that go one way, and no trainer below it."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import rlenv_train
 import rlenv_verl
 from tests.support.imports import circle, imports, modules
 
 ROOT = Path(rlenv_verl.__file__).parent
 MODULES = modules(ROOT)
+NEUTRAL = modules(Path(rlenv_train.__file__).parent)
+OF_TRAINERS = set("verl torch ray transformers vllm peft omegaconf hydra transfer_queue rlenv_verl".split())
 
 # A folder knows itself and those before it. `contract.py` knows none, and nobody knows it.
 FOLDERS = ("estimators", "loop", "export", "cpu", "hf", "settings", "tiny", "run", "sft", "rehearse")
@@ -41,14 +46,32 @@ def _folder(name: str) -> str:
     return name.partition(".")[2].partition(".")[0]
 
 
+def test_what_no_trainer_is_needed_for_imports_none() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in NEUTRAL.items()
+        for other in imports(path, NEUTRAL)
+        if other.partition(".")[0] in OF_TRAINERS
+    ]
+    assert wrong == []
+
+
+def test_it_is_imported_where_no_trainer_is_installed() -> None:
+    blocked = "".join(f"sys.modules[{other!r}] = None\n" for other in sorted(OF_TRAINERS))
+    code = f"import sys\n{blocked}import {', '.join(NEUTRAL)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
+    found = {**MODULES, **NEUTRAL}
     # What a function imports once it is called is no circle of files.
-    assert circle({name: imports(path, MODULES, late=False) & MODULES.keys() for name, path in MODULES.items()}) == ""
+    assert circle({name: imports(path, found, late=False) & found.keys() for name, path in found.items()}) == ""
 
 
 def test_what_verl_loads_by_name_is_listed_in_one_page() -> None:
     # Not a configuration's to name: a rehearsal's stand-ins, what `cpu.registries` hands to veRL, and a command.
-    inner = ("rlenv_verl.rehearse.", "rlenv_verl.cpu.adapter.", "rlenv_verl.contract")
+    inner = ("rlenv_verl.rehearse.", "rlenv_verl.cpu.rollout.", "rlenv_verl.contract")
     name = re.compile(r"\brlenv_verl(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?")
     named = set()
     for path in [*ROOT.rglob("*.yaml"), *ROOT.rglob("*.py")]:

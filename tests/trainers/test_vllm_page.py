@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlenv_verl.settings.preset import flatten, load_preset
+from rlenv_verl.settings.presets import flatten, load_preset
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training" / "vllm.md"
 ROW = re.compile(r"^\| `([\w.]+)`(?: \(with `(\w+)`\))? \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)

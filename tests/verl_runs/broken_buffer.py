@@ -9,7 +9,7 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import get_tensordict
 
 from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
-from rlenv_verl.rehearse.buffer import RehearsalBuffer
+from rlenv_verl.rehearse.loop import RehearsalBuffer
 
 
 class _Unmasking(RlenvReplayBuffer):

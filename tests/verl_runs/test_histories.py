@@ -19,7 +19,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
 from rlenv.tokens.bound import said_of
 from rlenv.trajectory import Trajectory, Turn
-from rlenv_verl.estimators.episode_rows import RowLabel
+from rlenv_verl.estimators.rows import RowLabel
 from tests.support.kept import held_out
 from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 from tests.verl_runs.qwen3 import make_qwen3_policy

@@ -86,7 +86,7 @@ CLAUSES: tuple[Clause, ...] = (
         "loop/agent_loop.py",
         "0.7.1",
     ),
-    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "loop/sample.py (rewards of turns)", "0.8.0"),
+    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "loop/outputs.py (rewards of turns)", "0.8.0"),
     _clause(f"{_LOOP}:AgentLoopMetrics", "fields", "generate_sequences tool_calls", "loop/agent_loop.py", "0.7.1"),
     _clause("verl.utils.profiler:simple_timer", "parameters", "name timing_raw", "loop/agent_loop.py", "0.7.1"),
     _clause("verl.utils.tokenizer:get_processor_token_id", "parameters", "processor", "loop/images.py", "0.8.0"),
@@ -95,7 +95,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.ppo.core_algos:register_adv_est",
         "parameters",
         "name_or_enum",
-        "estimators/grpo.py, estimators/baselines.py, estimators/turns.py",
+        "estimators/advantages.py, estimators/advantages.py, estimators/advantages.py",
         "0.7.1",
     ),
     _clause(
@@ -109,7 +109,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.ppo.ray_trainer:compute_advantage",
         "says",
         '"token_level_rewards" "response_mask" "config" adv_kwargs["index"]',
-        "estimators/grpo.py (what estimators are called with)",
+        "estimators/advantages.py (what estimators are called with)",
         "0.7.1",
     ),
     # the rollout's servers
@@ -124,19 +124,19 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.workers.rollout.replica:TokenOutput",
         "fields",
         "token_ids log_probs stop_reason num_preempted extra_fields",
-        "cpu/replica.py",
+        "cpu/rollout.py",
         "0.7.1",
     ),
-    _clause("verl.workers.rollout.replica:RolloutReplica", "members", "launch_servers", "cpu/replica.py", "0.7.1"),
+    _clause("verl.workers.rollout.replica:RolloutReplica", "members", "launch_servers", "cpu/rollout.py", "0.7.1"),
     _clause("verl.workers.rollout.replica:RolloutReplicaRegistry", "members", "register", "cpu/registries.py", "0.7.1"),
     _clause(
-        "verl.workers.rollout.base:BaseRollout", "members", "resume update_weights release", "cpu/adapter.py", "0.7.1"
+        "verl.workers.rollout.base:BaseRollout", "members", "resume update_weights release", "cpu/rollout.py", "0.7.1"
     ),
     _clause(
         "verl.workers.rollout.base", "members", "_ROLLOUT_REGISTRY get_rollout_class", "cpu/registries.py", "0.7.1"
     ),
-    _clause("verl.workers.rollout.utils:ensure_async_iterator", "parameters", "iterable", "cpu/adapter.py", "0.7.1"),
-    _clause("verl.utils.config:omega_conf_to_dataclass", "parameters", "config", "cpu/replica.py", "0.7.1"),
+    _clause("verl.workers.rollout.utils:ensure_async_iterator", "parameters", "iterable", "cpu/rollout.py", "0.7.1"),
+    _clause("verl.utils.config:omega_conf_to_dataclass", "parameters", "config", "cpu/rollout.py", "0.7.1"),
     # vLLM as rollout engine on a CPU
     _clause(
         f"{_VLLM}.utils:vLLMColocateWorkerExtension",
@@ -192,7 +192,7 @@ CLAUSES: tuple[Clause, ...] = (
         "refill_fn=self._add_prompts_to_generate _get_required_batch_multiple "
         "self.config.actor_rollout_ref.actor.ppo_mini_batch_size self.config.critic.ppo_mini_batch_size "
         'data.non_tensor_batch["uid"]',
-        "loop/replay_buffer.py, loop/updates.py (rows)",
+        "loop/replay_buffer.py, loop/replay_buffer.py (rows)",
         "0.9.0",
     ),
     _clause(
@@ -210,7 +210,7 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     _clause("transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", _OURS, "0.7.1"),
     _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", _OURS, "0.7.1"),
-    _clause(_BASE, "says", "val-aux", "run/metrics.py, export/checkpoints.py (names of figures)", "0.9.0"),
+    _clause(_BASE, "says", "val-aux", "run/figures.py, export/checkpoints.py (names of figures)", "0.9.0"),
     _clause("verl.utils.tracking", "says", "VERL_FILE_LOGGER_PATH", "run/prepare.py", "0.7.1"),
     _clause("verl", "says", "VERL_USE_EXTERNAL_MODULES", "presets", "0.7.1"),
     # checkpoints
@@ -225,9 +225,9 @@ CLAUSES: tuple[Clause, ...] = (
     _clause(_SAVES, "says", "lora_train_meta.json", "export/checkpoints.py (LoRA)", "0.8.0"),
     _clause("verl.model_merger.fsdp_model_merger:FSDPModelMerger", "members", "merge_and_save", "tests alone", "0.7.1"),
     _clause(
-        f"{_FSDP}:FSDPEngine.get_per_tensor_param", "parameters", "base_sync_done", "cpu/adapter.py (LoRA)", "0.7.1"
+        f"{_FSDP}:FSDPEngine.get_per_tensor_param", "parameters", "base_sync_done", "cpu/rollout.py (LoRA)", "0.7.1"
     ),
-    _clause("verl.workers.engine_workers", "says", "peft_config= base_sync_done=", "cpu/adapter.py (LoRA)", "0.7.1"),
+    _clause("verl.workers.engine_workers", "says", "peft_config= base_sync_done=", "cpu/rollout.py (LoRA)", "0.7.1"),
     # training on a CPU
     _clause("verl.plugin.platform:PlatformRegistry", "members", "register", "cpu/platform.py", "0.9.0"),
     _clause("verl.plugin.platform:PlatformBase", "members", "current_device device_count", "cpu/platform.py", "0.9.0"),

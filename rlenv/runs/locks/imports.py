@@ -18,7 +18,7 @@ from rlenv._base.neighbours import find_below, is_meant_beside
 
 __all__ = ["Imports", "imported_by", "imported_for"]
 
-_OURS: Final = frozenset(("rlenv", "rlenv_verl"))
+_OURS: Final = frozenset(("rlenv", "rlenv_train", "rlenv_verl"))
 _INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
 _CALLS: Final = frozenset(("import_module", "__import__"))
 

@@ -21,7 +21,7 @@ from rlenv.runs.locks.files import digest_of, file_sha256, tree_sha256
 __all__ = ["Code", "machine", "packages"]
 
 _PACKAGE: Final = Path(rlenv.__file__).resolve().parent
-_CODE: Final = ("rlenv", "trainers/rlenv_verl")
+_CODE: Final = ("rlenv", "trainers/rlenv_train", "trainers/rlenv_verl")
 _TIMEOUT_S: Final = 10.0
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")

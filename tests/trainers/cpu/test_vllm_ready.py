@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rlenv_verl.cpu.vllm_name import answer_to_vllm
-from rlenv_verl.cpu.vllm_ready import TRIED, vllm_findings
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import load_preset
+from rlenv_verl.settings.machine import TRIED, vllm_findings
+from rlenv_verl.settings.presets import load_preset
 
 ROOT = Path(__file__).resolve().parents[3]
 Install = Callable[..., None]

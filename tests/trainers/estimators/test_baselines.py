@@ -193,7 +193,7 @@ def test_a_batch_of_failures_ends_a_run_with_verls_gae(verl: Any) -> None:
 
 
 def test_a_reward_on_an_observation_would_be_lost_to_a_critic(verl: Any) -> None:
-    # Why rewards of turns stand on sampled tokens (rlenv_verl.loop.outcome), not on the response's last one.
+    # Why rewards of turns stand on sampled tokens (rlenv_train.fate), not on the response's last one.
     rows = batch(4)
     rows["token_level_rewards"][:] = 0.0
     rows["token_level_rewards"][:, 3] = 1.0

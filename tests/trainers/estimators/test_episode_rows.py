@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.errors import UsageError
-from rlenv_verl.estimators.episode_rows import RowLabel, episodes_of
-from rlenv_verl.loop.outcome import Row as OutcomeRow
-from rlenv_verl.loop.outcome import place_rewards
+from rlenv_train.fate import Row as OutcomeRow
+from rlenv_train.fate import place_rewards
+from rlenv_verl.estimators.rows import RowLabel, episodes_of
 from tests.trainers.settings import test_masking as masking
 
 ESTIMATORS = [
@@ -136,7 +136,7 @@ def estimated(tokens: Tokens, estimator: str, **config: Any) -> tuple[list[list[
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     import rlenv_verl.estimators  # noqa: F401
-    from rlenv_verl.estimators.grpo import shuffle_generator
+    from rlenv_verl.estimators.advantages import shuffle_generator
 
     shuffle_generator().manual_seed(0)  # a control draws the same permutation for both
     found, returns = get_adv_estimator_fn(estimator)(

@@ -12,9 +12,9 @@ import torch
 
 @pytest.fixture
 def estimators(verl: Any) -> Any:
-    import rlenv_verl.estimators.turns
+    import rlenv_verl.estimators.advantages
 
-    return rlenv_verl.estimators.turns
+    return rlenv_verl.estimators.advantages
 
 
 # Two turns of two tokens with an observation between them, and one failed episode whose mask is all zeros.

@@ -11,10 +11,9 @@ from safetensors import safe_open
 import rlenv
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv_verl.export.check import agreement
-from rlenv_verl.export.export import PROVENANCE, export_policy
+from rlenv_verl.export.export import PROVENANCE, agreement, export_policy
 from rlenv_verl.export.weights import load_model
-from rlenv_verl.hf.policy import load_policy
+from rlenv_verl.hf import load_policy
 from tests.trainers.runs import add_checkpoint, changed, load, make_run, with_adapter
 
 

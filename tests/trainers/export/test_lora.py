@@ -11,7 +11,7 @@ import transformers
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.export.lora import LoraShape, base_name, merge, split
+from rlenv_verl.export.weights import LoraShape, base_name, merge, split
 from rlenv_verl.run.train import main
 from tests.trainers.conftest import quiet
 
@@ -119,7 +119,7 @@ class Server:
 
 
 def test_rollout_gets_base_and_adapter_as_plain_weights(verl: Any) -> None:
-    from rlenv_verl.cpu.adapter import CpuServerAdapter
+    from rlenv_verl.cpu.rollout import CpuServerAdapter
 
     model = with_adapter()
     base, lora = split(model.state_dict())

@@ -11,7 +11,7 @@ import pytest
 from rlenv.dialects.base import CUT_NOTE
 from rlenv.runs.folder import open_run
 from rlenv.tasks.rows import STEP_SEEDS, seed_of
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, kept, sample
 
@@ -233,7 +233,7 @@ def test_a_group_shares_its_seed_and_steps_and_tasks_differ(verl: Any, tmp_path:
             loop = build(
                 configuration(response=96, prompt=512), Server(tokenizer, []), tokenizer, spec=spec, seed=2, seeds=rule
             )
-            from rlenv_verl.loop.sample import SampleTask
+            from rlenv_train.samples import SampleTask
 
         def of(task: int, step: int, sample: int, *, validates: bool = False) -> int:
             asked = SampleTask("train", task, step, is_validation=validates, is_greedy=False, sample=sample, group="")

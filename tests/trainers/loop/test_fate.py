@@ -11,8 +11,7 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.trajectory import Failure, RewardBreakdown, Trajectory
-from rlenv_verl.loop.fate import FAULTS, SAFE, TRUNCATIONS, failure_policy
-from rlenv_verl.loop.outcome import Outcome, Row, outcome_of
+from rlenv_train.fate import FAULTS, SAFE, TRUNCATIONS, Outcome, Row, failure_policy, outcome_of
 
 DONE = Trajectory(
     "toy-v0", "train", 0, 0, {}, (), (), "42", True, False, "answer", RewardBreakdown(1.0, {}), True
@@ -131,4 +130,4 @@ def test_every_reason_that_the_source_gives_can_be_named() -> None:
                     if keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
                 }
     assert len(found) > 8
-    assert found <= set(FAULTS), "name what these mean in rlenv_verl.loop.fate.FAULTS"
+    assert found <= set(FAULTS), "name what these mean in rlenv_train.fate.FAULTS"

@@ -187,7 +187,7 @@ def test_validation_is_never_cut(verl: Any, tmp_path: Path, tokenizer: Any) -> N
     ],
 )
 def test_a_deadline_that_makes_no_sense_is_refused(given: Any, message: str) -> None:
-    from rlenv_verl.loop.group import stragglers
+    from rlenv_train.groups import stragglers
 
     with pytest.raises(UsageError, match=message):
         stragglers(given)

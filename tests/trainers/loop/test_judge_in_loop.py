@@ -13,7 +13,7 @@ import transformers
 
 from rlenv.cli.main import main
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.loops import build, configuration, sample
 
 SPEC = """

@@ -10,7 +10,7 @@ import pytest
 
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts
-from rlenv_verl.loop.keep import Keeper
+from rlenv_train.keeping import Keeper
 from tests.support.kept import episode
 from tests.trainers.groups import RIGHT, SPEC, TOOLS, WRONG, play_group
 from tests.trainers.loops import CALL, kept

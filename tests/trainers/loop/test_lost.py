@@ -171,8 +171,8 @@ def test_who_died_stands_below_the_end_of_a_log_that_others_went_on_with(
     verl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rlenv.cli.console import Console
+    from rlenv_train.launch import Ending
     from rlenv_verl.run import train
-    from rlenv_verl.run.launch import Ending
 
     said = f"(TaskRunnerV1 pid=7) {SAID}the rollout server 0 died, and what it had is lost. Killed."
     (tmp_path / "verl.log").write_text("\n".join([said, *["    a frame"] * 60, "ActorDiedError: The actor died"]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv_verl.loop.outcome import Row, place_rewards
+from rlenv_train.fate import Row, place_rewards
 
 
 def row(spans: Sequence[tuple[int, int]], *, tokens: int) -> Row:

@@ -137,7 +137,7 @@ def test_the_cpu_server_goes_on_with_a_cut_action_once_it_has_the_new_weights(ve
     from transformers import AutoTokenizer
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
-    from rlenv_verl.cpu.replica import CpuServerActor
+    from rlenv_verl.cpu.rollout import CpuServerActor
     from tests.trainers.cpu.test_server import Gated
 
     with quiet():

@@ -14,7 +14,7 @@ import pytest
 
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.runs.folder import open_run
-from rlenv_verl.loop.figures import EpisodeFigures
+from rlenv_train.samples import EpisodeFigures
 from rlenv_verl.loop.lost import LostWorker
 from tests.support.kept import keep
 
@@ -133,7 +133,7 @@ def test_an_episode_of_several_rows_is_counted_once(queue: Queue, name: str, tmp
 
 
 def test_rows_are_labelled_where_an_episode_has_several(queue: Queue) -> None:
-    from rlenv_verl.estimators.episode_rows import RowLabel
+    from rlenv_verl.estimators.rows import RowLabel
 
     queue.add("a", [episode(1.0, rows=3), episode(0.0)])
     buffer().sample(global_steps=1, partition_id="train", batch_size=1)
@@ -204,7 +204,7 @@ def test_a_batch_of_more_rows_makes_no_more_updates(queue: Queue, critic: bool) 
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("workers", [1, 4, 6])
 def test_mini_batches_fit_any_number_of_rows(size: int, n: int, workers: int) -> None:
-    from rlenv_verl.loop.updates import fitting
+    from rlenv_verl.loop.replay_buffer import fitting
 
     prompts, updates = 8, 8 // size
     assert fitting(size, rows=prompts * n, prompts=prompts, n=n, workers=workers) == size
@@ -317,7 +317,7 @@ def test_an_unknown_option_or_metric_names_what_there_is(queue: Queue) -> None:
 
 
 def test_figures_without_a_valid_episode_have_no_means() -> None:
-    from rlenv_verl.loop.figures import step_figures
+    from rlenv_train.samples import step_figures
 
     figures = step_figures([episode(None, ended="reward", began=1.0, finished=3.0, calls=4, tokens=10)])
     assert "rlenv/toy/reward" not in figures
@@ -326,7 +326,7 @@ def test_figures_without_a_valid_episode_have_no_means() -> None:
 
 
 def test_each_spec_has_figures_of_its_own() -> None:
-    from rlenv_verl.loop.figures import step_figures
+    from rlenv_train.samples import step_figures
 
     other = EpisodeFigures("other", "train", 0, "answer", reward=0.25, terms={"a": 0.5, "b": None})
     figures = step_figures([episode(1.0), other])
@@ -383,7 +383,7 @@ def test_an_episodes_advantage_comes_from_the_estimator(queue: Queue, tmp_path: 
     """Through the labels that the trainer hands to it in any order."""
     import torch
 
-    from rlenv_verl.estimators.grpo import grpo
+    from rlenv_verl.estimators.advantages import grpo
 
     ids = keep(tmp_path, 3)
     queue.add("a", [episode(1.0, id=ids[0], rows=2), episode(0.0, id=ids[1]), episode(None, id=ids[2])])

@@ -12,12 +12,11 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.runs.locks.lock import locks_of
-from rlenv_verl.rehearse.command import rehearse
-from rlenv_verl.rehearse.replaced import overlay, replaced_keys
-from rlenv_verl.run.launch import Ending
+from rlenv_train.launch import Ending
+from rlenv_verl.rehearse.command import overlay, rehearse, replaced_keys
 from rlenv_verl.run.options import parser
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import load_preset
+from rlenv_verl.settings.presets import load_preset
 from tests.trainers.conftest import quiet
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlenv.episodes.environment import load
-from rlenv_verl.loop.caches import ProcessState
+from rlenv_verl.loop.process import ProcessState
 from rlenv_verl.rehearse.model import make_model
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import build, configuration
@@ -153,7 +153,7 @@ def test_every_kind_is_played_at_the_limits_lengths_and_written_down(played: Any
 
 
 def test_the_server_refuses_what_an_engine_would(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlenv_verl.rehearse.script import SCRIPT_KEY
+    from rlenv_verl.rehearse.checks import SCRIPT_KEY
     from rlenv_verl.rehearse.server import FOLDER_VARIABLE, RehearsalServer, digest
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from rlenv_verl.rehearse.attention import WINDOW, window_attention
-from rlenv_verl.rehearse.script import KINDS, Filler, kind_of, padded
+from rlenv_verl.rehearse.checks import KINDS, Filler, kind_of, padded
+from rlenv_verl.rehearse.model import WINDOW, window_attention
 
 FILLER = Filler(tuple(range(100, 200)))
 ACTION = [1, 2, 3]

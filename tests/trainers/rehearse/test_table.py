@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rlenv_verl.rehearse.table import table_lines
-from rlenv_verl.run.preflight import config_of, laid_out, machine_of
-from rlenv_verl.settings.preset import load_preset, override
+from rlenv_verl.run.preflight import config_of, laid_out
+from rlenv_verl.settings.machine import machine_of
+from rlenv_verl.settings.presets import load_preset, override
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "training" / "first-hour.md"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from uuid import uuid4
 
-from rlenv_verl.rehearse.usage import Peak, _Family, look
+from rlenv_train.launch import Peak, _Family, look
 
 HOLDS = """
 import sys

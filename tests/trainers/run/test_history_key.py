@@ -12,7 +12,8 @@ from rlenv.errors import UsageError
 from rlenv_verl.run.prepare import history_of, with_run_keys
 from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import load_preset, preset_names
+from rlenv_verl.settings.keys import preset_names
+from rlenv_verl.settings.presets import load_preset
 from tests.trainers.settings.test_specs import write
 
 

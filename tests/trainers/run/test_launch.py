@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlenv_verl.run.guard import RUN_MARK, Segments
-from rlenv_verl.run.launch import Ending, run_to_end
+from rlenv_train.guard import RUN_MARK, Segments
+from rlenv_train.launch import Ending, run_to_end
 from tests.support.waiting import wait_until
 
 # A driver that starts a daemon in a session of its own, as Ray does, and names it in a file.
@@ -103,8 +103,8 @@ def test_rays_folder_is_given_and_removed(tmp_path: Path) -> None:
 KILLED = """
 import os, pathlib, sys
 sys.path[:0] = {paths!r}
-from rlenv_verl.run.guard import RUN_MARK, Segments
-from rlenv_verl.run.launch import run_to_end
+from rlenv_train.guard import RUN_MARK, Segments
+from rlenv_train.launch import run_to_end
 folder = pathlib.Path(sys.argv[1])
 run_to_end(
     [sys.executable, "-c", {driver!r}, str(folder / "pid"), "{{ray_dir}}"],

@@ -11,10 +11,12 @@ import yaml
 
 from rlenv.models import template_text
 from rlenv.preflight import Machine, Pass
-from rlenv_verl.run.preflight import UNMEASURED, config_of, is_to_be_made, machine_of
-from rlenv_verl.run.preflight import _passes as passes_of
+from rlenv_verl.run.preflight import config_of, is_to_be_made
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import load_preset
+from rlenv_verl.settings.keys import UNMEASURED
+from rlenv_verl.settings.machine import machine_of
+from rlenv_verl.settings.machine import tokens_a_pass as passes_of
+from rlenv_verl.settings.presets import load_preset
 from tests.support.lengths import FORGETS, model, spec
 
 __all__ = ["model", "spec"]

@@ -13,10 +13,9 @@ import pytest
 
 from rlenv.cli.console import Console
 from rlenv.runs.schema import Facts
-from rlenv_verl.loop.keep import Keeper
-from rlenv_verl.run.kept import KeptEpisodes
-from rlenv_verl.run.metrics import StepFigures, figures_of
-from rlenv_verl.run.progress import Stage, TimeIsUp, Underway, phase_shares, show_summary, step_lines, time_is_up_at
+from rlenv_train.keeping import Keeper, KeptEpisodes
+from rlenv_train.progress import Stage, TimeIsUp, Underway, time_is_up_at
+from rlenv_verl.run.figures import StepFigures, figures_of, phase_shares, show_summary, step_lines
 from rlenv_verl.run.summary import training_figures
 from tests.support.kept import episode
 

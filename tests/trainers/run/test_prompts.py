@@ -16,7 +16,7 @@ from tests.trainers.conftest import quiet
 def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlenv.episodes.environment import load
     from rlenv.errors import UsageError
-    from rlenv_verl.run.prompts import measure_prompts
+    from rlenv_verl.run.model import measure_prompts
 
     family = "Qwen3VLProcessor"
     made = processor(family)

@@ -21,13 +21,13 @@ from rlenv.testing.tokens import small_tokenizer
 from rlenv.trajectory import Failure, ModelUsage, RewardBreakdown
 from rlenv.web.episode import token_rows
 from rlenv.web.shelf import Shelf
-from rlenv_verl.loop.keep import Keeper
-from rlenv_verl.run.datasets import training_rows, validation_rows
-from rlenv_verl.run.kept import KeptEpisodes
-from rlenv_verl.run.metrics import MetricsFile, figures_of, merged, without_failures
-from rlenv_verl.run.report import plot_png, plot_text, series
+from rlenv_train.keeping import Keeper, KeptEpisodes
+from rlenv_train.progress import plot_png, plot_text
+from rlenv_verl.run.figures import MetricsFile, figures_of, merged, series, without_failures
+from rlenv_verl.run.inputs import training_rows, validation_rows
 from rlenv_verl.run.runfile import Run, SpecEntry
-from rlenv_verl.settings.preset import compose, flatten, load_preset, override
+from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings.presets import flatten, load_preset, override
 from tests.support.kept import episode, keep
 
 SOURCES = {"greedy": "toy/test/greedy"}
@@ -185,7 +185,7 @@ import os, sys
 from pathlib import Path
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import RewardBreakdown, Trajectory
-from rlenv_verl.loop.keep import Keeper
+from rlenv_train.keeping import Keeper
 keeper = Keeper(Path(sys.argv[1]))
 one = Trajectory("a-v0", "train", 0, 0, {}, (), (), None, True, False, "answer", RewardBreakdown(1.0, {}), True)
 keeper.late(keeper.keep(one, Facts()), fate="trained")

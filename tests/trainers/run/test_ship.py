@@ -12,9 +12,8 @@ import yaml
 
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl.run.ship import named_files, ship
+from rlenv_train.specs import load_specs, named_files, ship
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.specs import load_specs
 
 BASE = """
 rlenv: 1

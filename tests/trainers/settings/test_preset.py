@@ -10,16 +10,8 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.settings.preset import (
-    algorithm_names,
-    compose,
-    control_estimator,
-    flatten,
-    load_preset,
-    mode_names,
-    override,
-    preset_names,
-)
+from rlenv_verl.settings.keys import algorithm_names, compose, mode_names, preset_names
+from rlenv_verl.settings.presets import control_estimator, flatten, load_preset, override
 
 DATA = ["data.train_files=a", "data.val_files=b", "actor_rollout_ref.model.path=/model"]
 # Algorithms and modes set keys of their own, so each is tried beside the usual of the other, and all on one preset.

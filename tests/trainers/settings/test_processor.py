@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import compose, load_preset
-from rlenv_verl.settings.processor import bf16_keys, bf16_runs, packing_findings, processor_findings
+from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings.machine import bf16_keys, bf16_runs, packing_findings, processor_findings
+from rlenv_verl.settings.presets import load_preset
 
 DIES = "import os, signal\nif not os.environ.get('ONEDNN_MAX_CPU_ISA'):\n    os.kill(os.getpid(), signal.SIGILL)"
 ALWAYS_DIES = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)"
@@ -118,7 +119,7 @@ def test_a_run_that_would_die_is_not_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what an earlier run of this machine found and kept."""
-    from rlenv_verl.settings import processor
+    from rlenv_verl.settings import machine as processor
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for isa, runs in (("", False), ("AVX512_CORE_FP16", True)):

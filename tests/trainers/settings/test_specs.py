@@ -10,9 +10,9 @@ import yaml
 
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl.run.datasets import mixed_rows, rows_by_weight
+from rlenv_train.specs import load_specs, spec_and_overrides
+from rlenv_verl.run.inputs import mixed_rows, rows_by_weight
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.specs import load_specs, spec_and_overrides
 
 SPEC = """
 rlenv: 1

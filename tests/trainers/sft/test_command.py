@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.console import Console
-from rlenv_verl.run.launch import Ending
+from rlenv_train.launch import Ending
 from rlenv_verl.sft import command
 
 

@@ -12,12 +12,12 @@ import pytest
 from rlenv.collect import read_data
 from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
-from rlenv_verl.run.launch import Ending
+from rlenv_train.launch import Ending
+from rlenv_verl.settings.keys import sft_preset_names
 from rlenv_verl.sft.command import main
 from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset
-from rlenv_verl.sft.finish import finish
-from rlenv_verl.sft.run import SftRun, begun, read_steps
-from rlenv_verl.sft.settings import compose_sft, load_sft_preset, sft_preset_names
+from rlenv_verl.sft.plan import compose_sft, load_sft_preset
+from rlenv_verl.sft.run import SftRun, begun, finish, read_steps
 from tests.support.kept import everything, keep
 
 

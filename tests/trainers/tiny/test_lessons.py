@@ -14,8 +14,18 @@ import transformers
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.policies.scripted import OraclePolicy
-from rlenv_verl.tiny.edits import edit_calls, reworded
-from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture
+from rlenv_train.lessons import (
+    MIXTURE,
+    Flaw,
+    Gold,
+    Lesson,
+    edit_calls,
+    gold_of,
+    has_room,
+    make_lesson,
+    mixture,
+    reworded,
+)
 from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
 CURVES = Path(__file__).resolve().parents[3] / "examples" / "curves"

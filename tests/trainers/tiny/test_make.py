@@ -10,7 +10,7 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.testing.endpoint import FakeEndpoint
-from rlenv_verl.tiny.lessons import asked_models
+from rlenv_train.lessons import asked_models
 from rlenv_verl.tiny.make import TinyReport, WarmupSettings, make_tiny_policy
 from tests.support.beside import served
 from tests.support.environments import Make

@@ -19,7 +19,7 @@ ROLLOUT_NAME = "transformers_cpu"
 
 
 def _load_replica() -> type[Any]:
-    from rlenv_verl.cpu.replica import CpuReplica
+    from rlenv_verl.cpu.rollout import CpuReplica
 
     return CpuReplica
 
@@ -28,7 +28,7 @@ RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
 
 # Expected: a public function that registers the trainer's side of a rollout, as there is for its servers. Actual:
 # `_ROLLOUT_REGISTRY` in verl/workers/rollout/base.py has none. Remove when veRL adds one.
-rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.adapter.CpuServerAdapter"
+rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.rollout.CpuServerAdapter"
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from rlenv_verl.cpu.decode import Generated, Sampling, generate
-from rlenv_verl.cpu.vision import generate_seeing
+from rlenv_verl.cpu.decode import Generated, Sampling, generate, generate_seeing
 
 __all__ = ["CpuServer", "read_sampling"]
 

@@ -5,6 +5,4 @@ Named in `VERL_USE_EXTERNAL_MODULES`.
 
 from __future__ import annotations
 
-import rlenv_verl.estimators.baselines
-import rlenv_verl.estimators.grpo
-import rlenv_verl.estimators.turns  # noqa: F401
+import rlenv_verl.estimators.advantages  # noqa: F401

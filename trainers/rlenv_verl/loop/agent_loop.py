@@ -28,17 +28,16 @@ from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenRows
 from rlenv.tokens.encoder import History
 from rlenv.trajectory import Failure, Trajectory
-from rlenv_verl.loop.caches import PROCESS, ProcessState
-from rlenv_verl.loop.fate import CRASH, SAFE, STRAGGLER, failure_policy
-from rlenv_verl.loop.group import Sibling
-from rlenv_verl.loop.group import stragglers as stragglers_of
+from rlenv_train.fate import CRASH, SAFE, STRAGGLER, Row, failed_outcome, failure_policy, outcome_of
+from rlenv_train.groups import Sibling
+from rlenv_train.groups import stragglers as stragglers_of
+from rlenv_train.keeping import KEEP_GB, Keeper, nothing_of
+from rlenv_train.samples import Play, SampleTask, figures_of
+from rlenv_train.waits import STEP, Activity, Watch
 from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown_of
-from rlenv_verl.loop.keep import KEEP_GB, Keeper, nothing_of
-from rlenv_verl.loop.outcome import Row, failed_outcome, outcome_of
+from rlenv_verl.loop.outputs import outputs_of
+from rlenv_verl.loop.process import PROCESS, ProcessState, plain
 from rlenv_verl.loop.reward_model import served_by_reward_model
-from rlenv_verl.loop.sample import Play, SampleTask, figures_of, outputs_of
-from rlenv_verl.loop.settings import plain
-from rlenv_verl.loop.stalls import STEP, Activity, Watch
 
 __all__ = ["RlenvAgentLoop"]
 
@@ -64,7 +63,7 @@ class RlenvAgentLoop(AgentLoopBase):
         template_kwargs: what the chat template is given, such as `enable_thinking: false`.
         record_dir: the run's folder, in which every episode is kept (`rlenv.runs`); None keeps none.
         keep_gb: up to how many 10⁹ bytes the bodies of all episodes are kept (`run.keep_gb`).
-        failures: what becomes of a sample, by the reason its episode ended (`rlenv_verl.loop.fate`).
+        failures: what becomes of a sample, by the reason its episode ended (`rlenv_train.fate`).
         stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.

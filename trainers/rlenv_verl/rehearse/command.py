@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,27 +20,68 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
+from rlenv_train.attempts import driving
+from rlenv_train.launch import Ending, Peak, ending_lines, watched
+from rlenv_train.specs import TrainedSpec
 from rlenv_verl.export.checkpoints import find_checkpoints
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.rehearse.attention import register
 from rlenv_verl.rehearse.checks import Check, Evidence, check_run
-from rlenv_verl.rehearse.model import RehearsalModel, make_model
-from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
-from rlenv_verl.rehearse.usage import Peak, watched
-from rlenv_verl.run.attempts import driving
-from rlenv_verl.run.launch import Ending, ending_lines
-from rlenv_verl.run.locks import attempt_locks
-from rlenv_verl.run.metrics import StepFigures
-from rlenv_verl.run.preflight import config_of
-from rlenv_verl.run.preflight_command import look
+from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
+from rlenv_verl.run.figures import StepFigures
+from rlenv_verl.run.preflight import config_of, look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed
-from rlenv_verl.run.runfile import begun, locked
+from rlenv_verl.run.runfile import attempt_locks, begun, locked
 from rlenv_verl.run.summary import summarise
-from rlenv_verl.settings.preset import Preset, compose
-from rlenv_verl.settings.specs import TrainedSpec
+from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings.presets import Preset, flatten, override
 
-__all__ = ["RunPlan", "rehearse"]
+__all__ = ["Replaced", "RunPlan", "overlay", "rehearse", "replaced_keys"]
+
+_WORKERS = 2  # processes that play episodes; each imports torch and veRL
+_TRAINERS = 2  # processes that train where the preset has several GPUs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replaced:
+    """A key of veRL's configuration with the preset's value and the rehearsal's."""
+
+    key: str
+    preset: Any
+    rehearsal: Any
+
+
+def overlay(preset: Preset, config: Mapping[str, Any]) -> tuple[Preset, list[str]]:
+    """The preset with a rehearsal's environment variables, and the overrides that make a rehearsal of it.
+
+    Args:
+        preset: with an algorithm and a mode laid over it.
+        config: the preset's configuration as veRL resolves it.
+    """
+    text = (resources.files("rlenv_verl") / "rehearse" / "overlay.yaml").read_text(encoding="utf-8")
+    data = yaml.safe_load(text)
+    layers = [data, data["with"].get(preset.algorithm, {})]
+    overrides: list[str] = []
+    for layer in layers:
+        overrides += [override(key, value) for key, value in flatten(layer.get("verl", {}))]
+        # `++` also takes a key that the preset itself adds.
+        overrides += [f"++{override(key, value)}" for key, value in flatten(layer.get("verl_add", {}))]
+    workers = int(config["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
+    if workers > _WORKERS:
+        overrides.append(override("actor_rollout_ref.rollout.agent.num_workers", _WORKERS))
+    # One trainer of all rows takes longer than two of half of them, even on two cores: veRL's
+    # `index_select_tensor_dict` is quadratic in the rows of a worker.
+    gpus = int(config["trainer"]["n_gpus_per_node"]) * int(config["trainer"]["nnodes"])
+    overrides.append(override("trainer.n_gpus_per_node", min(gpus, _TRAINERS)))
+    return dataclasses.replace(preset, environment={**preset.environment, **data["environment"]}), overrides
+
+
+def replaced_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Replaced]:
+    """Every key of a configuration whose value differs, in the order of the keys."""
+    old, new = dict(flatten(before)), dict(flatten(after))
+    keys: Sequence[str] = sorted({*old, *new})
+    return [Replaced(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
 
 RunPlan = Callable[..., tuple[Ending, list[StepFigures]]]
 

@@ -1,4 +1,4 @@
-"""The agent loop of a rehearsal: rlenv's own, whose policy follows a script."""
+"""The agent loop and the replay buffer of a rehearsal: rlenv's own, whose policy follows a script."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from rlenv.episodes.environment import Environment
@@ -21,12 +22,16 @@ from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy, OracleSession
 from rlenv.tokens import TokenEncoder
+from rlenv_train.samples import Play
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
-from rlenv_verl.loop.sample import Play
-from rlenv_verl.rehearse.script import SCRIPT_KEY, Filler, Kind, kind_of, padded
+from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
+from rlenv_verl.rehearse.checks import SCRIPT_KEY, Filler, Kind, kind_of, padded
 from rlenv_verl.rehearse.server import FOLDER_VARIABLE
 
-__all__ = ["RehearsalLoop", "checksum"]
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
+
+__all__ = ["RehearsalBuffer", "RehearsalLoop", "checksum"]
 
 
 def checksum(prompt: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> int:
@@ -149,3 +154,43 @@ def _keep(entries: Sequence[Mapping[str, Any]]) -> None:
     folder = Path(os.environ[FOLDER_VARIABLE])
     with (folder / f"samples.{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+_AT_ONCE = 64  # rows that are read back at a time: a batch may be gigabytes
+
+
+class RehearsalBuffer(RlenvReplayBuffer):
+    """Appends each row of a training batch to `arrived.jsonl`, with the checksum of its ids and its mask."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """As rlenv's own."""
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id != "val":
+            keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+            path = Path(os.environ[FOLDER_VARIABLE]) / "arrived.jsonl"
+            with path.open("a", encoding="utf-8") as file:
+                for start in range(0, len(keys), _AT_ONCE):
+                    for entry in _read(keys[start : start + _AT_ONCE], partition_id):
+                        file.write(json.dumps({"step": global_steps, **entry}) + "\n")
+        return batch, metrics
+
+
+def _read(keys: list[str], partition_id: str) -> list[dict[str, Any]]:
+    names = ["prompts", "responses", "response_mask", "input_ids", "position_ids"]
+    found = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=names)
+    entries = []
+    for at, key in enumerate(keys):
+        prompt, response, mask, whole, positions = (found[name][at] for name in names)
+        joined = [*prompt.tolist(), *response.tolist()]
+        entries.append(
+            {
+                "key": key,
+                "prompt": len(prompt),
+                "response": len(response),
+                "trained": int(mask.sum()),
+                "checksum": checksum(prompt.tolist(), response.tolist(), mask.tolist()),
+                # What the passes read: prompt and response in one, each token at its place.
+                "is_whole": whole.tolist() == joined and positions.tolist() == list(range(len(joined))),
+            }
+        )
+    return entries

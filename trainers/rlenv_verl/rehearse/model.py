@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import known_model
@@ -22,7 +24,68 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_verl.run.preflight import is_at_hand
 
-__all__ = ["RehearsalModel", "make_model"]
+__all__ = ["NAME", "WINDOW", "RehearsalModel", "make_model", "register", "window_attention"]
+
+NAME = "rlenv_window"
+"""What `attn_implementation` calls it."""
+WINDOW = 2
+"""Tokens that a token sees, itself included."""
+
+
+def window_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    position_ids: torch.Tensor | None = None,
+    **_other: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention over `WINDOW` tokens, as an attention function of transformers.
+
+    Sequences that are packed into one row do not see each other: a token at position p has p tokens before it.
+
+    Args:
+        module: the layer; `num_key_value_groups` query heads share a head of keys.
+        query: [rows, heads, tokens, size].
+        key: [rows, key-value heads, tokens, size].
+        value: as `key`.
+        attention_mask: not needed; transformers makes none for an attention that it does not know.
+        scaling: what scores are multiplied by.
+        position_ids: [rows, tokens], counted from 0 in each packed sequence; None for one sequence a row.
+
+    Returns:
+        [rows, tokens, heads, size].
+    """
+    tokens = query.shape[2]
+    if position_ids is None:
+        position_ids = torch.arange(tokens, device=query.device)[None]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    reach = range(min(WINDOW, tokens))
+    shifted = [(_behind(key, by), _behind(value, by)) for by in reach]
+    scores = torch.stack([(query * keys).sum(-1) for keys, _ in shifted], dim=-1) * scaling
+    seen = position_ids[:, None, :, None] >= torch.arange(len(reach), device=query.device)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    out = sum(weights[..., by, None] * values for by, (_, values) in enumerate(shifted))
+    assert isinstance(out, torch.Tensor)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _behind(part: torch.Tensor, by: int) -> torch.Tensor:
+    """`part` moved by so many tokens, zeros before it."""
+    return part if by == 0 else torch.nn.functional.pad(part, (0, 0, by, 0))[:, :, : part.shape[2]]
+
+
+def register() -> None:
+    """Makes the name known to transformers in this process."""
+    from transformers import AttentionInterface
+
+    interface: Any = AttentionInterface
+    interface.register(NAME, window_attention)
+
 
 _VOCABULARY = 320
 _TASKS = 64  # of each split, whose prompts are measured
@@ -80,7 +143,7 @@ def make_model(
     """
     import torch
 
-    from rlenv_verl.tiny.model import save_model
+    from rlenv_verl.tiny.network import save_model
 
     source = _source(model)
     texts = [text for environment in environments for text in asyncio.run(_prompts(environment, splits))]
@@ -106,7 +169,7 @@ def make_model(
 
 
 def _network(tokenizer: Any, positions: int) -> Any:
-    from rlenv_verl.tiny.model import new_model
+    from rlenv_verl.tiny.network import new_model
 
     network = new_model(tokenizer, hidden=8, layers=2, heads=1)
     network.config.max_position_embeddings = positions
@@ -121,7 +184,7 @@ def _source(model: str | None) -> _Source:
 
 
 def _own() -> _Source:
-    from rlenv_verl.tiny.tokenizer import CONTROL_TOKENS, MARKER_TOKENS, chat_template
+    from rlenv_verl.tiny.network import CONTROL_TOKENS, MARKER_TOKENS, chat_template
 
     tokens = (*CONTROL_TOKENS, *MARKER_TOKENS)
     return _Source("the tiny policy's", chat_template(), tokens, end="<|im_end|>", pad="<|endoftext|>")

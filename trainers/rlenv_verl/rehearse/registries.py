@@ -13,7 +13,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 import rlenv_verl.cpu.registries  # noqa: F401  the engines of the device cpu
-from rlenv_verl.rehearse.attention import register
+from rlenv_verl.rehearse.model import register
 
 __all__ = ["ROLLOUT_NAME"]
 
@@ -30,7 +30,7 @@ register()
 RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
 # As in rlenv_verl.cpu.registries: the trainer's side has no public register function. The CPU's adapter carries
 # weights to whichever server has the name that it asks for.
-rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.adapter.CpuServerAdapter"
+rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.rollout.CpuServerAdapter"
 
 
 def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

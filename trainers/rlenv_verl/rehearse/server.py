@@ -15,8 +15,8 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from rlenv_verl.cpu.replica import actor_name
-from rlenv_verl.rehearse.script import SCRIPT_KEY
+from rlenv_verl.cpu.rollout import actor_name
+from rlenv_verl.rehearse.checks import SCRIPT_KEY
 
 __all__ = ["FOLDER_VARIABLE", "RehearsalReplica", "RehearsalServer", "digest"]
 

@@ -8,8 +8,9 @@ from typing import Any
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.preflight import judge_memory, known_model
-from rlenv_verl.run.preflight import laid_out, machine_of
-from rlenv_verl.settings.preset import load_preset, override
+from rlenv_verl.run.preflight import laid_out
+from rlenv_verl.settings.machine import machine_of
+from rlenv_verl.settings.presets import load_preset, override
 
 __all__ = ["CARDS", "table_lines"]
 

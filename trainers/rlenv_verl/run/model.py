@@ -1,16 +1,24 @@
-"""The model that a run starts from, where it lies here."""
+"""The model that a run starts from: where it lies, what it lacks, and the lengths of its prompts."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.models import lacks, local_model
+from rlenv.models import Looked, lacks, local_model
 from rlenv.models.architecture import weights_in
+from rlenv.preflight import Finding
+from rlenv.preflight.memory import model_of
+from rlenv_train.specs import TrainedSpec
 from rlenv_verl.run.runfile import Run
+from rlenv_verl.settings.keys import tokens_at, value_at
 
-__all__ = ["given_model", "made_again", "made_of"]
+__all__ = ["given_model", "lacking_of", "made_again", "made_of", "measure_prompts", "seeing", "stops_of"]
 
 
 def given_model(arguments: argparse.Namespace, folder: Path) -> str:
@@ -44,3 +52,154 @@ def made_again(run: Run) -> None:
     """
     if run.given and weights_in(Path(run.model)).fault:
         local_model(run.given)
+
+
+def measure_prompts(
+    environment: Environment,
+    model: str,
+    *,
+    splits: Sequence[str],
+    template_kwargs: Mapping[str, Any],
+    sample: int = 256,
+) -> int:
+    """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
+
+    Raises:
+        UsageError: the model's tokenizer, or where prompts show images its processor, cannot be loaded here.
+    """
+    from transformers import AutoTokenizer
+
+    from rlenv.tokens import TokenEncoder
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
+        ) from error
+    shown = seeing(model) if environment.spec.prompt.images else {}
+    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
+
+    async def longest() -> int:
+        lengths = []
+        for split in splits:
+            for task in range(min(sample, len(environment.tasks(split)))):
+                async with environment.start(task=task, split=split) as episode:
+                    tokens = encoder.start(episode.messages, tools=environment.tool_schemas)
+                    lengths.append(len(tokens.prompt_ids))
+        return max(lengths)
+
+    return -(-asyncio.run(longest()) * 5 // 4)
+
+
+def seeing(model: str) -> dict[str, Any]:
+    """What a `TokenEncoder` needs to show images to a model; nothing for one that reads text alone."""
+    from transformers import AutoProcessor
+
+    from rlenv.tokens import ProcessorImages
+
+    auto: Any = AutoProcessor  # it has no types
+    try:
+        processor = auto.from_pretrained(model)
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
+            f" ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
+        ) from error
+    if not getattr(processor, "image_token", None):
+        return {}
+    return {"chat_template": processor.chat_template, "images": ProcessorImages(processor)}
+
+
+_BLOCKING = frozenset({"model", "configuration", "tokenizer", "chat template"})
+"""What a model has to have before anything of a run can be measured."""
+
+
+def lacking_of(
+    specs: Sequence[TrainedSpec],
+    config: Mapping[str, Any],
+    loops: Sequence[Mapping[str, Any]],
+    *,
+    needs_weights: bool,
+) -> tuple[list[Finding], bool]:
+    """What the run's model lacks, and whether anything else of the run can be measured.
+
+    Raises:
+        UsageError: there is no such model, or it has no tokenizer.
+    """
+    path = str(value_at(config, "actor_rollout_ref.model.path"))
+    looked = _lacking(path, specs, config, loops, needs_weights=needs_weights)
+    if none := [one for one in looked if one.what in ("model", "tokenizer") and one.stops]:
+        raise UsageError("; ".join(one.said for one in none))
+    found = [_finding(one) for one in looked]
+    if any(one.what in _BLOCKING and one.stops for one in looked):
+        return found, False
+    return [*found, *_judge_context(Path(path), config)], True
+
+
+def stops_of(model: str, specs: Sequence[TrainedSpec], template_kwargs: Mapping[str, Any] | None) -> list[Finding]:
+    """What a model lacks without which nothing of a run can be measured, let alone started."""
+    found = _looked(model, specs, [template_kwargs] * len(specs), needs_weights=False)
+    return [_finding(one) for one in found if one.what in _BLOCKING and one.stops]
+
+
+def _finding(one: Looked) -> Finding:
+    return Finding("error" if one.stops else "warning", f"the model's {one}" if one.what != "model" else str(one))
+
+
+def _lacking(
+    model: str,
+    specs: Sequence[TrainedSpec],
+    config: Mapping[str, Any],
+    loops: Sequence[Mapping[str, Any]],
+    *,
+    needs_weights: bool,
+) -> list[Looked]:
+    """What the model lacks for each spec, each thing once."""
+    own = value_at(config, "data.apply_chat_template_kwargs") or {}
+    kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
+    found = _looked(model, specs, kwargs, needs_weights=needs_weights)
+    if value_at(config, "actor_rollout_ref.model.custom_chat_template"):  # the verdict looks at that one
+        return [one for one in found if one.what not in ("chat template", "tools in the chat template", "end mark")]
+    return found
+
+
+def _looked(
+    model: str,
+    specs: Sequence[TrainedSpec],
+    kwargs: Sequence[Mapping[str, Any] | None],
+    *,
+    needs_weights: bool,
+) -> list[Looked]:
+    found: dict[str, Looked] = {}
+    for spec, names in zip(specs, kwargs, strict=True):
+        for one in lacks(model, spec.environment, template_kwargs=names, needs_weights=needs_weights):
+            found.setdefault(str(one), one)
+    return list(found.values())
+
+
+def _judge_context(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
+    """Whether the model reads as much as the run's limits allow."""
+    model = model_of(folder) if folder.is_dir() else None
+    if model is None or model.positions is None:
+        return []
+    rollout = value_at(config, "actor_rollout_ref.rollout") or {}
+    own = rollout.get("max_model_len")
+    if rollout.get("name") == "vllm" and isinstance(own, int) and own > model.positions:
+        # verl/workers/rollout/vllm_rollout/vllm_async_server.py, _validate_configs
+        text = (
+            f"actor_rollout_ref.rollout.max_model_len={own} is more than the {model.positions:,} tokens that the model"
+            f" reads (max_position_embeddings), and vLLM does not start; set it to {model.positions} or null"
+        )
+        return [Finding("error", text)]
+    limits = [tokens_at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
+    whole = sum(limit or 0 for limit in limits)
+    if None in limits or whole <= model.positions:
+        return []
+    text = (
+        f"data.max_prompt_length and data.max_response_length allow {whole:,} tokens, and the model reads"
+        f" {model.positions:,} (max_position_embeddings): longer episodes are cut or read wrong; lower one of them"
+    )
+    return [Finding("warning", text)]

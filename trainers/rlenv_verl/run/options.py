@@ -1,4 +1,4 @@
-"""The command line of `rlenv train`."""
+"""The command lines of `rlenv train` and `rlenv sft`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import ClassVar
 
 from rlenv.cli.commands import parser_named
 from rlenv.cli.options import Options, argument, option
-from rlenv_verl.settings.preset import algorithm_names, mode_names, preset_names
+from rlenv_verl.settings.keys import algorithm_names, mode_names, preset_names, sft_preset_names
 
-__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "TrainCommand", "count", "parser"]
+__all__ = [
+    "FIXED_BY_AN_SFT_RUN",
+    "FIXED_BY_A_RUN",
+    "TRAINERS",
+    "SftCommand",
+    "TrainCommand",
+    "count",
+    "parser",
+    "sft_parser",
+]
 
 TRAINERS = ("verl",)
 
@@ -96,3 +105,53 @@ def parser() -> argparse.ArgumentParser:
     reads = parser_named("train", TrainCommand)
     reads.set_defaults(command=())  # the command line itself, which whoever reads it adds
     return reads
+
+
+FIXED_BY_AN_SFT_RUN = (
+    *("preset", "model", "chat_template", "batch", "lr", "lora", "seed", "epochs", "val"),
+    *("max_length", "skip_long", "save_every", "val_every", "output"),
+)
+"""Arguments that `--resume` does not take: they would make another run of it."""
+
+_SFT_EPILOG = """key=value are overrides: of veRL's configuration of its supervised trainer in Hydra's syntax
+(optim.weight_decay=0), or of the preset's own part (run.threads=2). They win over everything else."""
+
+
+@dataclass
+class SftCommand(Options):
+    """The options of `rlenv sft`; `items` are folders of data and overrides, told apart by `spec_and_overrides`."""
+
+    usage: ClassVar[str] = (
+        "rlenv sft DATA [DATA ...] --model M -o OUT [options] [key=value ...]\n"
+        "       rlenv sft --resume OUT [--steps N] [key=value ...]"
+    )
+    epilog: ClassVar[str] = _SFT_EPILOG
+
+    items: list[str] = argument("folders of `rlenv collect -o`", metavar="DATA | key=value", nargs="*")
+    model: str | None = _what("the model to start from, as `rlenv train` takes it")
+    chat_template: str | None = _what("the template that the data was collected with", metavar="FILE|NAME")
+    preset: str | None = _what("machine and sizes; cpu by default", choices=sft_preset_names())
+    lora: int | None = _what("train an adapter on all linear layers; it is merged", metavar="RANK")
+    lr: float | None = _what("learning rate; the preset's otherwise", metavar="RATE")
+    batch: int | None = _what("rows a step; the preset's otherwise", metavar="N", read=count)
+    seed: int | None = _what("of the rows' order and an adapter's first weights; 0 by default")
+    max_length: int | None = _what("of a row; by default what the model reads", metavar="TOKENS", read=count)
+    skip_long: bool = _what("leave longer rows out; without it they are an error")
+    steps: int | None = _length("optimiser steps", metavar="N", read=count, one_of="length")
+    epochs: int | None = _length(
+        "passes over the data; the preset's otherwise", metavar="E", read=count, one_of="length"
+    )
+    val: list[str] | None = _length("rows whose loss is measured, not trained on", metavar="DATA")
+    val_every: int | None = _length("measure each N steps; at the end in any case", metavar="N", read=count)
+    save_every: int | None = _length("a checkpoint each N steps, to resume from", metavar="N", read=count)
+    time_limit: float | None = _length("stop training after this long", metavar="SECONDS")
+    output: Path | None = _length(
+        "a new folder; the policy is in OUT/trained", "-o", "--output", metavar="OUT", writes=True
+    )
+    resume: Path | None = _how("go on from the last checkpoint of the run in a folder", metavar="OUT", writes=True)
+    dry_run: bool = _how("write the run's folder, print the command, start nothing")
+
+
+def sft_parser() -> argparse.ArgumentParser:
+    """Reads the arguments of `rlenv sft`."""
+    return parser_named("sft", SftCommand)

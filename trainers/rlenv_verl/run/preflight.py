@@ -1,15 +1,10 @@
-"""Looks at a run before anything of it starts: exactness, lengths, tokens of a step and memory.
-
-The same for `rlenv train`, with `--preflight` and `--dry-run` too. Nothing of veRL, torch or transformers is needed,
-but for models that see images.
-"""
+"""Looks at a run before anything of it starts: exactness, lengths, tokens of a step and memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +14,11 @@ import yaml
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.models import local_model
 from rlenv.preflight import (
     Finding,
     Limits,
-    Machine,
     Names,
-    Pass,
     Plan,
     Preflight,
     Split,
@@ -35,24 +29,30 @@ from rlenv.preflight import (
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
-from rlenv_verl.cpu.vllm_ready import vllm_findings
+from rlenv_train.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_verl.run.model import lacking_of
+from rlenv_verl.run.prepare import preset_of
 from rlenv_verl.run.runfile import Run
-from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at
-from rlenv_verl.settings.preset import Preset, compose, override
-from rlenv_verl.settings.processor import packing_findings, processor_findings
-from rlenv_verl.settings.specs import TrainedSpec
-from rlenv_verl.settings.verl_keys import value_at
+from rlenv_verl.settings.keys import UNMEASURED, compose, tokens_at, value_at, with_the_shell
+from rlenv_verl.settings.machine import (
+    device_memory,
+    machine_of,
+    packing_findings,
+    processor_findings,
+    tokens_a_pass,
+    vllm_findings,
+)
+from rlenv_verl.settings.presets import Preset, override
 
 __all__ = [
     "CARD_GB",
     "SAMPLE",
-    "UNMEASURED",
     "check_before",
     "config_of",
     "is_at_hand",
     "is_to_be_made",
     "laid_out",
-    "machine_of",
+    "look",
     "names_of",
     "on_this_processor",
     "preflight_of",
@@ -63,10 +63,6 @@ SAMPLE = 256
 CARD_GB = 80.0
 """The memory of the GPUs that the presets are written for, in 10⁹ bytes."""
 _PROMPT = "data.max_prompt_length="
-_PASSES = (
-    ("actor_rollout_ref.actor", "ppo_max_token_len_per_gpu", "use_dynamic_bsz"),
-    ("actor_rollout_ref.rollout", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
-)
 
 
 def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weights: bool = False) -> Preflight:
@@ -192,7 +188,7 @@ def _plan(
     is_on_cpu = str(value_at(config, "trainer.device")) == "cpu"
     is_assumed = False
     if device_bytes is None and not is_elsewhere:
-        device_bytes = _device_bytes("cpu" if is_on_cpu else "cuda")
+        device_bytes = device_memory("cpu" if is_on_cpu else "cuda")
     if device_bytes is None and not is_on_cpu:
         device_bytes, is_assumed = int(CARD_GB * 1e9), True
     batch, group = value_at(config, "data.train_batch_size"), value_at(config, "actor_rollout_ref.rollout.n")
@@ -201,7 +197,7 @@ def _plan(
         folder if folder.is_dir() else None,
         names,
         int(batch or 0) * int(group or 0),
-        _passes(config),
+        tokens_a_pass(config),
         dataclasses.replace(machine_of(config, device_bytes), is_assumed=is_assumed),
         value_at(config, "actor_rollout_ref.rollout.max_model_len"),
         sample,
@@ -333,95 +329,66 @@ def _seeing(place: str, environment: Environment) -> dict[str, Any]:
     if not environment.spec.prompt.images:
         return {}
     try:
-        from rlenv_verl.run.prompts import seeing
+        from rlenv_verl.run.model import seeing
     except ImportError as error:
         raise MissingExtra("measuring prompts that show images", extra="verl") from error
     return seeing(place)
 
 
-def _passes(config: Mapping[str, Any]) -> dict[str, int]:
-    """The most tokens that one sequence may have in each pass that is packed by tokens."""
-    found = {}
-    for part, key, switch in _PASSES:
-        own = value_at(config, part) or {}
-        tokens = own.get(key)
-        if own.get(switch) and isinstance(tokens, int):
-            found[f"{part}.{key}"] = tokens * int(own.get("ulysses_sequence_parallel_size") or 1)
-    return found
+def look(
+    items: Sequence[str],
+    *,
+    model: str,
+    preset: str | None = None,
+    algorithm: str | None = None,
+    mode: str | None = None,
+    set: Sequence[str] = (),
+    lora: int | None = None,
+    chat_template: str | None = None,
+    sample: int = SAMPLE,
+    device_gb: float | None = None,
+    needs_weights: bool = False,
+) -> Preflight:
+    """The report on a run of the specs among `items` with the overrides among them, as `rlenv train` takes both.
 
+    Args:
+        model: as `rlenv.models.local_model` takes it; memory is estimated where `config.json` is there.
+        chat_template: as for `local_model`.
+        device_gb: the memory of one device in 10⁹ bytes; None looks for it on this machine.
+        needs_weights: a folder without weights is an error, and not a warning.
 
-def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
-    """What a run has and how it uses it, by veRL's configuration."""
-    actor, rollout = (
-        value_at(config, "actor_rollout_ref.actor") or {},
-        value_at(config, "actor_rollout_ref.rollout") or {},
+    Raises:
+        UsageError: there is no spec, no such preset, split or key, or no tokenizer.
+        SpecError: a spec's own faults.
+    """
+    sources, overrides = spec_and_overrides(items)
+    if not sources:
+        raise UsageError("name the spec to look at: rlenv train --preflight SPEC --model FOLDER")
+    if sample < 1:
+        raise UsageError(f"--sample {sample}: expected at least 1")
+    specs = load_specs(sources, set=set)
+    chosen, overrides = preset_of(preset or "cpu", overrides, algorithm=algorithm, mode=mode, lora=lora)
+    place = local_model(model, chat_template=chat_template)
+    config, is_checked = config_of(chosen, place, overrides)
+    run = chosen.run
+    splits = [Split(run["train_split"])]
+    if run["validation_split"] != run["train_split"]:
+        splits.append(Split(run["validation_split"], run["validation_tasks"], is_trained=False))
+    report = preflight_of(
+        specs,
+        config,
+        [run] * len(specs),
+        splits=splits,
+        name=chosen.name,
+        names=names_of(overrides),
+        sample=sample,
+        device_bytes=None if device_gb is None else int(device_gb * 1e9),
+        is_required=False,
+        needs_weights=needs_weights,
     )
-    own = actor.get("fsdp_config") or {}
-    kept = value_at(config, "actor_rollout_ref.ref.fsdp_config") or {}
-    has_reference = actor.get("use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
-    count = int(value_at(config, "trainer.n_gpus_per_node") or 1) * int(value_at(config, "trainer.nnodes") or 1)
-    is_cpu = value_at(config, "trainer.device") == "cpu"
-    return Machine(
-        device_bytes,
-        # Processes on CPUs share one memory.
-        devices=1 if is_cpu else count,
-        tensor_parallel=int(rollout.get("tensor_model_parallel_size") or 1),
-        sampler_share=0.0 if is_cpu else float(rollout.get("gpu_memory_utilization") or 0.0),
-        weight_bytes=2 if str(own.get("model_dtype")) in ("bf16", "bfloat16", "fp16", "float16") else 4,
-        copies=int(value_at(config, "algorithm.adv_estimator") == "gae"),
-        references=int(bool(has_reference) and not kept.get("param_offload")),
-        offloads_weights=bool(own.get("param_offload")),
-        offloads_moments=bool(own.get("optimizer_offload")),
-        lora_rank=int(value_at(config, "actor_rollout_ref.model.lora_rank") or 0),
-        passing=_passing(config, is_cpu=is_cpu),
-        longest=_longest(config) or 0,
-    )
-
-
-def _longest(config: Mapping[str, Any]) -> int | None:
-    prompt, response = value_at(config, "data.max_prompt_length"), value_at(config, "data.max_response_length")
-    return None if prompt is None or prompt == UNMEASURED else int(prompt) + int(response or 0)
-
-
-def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
-    """How many tokens one device passes at once: by tokens where batches are packed, else rows of the longest."""
-    actor, rollout = (
-        value_at(config, "actor_rollout_ref.actor") or {},
-        value_at(config, "actor_rollout_ref.rollout") or {},
-    )
-    reference = value_at(config, "actor_rollout_ref.ref") or {}
-    longest = _longest(config)
-
-    def tokens(part: Mapping[str, Any], switch: str, packed: str, rows: str) -> int | None:
-        if part.get(switch):
-            return None if part.get(packed) is None else int(part[packed])
-        return None if longest is None or part.get(rows) is None else int(part[rows]) * longest
-
-    names = ("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu", "log_prob_micro_batch_size_per_gpu")
-    forward = [tokens(part, *names) for part in (rollout, reference)]
-    update = ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")
-    return Pass(
-        tokens(actor, *update),
-        max((one for one in forward if one is not None), default=None),
-        keeps_inputs_only=bool(value_at(config, "actor_rollout_ref.model.enable_gradient_checkpointing")),
-        temperature=float(rollout.get("temperature") or 1.0),
-        has_entropy_loss=bool(actor.get("entropy_coeff")),
-        is_compiled=actor.get("use_torch_compile") is not False,
-        has_entropy_chunks=bool(actor.get("entropy_from_logits_with_chunking")),
-        value_bytes=4 if is_cpu else 2,
-    )
-
-
-def _device_bytes(device: str) -> int | None:
-    """The memory of one device of this machine, the smallest where they differ; None where there is none."""
-    if device == "cpu":
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError):
-            return None
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-        return min(int(line) for line in told.stdout.split()) * 1024**2
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
+    shell = with_the_shell(chosen.environment, os.environ, pinned=chosen.pinned)
+    report = on_this_processor(report, config, shell.values)
+    if is_checked:
+        return report
+    note = Finding("unknown", "veRL is not installed here: overrides were taken as they stand and not checked")
+    return dataclasses.replace(report, findings=(note, *report.findings))

@@ -17,20 +17,17 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
-from rlenv_verl.loop.fate import failure_policy
-from rlenv_verl.loop.group import stragglers
-from rlenv_verl.loop.keep import KEEP_GB
+from rlenv_train.fate import failure_policy
+from rlenv_train.groups import stragglers
+from rlenv_train.keeping import KEEP_GB
+from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_overrides
 from rlenv_verl.loop.reward_model import check_reward_model
-from rlenv_verl.run.datasets import Mode, agent_name, mixed_rows, validation_rows, write_rows
-from rlenv_verl.run.process_environment import joining
-from rlenv_verl.run.runfile import Run, SpecEntry
-from rlenv_verl.run.ship import Shipped, ship
+from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
+from rlenv_verl.run.runfile import Mode, Run, SpecEntry
 from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL
-from rlenv_verl.settings.lora import lora_overrides
+from rlenv_verl.settings.keys import compose, thread_variables
 from rlenv_verl.settings.masking import check_masking, check_rows
-from rlenv_verl.settings.preset import Preset, compose, control_estimator, load_preset, override
-from rlenv_verl.settings.specs import TrainedSpec, load_specs, spec_and_overrides
-from rlenv_verl.settings.threads import thread_variables
+from rlenv_verl.settings.presets import Preset, control_estimator, load_preset, lora_overrides, override
 
 __all__ = [
     "Plan",

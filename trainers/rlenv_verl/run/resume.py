@@ -16,12 +16,12 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
 from rlenv.runs.locks.files import Say
 from rlenv.runs.pack import seal_abandoned
-from rlenv_verl.run.datasets import validation_rows, write_rows
-from rlenv_verl.run.locks import attempt_locks
+from rlenv_train.specs import TrainedSpec, load_specs
+from rlenv_verl.run.inputs import validation_rows, write_rows
 from rlenv_verl.run.prepare import is_own_sampler
-from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint
-from rlenv_verl.settings.preset import compose, override
-from rlenv_verl.settings.specs import TrainedSpec, load_specs
+from rlenv_verl.run.runfile import Run, attempt_locks, begun, forget_after, last_checkpoint
+from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings.presets import override
 
 __all__ = ["resumed", "step_of", "validation_of"]
 

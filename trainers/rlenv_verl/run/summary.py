@@ -12,12 +12,11 @@ from typing import Any
 
 from rlenv.runs.pack import seal_abandoned
 from rlenv.runs.usage import shown
+from rlenv_train.keeping import KeptEpisodes
+from rlenv_train.launch import STATES, Ending
+from rlenv_train.progress import plot_png
 from rlenv_verl.export.checkpoints import find_checkpoints, versions
-from rlenv_verl.run.kept import KeptEpisodes
-from rlenv_verl.run.launch import STATES, Ending
-from rlenv_verl.run.metrics import StepFigures
-from rlenv_verl.run.progress import phase_shares
-from rlenv_verl.run.report import plot_png, series
+from rlenv_verl.run.figures import StepFigures, phase_shares, series
 from rlenv_verl.run.runfile import Run
 
 __all__ = ["summarise", "training_figures"]

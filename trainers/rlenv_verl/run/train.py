@@ -19,28 +19,24 @@ from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.preflight import lines_of
 from rlenv.runs.folder import STOP, RunInfo, check_out, is_run
-from rlenv_verl.cpu.vllm_ready import vllm_findings
+from rlenv_train.attempts import driving, merge_metrics
+from rlenv_train.keeping import KeptEpisodes
+from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
+from rlenv_train.progress import Stage, TimeIsUp, Underway, plot_text, time_is_up_at
+from rlenv_train.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.run.attempts import driving, merge_metrics
-from rlenv_verl.run.kept import KeptEpisodes
-from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
-from rlenv_verl.run.locks import attempt_locks, changed_lines
-from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
-from rlenv_verl.run.model import given_model, made_again, made_of
+from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
+from rlenv_verl.run.inputs import cluster_overrides, command_text, run_environment
+from rlenv_verl.run.model import given_model, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
-from rlenv_verl.run.preflight import UNMEASURED, check_before, config_of, is_to_be_made
+from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.run.process_environment import cluster_overrides, command_text, run_environment
-from rlenv_verl.run.progress import Stage, TimeIsUp, Underway, show_summary, step_lines, time_is_up_at
-from rlenv_verl.run.prompts import measure_prompts
-from rlenv_verl.run.report import plot_text, series
 from rlenv_verl.run.resume import resumed, step_of, validation_of
-from rlenv_verl.run.runfile import Run, begun, locked
+from rlenv_verl.run.runfile import Run, attempt_locks, begun, changed_lines, locked
 from rlenv_verl.run.summary import summarise
-from rlenv_verl.settings.policy import stops_of
-from rlenv_verl.settings.preset import Preset, override
-from rlenv_verl.settings.specs import TrainedSpec, spec_and_overrides
-from rlenv_verl.settings.threads import Variables, with_the_shell
+from rlenv_verl.settings.keys import UNMEASURED, Variables, with_the_shell
+from rlenv_verl.settings.machine import vllm_findings
+from rlenv_verl.settings.presets import Preset, override
 
 __all__ = ["main"]
 
@@ -304,7 +300,7 @@ def _model(
     target = folder / "model"
     if arguments.dry_run:
         return str(target), None
-    from rlenv_verl.tiny.lessons import STAND_IN, asked_models
+    from rlenv_train.lessons import STAND_IN, asked_models
     from rlenv_verl.tiny.make import make_tiny_policy
 
     if models := [f"{spec.name}: {name}" for spec in specs for name in asked_models(spec.environment)]:

@@ -11,11 +11,9 @@ from rlenv._base.nearest import all_known, did_you_mean
 from rlenv.errors import Finding, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
-from rlenv_verl.loop.fate import failure_policy
-from rlenv_verl.loop.group import stragglers
-from rlenv_verl.settings.names import algorithm_names, mode_names
-from rlenv_verl.settings.threads import THREAD_VARIABLES
-from rlenv_verl.settings.verl_keys import verl_keys
+from rlenv_train.fate import failure_policy
+from rlenv_train.groups import stragglers
+from rlenv_verl.settings.keys import THREAD_VARIABLES, algorithm_names, mode_names, verl_keys
 
 __all__ = ["OF_THE_RUN", "RUN_KEYS", "RUN_NEEDED", "RUN_OPTIONAL", "preset_faults"]
 

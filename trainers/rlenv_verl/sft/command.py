@@ -15,17 +15,36 @@ from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo, check_out
-from rlenv_verl.run.attempts import driving, merge_metrics
-from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
-from rlenv_verl.run.process_environment import python_path
+from rlenv_train.attempts import driving, merge_metrics
+from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
+from rlenv_verl.run.inputs import python_path
+from rlenv_verl.run.options import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
+from rlenv_verl.run.options import sft_parser as parser
 from rlenv_verl.run.runfile import locked
-from rlenv_verl.sft.alone import alone
-from rlenv_verl.sft.finish import finish
-from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.sft.plan import new_run, resumed_run
-from rlenv_verl.sft.run import SftRun, Step, begun, read_steps
+from rlenv_verl.sft.run import SftRun, Step, begun, finish, read_steps
 
-__all__ = ["main"]
+__all__ = ["alone", "main"]
+
+
+def alone(store: Path) -> dict[str, str]:
+    """The environment variables of a run of one process.
+
+    It meets itself in a file: no port is needed where nobody else is met. veRL's Worker reads the master's address all
+    the same (single_controller/base/worker.py), and nothing is bound to it.
+
+    Args:
+        store: a file that is not there yet.
+    """
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "DIST_INIT_METHOD": f"file://{store}",
+    }
+
 
 _TRAINER = "verl.trainer.sft_trainer"
 

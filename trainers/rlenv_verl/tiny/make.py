@@ -19,19 +19,8 @@ from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens import TokenEncoder
-from rlenv_verl.tiny.lessons import (
-    EDITS_CALLS,
-    Flaw,
-    Gold,
-    Lesson,
-    gold_of,
-    has_room,
-    make_lesson,
-    mixture,
-    unasked,
-)
-from rlenv_verl.tiny.model import new_model, save_model
-from rlenv_verl.tiny.tokenizer import build_tokenizer
+from rlenv_train.lessons import EDITS_CALLS, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture, unasked
+from rlenv_verl.tiny.network import build_tokenizer, new_model, save_model
 from rlenv_verl.tiny.warmup import WarmupReport, warm_up
 
 __all__ = ["TinyReport", "WarmupSettings", "make_tiny_policy"]

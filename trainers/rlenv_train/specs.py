@@ -1,0 +1,337 @@
+"""The specs of a run with their overrides and weights, and the files that they name, shipped to a cluster.
+
+A worker's working directory is its copy of that folder, so specs are named by relative paths there:
+
+    specs/NAME/…   the spec, what it extends, the specs of its agents, and the files these name, laid out as they were
+    others/…       files that a spec names by an absolute path, or the command line by any
+    rlenv, …       packages that are imported from a checkout and not from an installation
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.paths import RefusedPath, finder
+from rlenv.episodes.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.language.loader import LoadedSpec, load_document, load_spec
+from rlenv.language.shipped import find
+from rlenv.language.templates import Template, TemplateError, compile_template
+
+__all__ = ["LIMIT_BYTES", "Shipped", "TrainedSpec", "load_specs", "named_files", "ship", "spec_and_overrides"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSpec:
+    """One spec of a run.
+
+    `source` is an absolute path or the name of a spec that ships; `set` holds values that replace its keys by dotted
+    path. `weight` is positive and relative to the other specs' weights.
+    """
+
+    environment: Environment
+    source: str
+    set: Mapping[str, Any]
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The spec's own name, unique in a run."""
+        return self.environment.spec.name
+
+
+def spec_and_overrides(items: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Positional arguments as paths or names, and as overrides: what holds a `=` and is no path that exists."""
+    specs = [item for item in items if "=" not in item or Path(item).exists()]
+    return specs, [item for item in items if item not in specs]
+
+
+def load_specs(
+    sources: Sequence[str], *, set: Sequence[str] = (), weights: Sequence[str] = ()
+) -> tuple[TrainedSpec, ...]:
+    """Load and compile the specs of a run.
+
+    Args:
+        sources: paths, or names of specs that ship.
+        set: `KEY=VALUE` for every spec, `NAME:KEY=VALUE` for the one of that name; values are YAML.
+        weights: `NAME=W`; a spec without one weighs 1.
+
+    Raises:
+        UsageError: two specs share a name, a name that no spec has, or an argument that cannot be read.
+        SpecError: a spec's own faults.
+    """
+    assignments = [_assignment(item) for item in set]
+    everywhere = {key: value for name, key, value in assignments if name is None}
+    names = [_name_of(source, everywhere) for source in sources]
+    _check_unique(names, sources)
+    given = dict(_weight(item) for item in weights)
+    for flag, wanted in [("--weight", name) for name in given] + [
+        ("--set", name) for name, _, _ in assignments if name
+    ]:
+        if wanted not in names:
+            hint = did_you_mean(wanted, names, otherwise=f"this run has {', '.join(names)}")
+            raise UsageError(f"{flag} names '{wanted}', and no spec of this run is called that", hint=hint)
+    out = []
+    for source, name in zip(sources, names, strict=True):
+        own = everywhere | {key: value for owner, key, value in assignments if owner == name}
+        out.append(TrainedSpec(load(source, set=own or None), _absolute(source), own, given.get(name, 1.0)))
+    _check_unique([spec.name for spec in out], sources)
+    return tuple(out)
+
+
+def _name_of(source: str, everywhere: Mapping[str, Any]) -> str:
+    path = find(source)
+    return str(everywhere.get("name") or load_document(path).get("name") or path.stem)
+
+
+def _check_unique(names: Sequence[str], sources: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        first = names.index(name)
+        if first < index:
+            raise UsageError(
+                f"{sources[first]} and {sources[index]} are both called '{name}', and figures are kept by name",
+                hint="change `name:` in one of them",
+            )
+
+
+def _assignment(item: str) -> tuple[str | None, str, Any]:
+    left, separator, value = item.partition("=")
+    name, colon, key = left.rpartition(":")
+    if not separator or not key:
+        raise UsageError(f"--set wants KEY=VALUE or NAME:KEY=VALUE, not '{item}'")
+    try:
+        return (name if colon else None), key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {item}: the value is not YAML", hint="put quotes around it") from error
+
+
+def _weight(item: str) -> tuple[str, float]:
+    name, separator, text = item.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not separator or not 0 < weight < math.inf:
+        raise UsageError(
+            f"--weight wants NAME=W with W above 0, not '{item}'", hint="leave a spec out to train without it"
+        )
+    return name, weight
+
+
+def _absolute(source: str) -> str:
+    path = Path(source)
+    return str(path.resolve()) if path.exists() else source
+
+
+LIMIT_BYTES = 500 * 1024 * 1024
+"""What Ray takes for a working directory at most (ray 2.60, RAY_RUNTIME_ENV_WORKING_DIR's default limit)."""
+
+_SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git", ".gitignore", ".mypy_cache", ".pytest_cache")
+# Constants count where they are used.
+_LEFT_OUT = ("name", "description", "vars")
+# Here a template may be filled from a task's row; elsewhere it writes text.
+_BY_ROW = ("resources", "tools", "tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A spec as the workers find it: `source` is relative to their working directory, `set` replaces its keys."""
+
+    source: str
+    set: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Files that a spec names: `files` by relative paths, `absolute` ones by the dotted key that names them, and
+    `modules` by their import name."""
+
+    files: set[Path] = field(default_factory=set)
+    absolute: dict[str, Path] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+
+
+def ship(specs: Sequence[TrainedSpec], folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> list[Shipped]:
+    """Copy the specs and all that they name into `folder`, which is made anew; one entry a spec.
+
+    Args:
+        limit_bytes: the most that Ray sends.
+
+    Raises:
+        UsageError: the files are more than Ray sends.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    out = [_ship_spec(spec, folder) for spec in specs]
+    for package in ("rlenv", "rlenv_train", "rlenv_verl"):
+        _ship_module(package, folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > limit_bytes:
+        large = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+        raise UsageError(
+            f"the specs name {size / 1e6:,.0f} MB of files and Ray ships {limit_bytes / 1e6:,.0f} MB at most",
+            hint=f"the largest is {large.relative_to(folder)}. Serve it from a resource that every node reaches",
+        )
+    return out
+
+
+def named_files(environment: Environment) -> set[Path]:
+    """Every file and folder that a compiled spec names, its own file first among them."""
+    named = _Named()
+    _collect(environment.loaded, environment, named, nested=set())
+    return named.files | set(named.absolute.values())
+
+
+def _ship_spec(spec: TrainedSpec, folder: Path) -> Shipped:
+    loaded = spec.environment.loaded
+    named = _Named()
+    _collect(loaded, spec.environment, named, nested=set())
+    root = Path(os.path.commonpath([path.parent for path in named.files]))
+    target = folder / "specs" / spec.name
+    for path in sorted(named.files):
+        _copy(path, target / path.relative_to(root))
+    changed = dict(spec.set)
+    for index, (key, path) in enumerate(named.absolute.items()):
+        place = Path("others") / spec.name / str(index) / path.name
+        _copy(path, folder / place)
+        value = loaded.document.get(key)
+        # `file.py:function` keeps its function.
+        colon = f":{value.rpartition(':')[2]}" if isinstance(value, str) and value.rpartition(":")[0] else ""
+        changed[key] = f"{place}{colon}"
+    for module in sorted(named.modules):
+        _ship_module(module, folder)
+    return Shipped(str((target / _real(loaded.path).relative_to(root)).relative_to(folder)), changed)
+
+
+def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named, *, nested: set[Path]) -> None:
+    """Add what one spec names. `nested` are the specs on the way here, which may not be followed again."""
+    own = _real(loaded.path)
+    named.files.update(_real(path) for path in (loaded.path, *loaded.document.files))
+    for key, text in _texts(loaded.document.data):
+        dotted = ".".join(map(str, key))
+        base = loaded.base_of(dotted)
+        for written, template in _written(key, text, loaded, environment):
+            if template is None:  # no row names a module
+                _add_module(written, named)
+            file = written.rpartition(":")[0] if ".py:" in written else written
+            if not file or len(file) > 1024 or "\n" in file or file.strip("./") == "":
+                continue
+            try:
+                find = base.joinpath if template is None else _finder(template, base, loaded)
+                path = _real(find(file))
+                if not path.exists():
+                    continue
+            except (RefusedPath, TemplateError, OSError, ValueError):
+                continue  # a row may not name it, or nothing can have such a name: an episode says so
+            is_override = loaded.document.value_span(dotted).file.startswith("--set ")
+            if Path(file).is_absolute() or is_override:
+                if not _is_of_the_system(path) and not own.is_relative_to(path):
+                    named.absolute[dotted] = path
+                continue
+            named.files.add(path)
+            if path.suffix == ".py":  # a program imports what lies beside it
+                named.files.update(path.parent.glob("*.py"))
+                named.files.update(file.parent for file in path.parent.glob("*/__init__.py"))
+            is_spec = path.suffix in (".yaml", ".yml") and path not in nested and path != own
+            if is_spec and key[-1] == "spec":
+                _collect(load_spec(path), None, named, nested={*nested, own})
+
+
+def _texts(value: Any, key: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """All texts of a document that may name a file, with their keys."""
+    if isinstance(value, str):
+        yield key, value
+        return
+    pairs: Any = ()
+    if isinstance(value, Mapping):
+        pairs = [(name, item) for name, item in value.items() if key or name not in _LEFT_OUT]
+    elif isinstance(value, (list, tuple)) and not (len(key) == 3 and key[2] == "rows"):
+        pairs = enumerate(value)
+    for name, item in pairs:
+        yield from _texts(item, (*key, name))
+
+
+def _written(
+    key: tuple[str | int, ...], text: str, loaded: LoadedSpec, environment: Environment | None
+) -> Iterator[tuple[str, Template | None]]:
+    """The text as it is filled in: from the constants, and from every row where a path may depend on its task.
+
+    What rows fill in comes with its template.
+    """
+    if "{{" not in text and "{%" not in text:
+        yield text, None
+        return
+    constants = loaded.spec.vars
+    try:
+        template = compile_template(text)
+        if "task" not in template.names:
+            yield template.text(vars=constants), None
+        elif environment is not None and (key[0] in _BY_ROW or key[:2] == ("prompt", "images")):
+            seen = set()
+            for split in environment.spec.tasks:
+                for row in environment.tasks(split):
+                    filled = template.text(task=row, vars=constants)
+                    if filled not in seen:
+                        seen.add(filled)
+                        yield filled, template
+    except TemplateError:
+        return  # it needs more than constants and rows, so it is no path that could be followed
+
+
+def _finder(template: Template, base: Path, loaded: LoadedSpec) -> Callable[[str], Path]:
+    return finder(template, base=base, roots=loaded.roots, vars=loaded.spec.vars)
+
+
+def _is_of_the_system(path: Path) -> bool:
+    """Programs and devices, which every node has by itself."""
+    places = (sys.prefix, sys.base_prefix, "/usr", "/bin", "/sbin", "/lib", "/opt", "/dev", "/proc", "/sys", "/etc")
+    return any(path.is_relative_to(place) for place in places)
+
+
+def _add_module(text: str, named: _Named) -> None:
+    module, colon, function = text.partition(":")
+    if colon and function.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+        named.modules.add(module.split(".")[0])
+
+
+def _ship_module(name: str, folder: Path) -> None:
+    """Copy a module or package that is imported from a checkout; what is installed, every node has to have."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return
+    if found is None or found.origin is None or found.origin in ("built-in", "frozen"):
+        return
+    origin = Path(found.origin).resolve()
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
+    if any(origin.is_relative_to(place) for place in installed):
+        return
+    whole = origin.parent if found.submodule_search_locations else origin
+    _copy(whole, folder / whole.name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=_SKIPPED, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _real(path: Path) -> Path:
+    """An absolute path without `..`; links stay, so that the layout is the one that the spec sees."""
+    return Path(os.path.abspath(path))

@@ -1,1 +1,0 @@
-"""A trained policy without veRL: as a policy of rlenv's, and measured."""
