@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.endpoints.wire import Unreadable, read_chat
+from rlenv.endpoints.wire import UnreadableAnswer, read_chat
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 DEEP = '{"a": ' * 127 + "1" + "}" * 127
@@ -97,7 +97,7 @@ def test_a_call_has_a_name(name: Any, says: str) -> None:
 
 @pytest.mark.parametrize("listed", [{}, "x", 1, [None], [{"id": "c"}], [{"function": "add"}]])
 def test_what_is_no_list_of_calls_is_a_fault_of_the_server(listed: Any) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         read_chat({"choices": [{"message": {"content": "5", "tool_calls": listed}}]})
 
 

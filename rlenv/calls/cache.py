@@ -22,7 +22,7 @@ from rlenv.messages import Image
 from rlenv.secrets import redact, redact_value
 from rlenv.tools.base import DependsOn, ToolContext, ToolOutput
 
-__all__ = ["Cache", "DiskStore", "MemoryStore", "Store", "default_path", "forget_episode"]
+__all__ = ["CallCache", "DiskStore", "MemoryStore", "Store", "default_path", "forget_episode"]
 
 
 MAX_ENTRY_BYTES = 4_000_000
@@ -116,7 +116,7 @@ def forget_episode(context: ToolContext) -> None:
     _episode(context).generation += 1
 
 
-class Cache:
+class CallCache:
     """The kept results of one tool.
 
     Args:

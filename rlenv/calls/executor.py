@@ -3,7 +3,7 @@
 One executor serves all episodes of a process. Quick tools run on the event loop with no task and no timer; the rest
 are bounded by their own time limit, by the episode's deadline and by how many may run at once.
 
-A call goes one way: `Executor` checks it, a `Guard` stands around tools whose policy asks for more (tries, kept
+A call goes one way: `Executor` checks it, a `CallGuard` stands around tools whose policy asks for more (tries, kept
 results, rates), and a `Runner` gives it a place and runs it. What comes back is a result (`rlenv.calls.results`).
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from rlenv._base.bounded import cut_middle
 from rlenv._base.nearest import all_known
 from rlenv.calls.cache import forget_episode
-from rlenv.calls.guard import Guard, Notes
+from rlenv.calls.guard import CallGuard, Notes
 from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
 from rlenv.calls.runner import Runner, retrieve
 from rlenv.concurrency.deadline import Expired, begin
@@ -95,7 +95,7 @@ class _Entry:
     timeout_s: float
     is_inline: bool
     """Runs on the loop, and no policy asks for more."""
-    guard: Guard | None
+    guard: CallGuard | None
     coerce: frozenset[str]
     keeps_results: bool
     waited_for: dict[object, float] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Executor:
         runner = Runner(tool, concurrency=concurrency, shared=shared, pool=self._pool)
         guard = None
         if not policy.is_quiet:
-            guard = Guard(tool, policy, timeout_s=timeout_s, attempt=runner.run, in_thread=self._pool.call)
+            guard = CallGuard(tool, policy, timeout_s=timeout_s, attempt=runner.run, in_thread=self._pool.call)
         return _Entry(
             tool,
             runner,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from rlenv._base.reasons import whose
-from rlenv.calls.cache import Cache, MemoryStore, Store
+from rlenv.calls.cache import CallCache, MemoryStore, Store
 from rlenv.concurrency.breaker import Breaker
 from rlenv.concurrency.deadline import Expired, Waited, pause
 from rlenv.concurrency.lanes import here
@@ -25,7 +25,7 @@ from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CacheSpec, FaultsSpec
 from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again
 
-__all__ = ["OVERSIZE_CHARS", "Attempt", "Fault", "Guard", "Injector", "Notes", "Rate", "injected"]
+__all__ = ["OVERSIZE_CHARS", "Attempt", "CallGuard", "Fault", "Injector", "Notes", "Rate", "injected"]
 
 
 _BURST_S = 0.1
@@ -162,7 +162,7 @@ class _Try:
     caller: Hashable
 
 
-class Guard:
+class CallGuard:
     """The policy of one tool at work, shared by all episodes of a process.
 
     One try draws its fault, looks for a kept result, waits for the rate, asks the breaker, and runs. A try with a fault
@@ -196,7 +196,7 @@ class Guard:
 
     def _cache_of(
         self, tool: Tool, policy: CallPolicy, spec: CacheSpec, in_thread: Callable[..., Awaitable[Any]]
-    ) -> Cache:
+    ) -> CallCache:
         depends_on = spec.key if spec.key is not None else tool.depends_on
 
         def memory() -> MemoryStore:
@@ -210,7 +210,7 @@ class Guard:
             store = self._disk = DiskStore(
                 path, owner=tool.identity or tool.name, max_entries=spec.max_entries, ttl_s=spec.ttl_s
             )
-        return Cache(
+        return CallCache(
             tool.identity or tool.name, store=store, depends_on=depends_on, make_store=memory, in_thread=in_thread
         )
 

@@ -19,14 +19,14 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from rlenv.concurrency.deadline import Expired, Waited, drive
-from rlenv.concurrency.threads import Job, ThreadPool
+from rlenv.concurrency.threads import ThreadJob, ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools.base import Tool, ToolContext
 
-__all__ = ["Places", "Runner", "SharedPlaces", "retrieve", "shared_places"]
+__all__ = ["CallSlots", "Runner", "SharedPlaces", "retrieve", "shared_places"]
 
 
-class Places:
+class CallSlots:
     """At most `limit` calls at once; those that wait are served in the order they came, on any event loop."""
 
     __slots__ = ("limit", "lock", "taken", "waiting")
@@ -216,7 +216,7 @@ class Runner:
     def __init__(self, tool: Tool, *, concurrency: int, shared: SharedPlaces | None, pool: ThreadPool) -> None:
         self.tool = tool
         self.left_behind = 0
-        self._places = Places(concurrency)
+        self._places = CallSlots(concurrency)
         self._shared = shared
         self._pool = pool
         self._lock = threading.Lock()
@@ -297,7 +297,7 @@ class Runner:
             raise job.error
         return job.result
 
-    def _abandon(self, job: Job) -> None:
+    def _abandon(self, job: ThreadJob) -> None:
         # Counted first: the call may end, and count itself out, as soon as it is given up.
         self._leave_behind()
         if not self._pool.give_up(job, after=self._has_ended):

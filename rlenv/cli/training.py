@@ -16,7 +16,7 @@ from rlenv.cli.options import Options, WithSpec, argument, given, keywords, opti
 from rlenv.cli.policies import WithPolicy
 from rlenv.cli.spending import WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.terminal import write, write_json
-from rlenv.collect import Keep, Report, Settings, collect, identity_of
+from rlenv.collect import CollectReport, Keep, Settings, collect, identity_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job
 from rlenv.errors import UsageError
@@ -232,13 +232,13 @@ def _jobs(args: CollectCommand, environment: Environment) -> tuple[Job, ...]:
     return tuple(Job(split, task, seed_of(args.seed, split, task, sample)) for task in tasks for sample in samples)
 
 
-def _fields(report: Report) -> dict[str, object]:
+def _fields(report: CollectReport) -> dict[str, object]:
     import dataclasses
 
     return dataclasses.asdict(report.manifest)
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: CollectReport, console: Console) -> None:
     manifest = report.manifest
     console.print(
         f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}",

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from rlenv.collect.data import Data, Identity, Keep, Manifest, identity_of, read_data
 from rlenv.collect.encode import EncodedRow, Unencodable, encode_episode
-from rlenv.collect.run import Report, Settings, collect
+from rlenv.collect.run import CollectReport, Settings, collect
 
 __all__ = [
+    "CollectReport",
     "Data",
     "EncodedRow",
     "Identity",
     "Keep",
     "Manifest",
-    "Report",
     "Settings",
     "Unencodable",
     "collect",

@@ -20,20 +20,20 @@ from rlenv.runs.reader import RunReader
 from rlenv.runs.recorded import in_order, recorded_in
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Recorder", "Source", "files_of", "play_jobs", "recorded"]
+__all__ = ["EpisodeRecorder", "EpisodeSource", "files_of", "play_jobs", "recorded"]
 
 OnEpisode = Callable[[Trajectory, int, int], None]
 """Called with an episode, the number of its file and the place of its line in it."""
 
 
-class Recorder:
+class EpisodeRecorder:
     """Appends episodes to a file of their own, each flushed: what a killed run has played is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[bytes] = path.open("xb")
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> EpisodeRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,7 +55,7 @@ async def play_jobs(
     samples: int,
     concurrency: int,
     cut: Cut | None,
-    recorder: Recorder,
+    recorder: EpisodeRecorder,
     on_episode: OnEpisode,
 ) -> None:
     """Plays all jobs and records each episode.
@@ -149,7 +149,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         at += len(line)
 
 
-class Source:
+class EpisodeSource:
     """Gives episodes of a file or a run back by their place."""
 
     def __init__(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from rlenv._base.nearest import did_you_mean
 from rlenv.checks.tokens import judge_environment
 from rlenv.collect.data import MANIFEST, ROWS, TRAJECTORIES, Candidate, Chosen, Identity, Keep, Manifest, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
-from rlenv.collect.play import Recorder, Source, files_of, play_jobs, recorded
+from rlenv.collect.play import EpisodeRecorder, EpisodeSource, files_of, play_jobs, recorded
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job
 from rlenv.errors import MissingExtra, UsageError
@@ -29,7 +29,7 @@ from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["Report", "Settings", "collect"]
+__all__ = ["CollectReport", "Settings", "collect"]
 
 _FIGURES = ("kept", "rows", "tokens", "tokens_trained", "longest", "turns_recorded", "turns_anew", "differences")
 
@@ -61,7 +61,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CollectReport:
     """The result of a collection: the manifest as it was written."""
 
     folder: Path
@@ -75,7 +75,7 @@ def collect(
     *,
     policy: Callable[[], Policy] | None = None,
     on_episode: Callable[[int], None] = lambda _: None,
-) -> Report:
+) -> CollectReport:
     """Plays or reads episodes, rejects, chooses, and writes rows; equal sources and an equal seed give equal rows.
 
     The folder is new. Episodes are recorded as they end; rows and manifest appear once they are whole, the manifest
@@ -115,7 +115,7 @@ def collect(
     with _Rows(folder) as rows:
         for candidate, trajectory in _chosen(chosen, files):
             rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))
-    return Report(folder, _finished(environment, encoder, settings, pool, chosen, rows))
+    return CollectReport(folder, _finished(environment, encoder, settings, pool, chosen, rows))
 
 
 def _play(
@@ -128,7 +128,7 @@ def _play(
 ) -> None:
     """Plays the jobs of `settings`, records the episodes at `path`, and hands each to `take`."""
     cut = cut_of(environment, encoder) if environment.spec.observation.max_tokens is not None else None
-    with Recorder(path) as recorder:
+    with EpisodeRecorder(path) as recorder:
         asyncio.run(
             play_jobs(
                 environment,
@@ -287,7 +287,7 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def _chosen(chosen: Chosen, files: Sequence[Path]) -> Iterator[tuple[Candidate, Trajectory]]:
-    sources = [Source(path) for path in files]
+    sources = [EpisodeSource(path) for path in files]
     for candidate in chosen.taken:
         yield candidate, sources[candidate.file].at(candidate.at)
 

@@ -24,14 +24,14 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rlenv.errors import ResourceError
 
-__all__ = ["Job", "ThreadPool", "run_sync"]
+__all__ = ["ThreadJob", "ThreadPool", "run_sync"]
 
 
 _IDLE_S = 30.0
 _T = TypeVar("_T")
 
 
-class Job:
+class ThreadJob:
     """One function call in a thread. `done` resolves, on the loop, when the call has ended or was given up.
 
     After `done`: `is_ended` says whether the call came to its end; then `error` is what it raised, or None and
@@ -103,10 +103,10 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.ended: deque[Job] = deque()
+        self.ended: deque[ThreadJob] = deque()
         self.is_awake = False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: ThreadJob) -> None:
         self.ended.append(job)
         if not self.is_awake:
             self.is_awake = True
@@ -130,7 +130,7 @@ class _State:
 
     size: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-    queue: SimpleQueue[tuple[Job, _Mailbox] | None] = field(default_factory=SimpleQueue)
+    queue: SimpleQueue[tuple[ThreadJob, _Mailbox] | None] = field(default_factory=SimpleQueue)
     threads: int = 0
     """Threads in the pool: running a job that is still wanted, or waiting for one."""
     idle: int = 0
@@ -140,7 +140,7 @@ class _State:
     spawned: int = 0
 
 
-def _next_job(state: _State) -> tuple[Job, _Mailbox] | None:
+def _next_job(state: _State) -> tuple[ThreadJob, _Mailbox] | None:
     """The next job for a thread that counts as waiting, or None where the thread has to end."""
     while True:
         try:
@@ -154,7 +154,7 @@ def _next_job(state: _State) -> tuple[Job, _Mailbox] | None:
                     return None
 
 
-def _run(job: Job) -> None:
+def _run(job: ThreadJob) -> None:
     job.begin()
     try:
         job.result = job.function(*job.arguments)
@@ -203,7 +203,7 @@ class ThreadPool:
         """The number of threads that the pool counts as its own, without those left behind."""
         return self._state.threads
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Job:
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> ThreadJob:
         """Runs `function(*arguments)` in a thread, in the order of submission. Await the job's `done`."""
         if os.getpid() != self._process:  # threads do not survive a fork
             self._state = _State(self._size)
@@ -214,7 +214,7 @@ class ThreadPool:
         if mailbox is None or mailbox.loop is not loop:
             self._mailboxes = {key: box for key, box in self._mailboxes.items() if not box.loop.is_closed()}
             mailbox = self._mailboxes[id(loop)] = _Mailbox(loop)
-        job = Job(function, arguments, loop.create_future())
+        job = ThreadJob(function, arguments, loop.create_future())
         state = self._state
         with state.lock:
             if state.idle:
@@ -247,7 +247,7 @@ class ThreadPool:
         found: _T = job.outcome()
         return found
 
-    def give_up(self, job: Job, *, after: Callable[[], None] | None = None) -> bool:
+    def give_up(self, job: ThreadJob, *, after: Callable[[], None] | None = None) -> bool:
         """Stops waiting for `job`; False where it had not started, or has ended: then no thread is left behind.
 
         Its place goes to a new thread at once. `after` is called, in the job's thread, when the call ends after all.

@@ -22,7 +22,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import asking
 from rlenv.endpoints.raw_text import RawText
-from rlenv.endpoints.wire import Completion, Unreadable, Usage, as_wire, read_chat, usage_of
+from rlenv.endpoints.wire import Completion, UnreadableAnswer, Usage, as_wire, read_chat, usage_of
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -367,7 +367,7 @@ class Client:
         """
         try:
             completion = read(answer)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             self.unread()
             told = f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}"
             raise EndpointError(told, is_garbled=True) from error

@@ -16,7 +16,7 @@ from rlenv._base.jsonable import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, kind_of, load, value_fault
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 
-__all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text", "usage_of"]
+__all__ = ["Completion", "UnreadableAnswer", "Usage", "as_image", "as_wire", "read_chat", "read_text", "usage_of"]
 
 _T = TypeVar("_T")
 _MAX_CALLS: Final = 1_000
@@ -28,7 +28,7 @@ _MOST_TOKENS: Final = 10**9
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]+)")
 
 
-class Unreadable(ValueError):
+class UnreadableAnswer(ValueError):
     """An answer that is not of this format; the message says what is missing."""
 
 
@@ -105,11 +105,11 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     calls: list[ToolCall | MalformedCall] = []
     listed = message.get("tool_calls")
     if listed is not None and not isinstance(listed, list):
-        raise Unreadable("the server's tool calls are no list")
+        raise UnreadableAnswer("the server's tool calls are no list")
     for index, item in enumerate((listed or ())[:_MAX_CALLS]):
         function = item.get("function") if isinstance(item, dict) else None
         if not isinstance(function, dict):
-            raise Unreadable("the server's tool call holds no function")
+            raise UnreadableAnswer("the server's tool call holds no function")
         identity = item.get("id")
         calls.append(_call(function, identity if isinstance(identity, str) else f"call_{index}"))
     text, images = _content(message.get("content"))
@@ -147,10 +147,10 @@ def _choice(answer: Mapping[str, Any], key: str, kind: type[_T], without: str) -
     """The first choice, and what it holds under `key`."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unreadable("the server's answer holds no choices")
+        raise UnreadableAnswer("the server's answer holds no choices")
     held = choices[0].get(key)
     if not isinstance(held, kind):
-        raise Unreadable(without)
+        raise UnreadableAnswer(without)
     return choices[0], held
 
 

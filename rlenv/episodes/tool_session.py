@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlenv.dialects.base import result_messages
-from rlenv.endpoints.wire import Unreadable, read_chat
+from rlenv.endpoints.wire import UnreadableAnswer, read_chat
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.answer import extract
@@ -176,6 +176,6 @@ def _said(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
         elif one.get("role") == "assistant":
             try:
                 messages.append(read_chat({"choices": [{"message": dict(one)}]}).message)
-            except Unreadable as error:
+            except UnreadableAnswer as error:
                 raise UsageError(f"message {index} of the transcript cannot be read: {error}") from error
     return messages

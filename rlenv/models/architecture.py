@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Looked", "Weights", "config_in", "judge_architecture", "number_in", "weights_in"]
+__all__ = ["Looked", "ModelWeights", "config_in", "judge_architecture", "number_in", "weights_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ _SINGLE: Final = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelWeights:
     """The weights in a folder. `fault` says what is wrong with the files, "" where nothing is.
 
     `rows` is how many ids the embeddings have, None where the headers do not tell. `dtypes` are those of the tensors
@@ -59,23 +59,23 @@ class Weights:
     dtypes: frozenset[str] = field(default_factory=frozenset)
 
 
-def weights_in(folder: Path) -> Weights:
+def weights_in(folder: Path) -> ModelWeights:
     """The weights in a folder of transformers; no tensor is read."""
     names, fault = _names(folder)
     if fault:
-        return Weights(fault)
+        return ModelWeights(fault)
     rows: int | None = None
     dtypes: set[str] = set()
     for name in names:
         header, fault = _header(folder / name)
         if fault:
-            return Weights(fault)
+            return ModelWeights(fault)
         for tensor, entry in header.items():
             shape = entry.get("shape")
             if tensor.endswith(_TABLES) and isinstance(shape, list) and len(shape) == 2:
                 rows = int(shape[0])
             dtypes.add(str(entry.get("dtype")))
-    return Weights("", rows, frozenset(dtypes))
+    return ModelWeights("", rows, frozenset(dtypes))
 
 
 def _names(folder: Path) -> tuple[list[str], str]:

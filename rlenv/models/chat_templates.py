@@ -16,7 +16,16 @@ from rlenv.tokens.bound import LoadedTokenizer, bind
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
 
-__all__ = ["Marks", "Written", "judge_marks", "judge_template", "judge_tools", "marks_in", "marks_of", "written_by"]
+__all__ = [
+    "EndMarks",
+    "TurnMarks",
+    "judge_marks",
+    "judge_template",
+    "judge_tools",
+    "marks_in",
+    "marks_of",
+    "written_by",
+]
 
 
 _NO_ENDS: Final = frozenset({"pad", "bos", "unknown"})
@@ -26,7 +35,7 @@ _PAD: Final = re.compile(r"(?i)(^|[^a-z])pad(_id)?[^a-z]*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TurnMarks:
     """The marks that a chat template writes around an assistant's turn, as control tokens.
 
     `end` stands behind the last turn, "" where none does. `begins` are those of the generation prompt.
@@ -37,7 +46,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class EndMarks:
     """The marks of a model. `ends` are the ids at which generation ends, the tokenizer's own first.
 
     `changed` says in words what of the declared marks was not taken over.
@@ -50,8 +59,8 @@ class Marks:
     changed: tuple[str, ...] = ()
 
 
-def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]) -> Written:
-    """The marks that a template writes around an assistant's turn; `Written()` where it refuses a plain conversation.
+def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]) -> TurnMarks:
+    """The marks that a template writes around an assistant's turn; `TurnMarks()` where it refuses a plain conversation.
 
     Args:
         source: the template's text.
@@ -65,13 +74,13 @@ def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]
         asked = template.render([user])
         bare = template.render([user], add_generation_prompt=False)
     except UnsupportedTemplate:
-        return Written()
+        return TurnMarks()
     begins = asked.removeprefix(bare) if asked.startswith(bare) else ""
     if _SAID not in whole:
-        return Written("", frozenset(_tokens_in(begins, tokens)))
+        return TurnMarks("", frozenset(_tokens_in(begins, tokens)))
     behind = whole.rpartition(_SAID)[2]
     first = next(iter(_tokens_in(behind, tokens)), "")
-    return Written(first, frozenset(_tokens_in(begins, tokens)) - {first})
+    return TurnMarks(first, frozenset(_tokens_in(begins, tokens)) - {first})
 
 
 def _tokens_in(text: str, tokens: Mapping[str, int]) -> list[str]:
@@ -88,8 +97,8 @@ def _tokens_in(text: str, tokens: Mapping[str, int]) -> list[str]:
 
 
 def marks_of(
-    declared: Mapping[str, int | None], tokens: Mapping[str, int], texts: Mapping[int, str], written: Written
-) -> Marks:
+    declared: Mapping[str, int | None], tokens: Mapping[str, int], texts: Mapping[int, str], written: TurnMarks
+) -> EndMarks:
     """The marks of a model.
 
     What the template writes behind a turn ends one: the model has learned it there. Of the declared end marks those are
@@ -100,7 +109,7 @@ def marks_of(
         declared: ids by their names; `pad`, `bos` and `unknown` end no turn, `eos` and all others (`eot`, …) do.
         tokens: the control tokens and their ids.
         texts: tokens by their ids, of all that `declared` names.
-        written: what the template writes (`written_by`); `Written()` without a template.
+        written: what the template writes (`written_by`); `TurnMarks()` without a template.
     """
     ends: list[str] = [written.end] if written.end else []
     changed: list[str] = []
@@ -119,7 +128,7 @@ def marks_of(
     if ends and own is not None and own != ends[0] and own not in written.begins:
         changed.append(f"the eos token was {own}; the chat template ends turns with {ends[0]}")
     ids = {text: number for number, text in texts.items()} | dict(tokens)
-    marks = Marks(
+    marks = EndMarks(
         ends[0] if ends else None,
         None,
         _text(declared, texts, "bos"),
@@ -135,12 +144,12 @@ def _text(declared: Mapping[str, int | None], texts: Mapping[int, str], name: st
 
 
 def _padded(
-    marks: Marks,
+    marks: EndMarks,
     declared: Mapping[str, int | None],
     tokens: Mapping[str, int],
     texts: Mapping[int, str],
     taken: Collection[str],
-) -> Marks:
+) -> EndMarks:
     own, unknown = _text(declared, texts, "pad"), _text(declared, texts, "unknown")
     named = sorted(token for token in tokens if _PAD.search(token))
     texts_end = sorted(token for token in tokens if _TEXT_END.fullmatch(token))
@@ -214,7 +223,7 @@ def _says(prompt: Sequence[Message], name: str) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message.content) for message in prompt)
 
 
-def marks_in(tokenizer: LoadedTokenizer, source: str) -> tuple[Marks, Written]:
+def marks_in(tokenizer: LoadedTokenizer, source: str) -> tuple[EndMarks, TurnMarks]:
     """The marks that a model should have with a chat template, and what the template writes."""
     backend = tokenizer.backend_tokenizer
     added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
@@ -238,7 +247,9 @@ def judge_marks(tokenizer: LoadedTokenizer, encoder: TokenEncoder | None) -> lis
     return [_judge_ends(tokenizer, encoder, marks, written), _judge_pad(tokenizer, backend, marks)]
 
 
-def _judge_ends(tokenizer: LoadedTokenizer, encoder: TokenEncoder | None, marks: Marks, written: Written) -> Looked:
+def _judge_ends(
+    tokenizer: LoadedTokenizer, encoder: TokenEncoder | None, marks: EndMarks, written: TurnMarks
+) -> Looked:
     backend = tokenizer.backend_tokenizer
     declared = [text for text in (tokenizer.eos_token, *map(backend.id_to_token, tokenizer.end_ids)) if text]
     declared = list(dict.fromkeys(declared))
@@ -257,14 +268,14 @@ def _judge_ends(tokenizer: LoadedTokenizer, encoder: TokenEncoder | None, marks:
     return Looked("end mark")
 
 
-def _repair(mark: str, number: int | None, marks: Marks) -> str:
+def _repair(mark: str, number: int | None, marks: EndMarks) -> str:
     ids = list(marks.ends) or ([number] if number is not None else [])
     return (
         f'write "eos_token": "{mark}" into tokenizer_config.json and "eos_token_id": {ids} into generation_config.json'
     )
 
 
-def _judge_pad(tokenizer: LoadedTokenizer, backend: Any, marks: Marks) -> Looked:
+def _judge_pad(tokenizer: LoadedTokenizer, backend: Any, marks: EndMarks) -> Looked:
     own = tokenizer.special_tokens_map.get("pad_token")
     hint = f'write "pad_token": "{marks.pad}" into tokenizer_config.json' if marks.pad else "add a token for padding"
     if own is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.models.chat_templates import Marks, marks_of, written_by
+from rlenv.models.chat_templates import EndMarks, marks_of, written_by
 from rlenv.models.place import cache_folder, digest_of, made_once, named_after
 
 __all__ = ["SPLITS", "byte_level", "dequantised"]
@@ -213,7 +213,7 @@ def _write_weights(file: Path, folder: Path) -> None:
     gc.collect()
 
 
-def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tuple[Marks, list[str]]:
+def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tuple[EndMarks, list[str]]:
     import transformers
 
     library: Any = transformers
@@ -264,7 +264,7 @@ def _template(values: Mapping[str, Any]) -> str | None:
     return source if isinstance(source, str) and source.strip() else None
 
 
-def _write_ends(marks: Marks, folder: Path) -> None:
+def _write_ends(marks: EndMarks, folder: Path) -> None:
     """The ids of the marks, where samplers and servers look for them."""
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     from tokenizers import Tokenizer

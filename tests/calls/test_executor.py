@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.calls.executor import Executor
-from rlenv.calls.runner import Places
+from rlenv.calls.runner import CallSlots
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
@@ -373,7 +373,7 @@ def test_what_is_left_out_of_details_and_of_the_value_are_both_told() -> None:
 
 
 def test_a_place_is_not_lost_with_a_loop_that_was_closed_while_it_waited() -> None:
-    places = Places(1)
+    places = CallSlots(1)
 
     async def leave() -> None:
         assert places.take() is not None
