@@ -21,37 +21,6 @@ from rlenv.errors import UsageError
 __all__ = ["InitCommand", "read_servers", "spec_text"]
 
 
-_SPEC = """\
-rlenv: 1
-name: {name}
-version: 0
-description: Say how many letters a word has.
-
-tasks:
-  train: {{path: train.jsonl}}
-  test: {{path: test.jsonl}}
-
-prompt:
-  system: Use the tool, then answer as <answer>NUMBER</answer>.
-  user: "How many times does '{{{{ task.letter }}}}' stand in '{{{{ task.word }}}}'?"
-
-tools:
-  count: {{kind: python, function: "tools.py:count"}}
-
-answer: {{from: tag, tag: answer}}
-limits: {{turns: 4}}
-
-rewards:
-  correct: {{kind: rule, rule: numeric_match, expect: "{{{{ task.answer }}}}"}}
-  format: {{kind: rule, rule: valid_calls, weight: 0.1}}
-
-success: correct >= 1
-
-oracle:
-  - call: {{count: {{word: "{{{{ task.word }}}}", letter: "{{{{ task.letter }}}}"}}}}
-  - say: "<answer>{{{{ results[-1] }}}}</answer>"
-"""
-
 _TOOLS = '''\
 """The tools of this environment: plain functions; the schema comes from type hints and docstring."""
 
@@ -108,9 +77,17 @@ class InitCommand(Options):
         return 0
 
 
+def _starter(which: str, **words: str) -> str:
+    """A spec to start from, with words in the place of their names behind "@"."""
+    text = (Path(__file__).parent / "starters" / f"{which}.yaml").read_text(encoding="utf-8")
+    for name, word in words.items():
+        text = text.replace(f"@{name}", word)
+    return text
+
+
 def _files(name: str) -> dict[str, str]:
     return {
-        f"{name}.yaml": _SPEC.format(name=name),
+        f"{name}.yaml": _starter("words", NAME=name),
         "tools.py": _TOOLS,
         "train.jsonl": _rows(_TRAIN),
         "test.jsonl": _rows(_TEST),
@@ -128,33 +105,6 @@ def _rows(pairs: tuple[str, ...]) -> str:
     )
 
 
-_SERVERS_SPEC = """\
-rlenv: 1
-name: {name}
-version: 0
-description: An environment over the tools of {servers}.
-
-# Replace these rows by your tasks, and the texts below by what they need.
-tasks:
-  train:
-    rows:
-      - {{question: "Say the word ready.", answer: ready}}
-
-prompt:
-  system: Use the tools where they help, then answer as <answer>ANSWER</answer>.
-  user: "{{{{ task.question }}}}"
-
-{tools}
-limits: {{turns: 8}}
-
-rewards:
-  correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}
-
-success: correct >= 1
-
-oracle:
-  - say: "<answer>{{{{ task.answer }}}}</answer>"
-"""
 _WORKSPACE = re.compile(r"\$\{(?:env:)?(?:workspaceFolder|workspaceRoot|projectRoot|CLAUDE_PROJECT_DIR)\}")
 _INPUT = re.compile(r"\$\{input:([^{}]+)\}")
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-([^{}]*)\}")
@@ -193,7 +143,7 @@ def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[st
 def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
     """A spec over these entries that validates as it stands."""
     tools = yaml.safe_dump({"tools": dict(servers)}, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    return _SERVERS_SPEC.format(name=name, servers=", ".join(servers), tools=tools)
+    return _starter("servers", NAME=name, SERVERS=", ".join(servers), TOOLS=tools)
 
 
 def _literal(path: Path, text: str) -> Any:
