@@ -13,6 +13,7 @@ import fnmatch
 import re
 import sqlite3
 import string
+from contextlib import closing
 
 from rlenv.language.templates import compile_template
 
@@ -53,7 +54,8 @@ def globbed(context):
 
 def liked(context):
     try:
-        found = sqlite3.connect(":memory:").execute("SELECT ? LIKE ?", (gold(context), said(context))).fetchone()
+        with closing(sqlite3.connect(":memory:")) as raw:
+            found = raw.execute("SELECT ? LIKE ?", (gold(context), said(context))).fetchone()
     except (sqlite3.Error, UnicodeError):
         return 0.0
     return float(found[0] or 0)

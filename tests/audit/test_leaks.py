@@ -369,7 +369,7 @@ def test_a_table_that_the_oracle_never_asks_is_read(tmp_path: Path) -> None:
         "    db.execute(\"create table wares as select 'plate' as name, 3 as price\")\n"
         "    db.execute(f\"create table meta as select 'x' as run, {expression} as gold\")\n"
         "    try:\n        return str(db.execute(sql).fetchall())\n"
-        "    except sqlite3.Error as error:\n        raise ToolFailed(str(error))\n"
+        "    except sqlite3.Error as error:\n        raise ToolFailed(str(error))\n    finally:\n        db.close()\n"
     )
     call = "{look: {sql: 'SELECT price FROM wares'}}"
     assert looked(tmp_path, "{task['answer']}", head=head, call=call) == ["result"]

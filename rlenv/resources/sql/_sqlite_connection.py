@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
+import weakref
 from functools import partial
 from typing import Any, Final
 
@@ -123,6 +124,7 @@ class Connection:
     """
 
     __slots__ = (
+        "__weakref__",
         "_cpu_until",
         "_is_empty",
         "_is_own",
@@ -158,8 +160,11 @@ class Connection:
         if max_bytes:
             page = raw.execute("PRAGMA page_size").fetchone()[0]
             raw.execute(f"PRAGMA max_page_count = {max(max_bytes // page, 1)}")
-        raw.set_authorizer(self._authorize)
-        raw.set_progress_handler(self._is_over, _QUICK_STEPS if is_quick else _STEPS)
+        # Not self: what nobody refers to any more is closed at once, and not by the garbage collector with a warning.
+        me = weakref.proxy(self)
+        raw.set_authorizer(lambda *asked: me._authorize(*asked))
+        raw.set_progress_handler(lambda: me._is_over(), _QUICK_STEPS if is_quick else _STEPS)
+        weakref.finalize(self, raw.close).atexit = False
 
     def close(self) -> None:
         """Closes the connection; a private database is gone with it."""
