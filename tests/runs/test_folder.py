@@ -54,7 +54,7 @@ def test_what_training_threw_away_does_not_count(tmp_path: Path) -> None:
         b"[]",
         b'{"kind": "\xff"}',
         b"[" * 100_000 + b"]" * 100_000,
-        b'{"facts": ' * 5_000 + b"1" + b"}" * 5_000,
+        b'{"facts": ' * 50_000 + b"1" + b"}" * 50_000,
         b'{"ended": ' + b"9" * 5_000 + b"}",
     ],
 )

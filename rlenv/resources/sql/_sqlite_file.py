@@ -12,7 +12,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -218,10 +218,12 @@ def _address(path: Path) -> str:
 
 def _built(script: Path) -> sqlite3.Connection:
     """A database in memory from a script, which reaches no other file: a row may name it."""
-    raw = sqlite3.connect(":memory:")
-    raw.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _OTHER_FILES else sqlite3.SQLITE_OK)
-    raw.executescript(read_file(script).decode())
-    raw.set_authorizer(None)
+    with ExitStack() as unless_built:
+        raw = unless_built.enter_context(closing(sqlite3.connect(":memory:")))
+        raw.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _OTHER_FILES else sqlite3.SQLITE_OK)
+        raw.executescript(read_file(script).decode())
+        raw.set_authorizer(None)
+        unless_built.pop_all()
     return raw
 
 
