@@ -410,8 +410,8 @@ def same_call(subject: Subject, *, what: str) -> list[Action]:
     if not changing or changing[0].name not in subject.environment.parts.tools:
         return []
     call, limits = changing[0], subject.environment.spec.limits
-    if calls.count(call) > 1:  # the task may be to do it so often
-        return []
+    if sum((one.name, one.arguments) == (call.name, call.arguments) for one in calls) > 1:
+        return []  # the task may be to do it so often
     if "wrong" in what:
         others = {key: _others(subject, call.name, key, value)[1] for key, value in call.arguments.items()}
         call = ToolCall(call.name, {**call.arguments, **{key: one for key, one in others.items() if one is not None}})

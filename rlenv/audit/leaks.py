@@ -260,8 +260,11 @@ def _is_far(text: str, start: int, end: int, transform: str) -> bool:
 
 def _gone_on_from(subject: Subject, number: int) -> ToolResult | None:
     """What the oracle's call of that number gave, None where it reads nothing after it."""
-    calls = {repr(call): result for call, result in reversed(subject.oracle_calls()) if not subject.changes(call.name)}
-    results: list[ToolResult] = list(calls.values())[::-1]
+    given: dict[str, ToolResult] = {}
+    for call, result in subject.oracle_calls():
+        if not subject.changes(call.name):
+            given.setdefault(repr((call.name, dict(call.arguments))), result)
+    results = list(given.values())
     return results[number] if number + 1 < len(results) else None
 
 
