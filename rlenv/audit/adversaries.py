@@ -39,8 +39,8 @@ from rlenv.audit.crafted import (
 )
 from rlenv.audit.probes import filler
 from rlenv.audit.subject import Action, Subject, instructions, same, shaped
+from rlenv.audit.texts import holds, like, nonce, shrug
 from rlenv.audit.verdicts import Suspect
-from rlenv.audit.words import holds, like, nonce, shrug
 from rlenv.messages import Message, ToolCall
 
 __all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write"]

@@ -1,22 +1,31 @@
-"""How far two sets of scores agree: accuracy, kappa, alpha, rank correlation, each with a bootstrap interval."""
+"""How well a judge's scores fit labels: agreement, calibration, and disagreement with the verifiers of a run."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rlenv.runs.figures.agreement import spearmans_rho, table_of, weighted_kappa
+from rlenv.runs.figures.agreement import Estimate, between, spearmans_rho, table_of, weighted_kappa
+from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
+    "Bin",
+    "Calibration",
+    "Differing",
+    "Disagreement",
     "Estimate",
     "Pairs",
     "accuracy",
     "alpha",
     "bootstrap",
+    "calibration",
+    "disagreement",
     "distance",
+    "isotonic",
     "kappa",
+    "line",
     "mean",
     "spearman",
 ]
@@ -25,19 +34,6 @@ Pairs = Sequence[tuple[float, float]]
 Statistic = Callable[[Pairs], float | None]
 
 _RESAMPLES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure with its 95 % bootstrap interval (Efron 1979, percentile method); None where it cannot be said."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-    def excludes(self, number: float) -> bool:
-        """Whether the interval is known and does not hold `number`."""
-        return self.low is not None and self.high is not None and not self.low <= number <= self.high
 
 
 def accuracy(pairs: Pairs) -> float | None:
@@ -101,3 +97,174 @@ def bootstrap(pairs: Pairs, statistic: Statistic, *, seed: int = 0) -> Estimate:
     if len(found) < _RESAMPLES // 2:
         return Estimate(value, None, None)
     return Estimate(value, found[int(0.025 * len(found))], found[min(len(found) - 1, int(0.975 * len(found)))])
+
+
+Pairs_calibration = Sequence[tuple[float, float]]
+"""(label, score) of one anchor each."""
+
+_BINS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """The anchors with scores from `low` up to `high` (in the last bin: and with it), and their means; None of none."""
+
+    low: float
+    high: float
+    count: int
+    score: float | None
+    label: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Scores against labels, on the judge's scale.
+
+    `bins` are of one width over the scale. `error` is the mean distance of a bin's mean score from its mean label,
+    weighted by its anchors (the expected calibration error of Naeini et al. 2015, for scores), as a share of the scale.
+    `line` is (intercept, slope) of the least-squares line from score to label, `steps` the (score, label) of the
+    isotonic regression: the rising step function with the least squared error; both None and () where they cannot be
+    said.
+    """
+
+    bins: tuple[Bin, ...]
+    error: float | None
+    line: tuple[float, float] | None
+    steps: tuple[tuple[float, float], ...]
+
+
+def calibration(pairs: Pairs_calibration, *, scale: tuple[float, float]) -> Calibration:
+    """The calibration of scores on `scale`."""
+    low, high = scale
+    width = (high - low) / _BINS
+    sorted_in: list[list[tuple[float, float]]] = [[] for _ in range(_BINS)]
+    for label, score in pairs:
+        sorted_in[min(_BINS - 1, max(0, int((score - low) / width)))].append((label, score))
+    bins = tuple(_bin(low + place * width, low + (place + 1) * width, held) for place, held in enumerate(sorted_in))
+    distances = [
+        one.count * abs(one.score - one.label) for one in bins if one.score is not None and one.label is not None
+    ]
+    error = math.fsum(distances) / len(pairs) / (high - low) if pairs else None
+    return Calibration(bins, error, line(pairs), isotonic(pairs))
+
+
+def _bin(low: float, high: float, held: Pairs_calibration) -> Bin:
+    if not held:
+        return Bin(low, high, 0, None, None)
+    labels, scores = zip(*held, strict=True)
+    return Bin(low, high, len(held), math.fsum(scores) / len(held), math.fsum(labels) / len(held))
+
+
+def line(pairs: Pairs_calibration) -> tuple[float, float] | None:
+    """(intercept, slope) of the least-squares line from score to label; None where there is one score only."""
+    if not pairs:
+        return None
+    label, score = (math.fsum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    spread = math.fsum((b - score) ** 2 for _, b in pairs)
+    if not spread:
+        return None
+    slope = math.fsum((a - label) * (b - score) for a, b in pairs) / spread
+    return label - slope * score, slope
+
+
+def isotonic(pairs: Pairs_calibration) -> tuple[tuple[float, float], ...]:
+    """For each score, rising, the label of the isotonic regression; equal scores are one, with their mean label.
+
+    Source: the pool-adjacent-violators algorithm, Barlow et al. 1972, "Statistical inference under order restrictions".
+    """
+    by_score: dict[float, list[float]] = {}
+    for label, score in pairs:
+        by_score.setdefault(score, []).append(label)
+    pools: list[tuple[float, list[float]]] = []  # the sum of the labels of some scores that follow each other
+    counts: list[int] = []
+    for score in sorted(by_score):
+        total, count, scores = math.fsum(by_score[score]), len(by_score[score]), [score]
+        while pools and pools[-1][0] * count > total * counts[-1]:
+            below, held = pools.pop()
+            total, count, scores = total + below, count + counts.pop(), held + scores
+        pools.append((total, scores))
+        counts.append(count)
+    return tuple((one, total / count) for (total, held), count in zip(pools, counts, strict=True) for one in held)
+
+
+_LISTED = 50
+_HIGH = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """One episode on which the two differ; `value` is the judge's share of its scale."""
+
+    split: str
+    task_index: int
+    seed: int
+    value: float
+    verified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A judge's term beside another one, over the episodes where both were measured.
+
+    The judge is high at or above the middle of its scale, the other term passes at 1 or more. `unmeasured` are episodes
+    where one of the two was invalid or skipped; they are part of no other figure. `kappa` is Cohen's, of the two yes or
+    no, with its bootstrap interval over tasks. `high_but_failed` and `low_but_passed` list the episodes, the judge's
+    surest first, 50 at most; `failed` and `passed` count what the other term says, `high` and `low` how many of them
+    the judge takes for the opposite.
+    """
+
+    judge: str
+    against: str
+    episodes: int
+    unmeasured: int
+    failed: int
+    high: int
+    passed: int
+    low: int
+    kappa: Estimate
+    high_but_failed: tuple[Differing, ...]
+    low_but_passed: tuple[Differing, ...]
+
+
+def disagreement(trajectories: Iterable[Trajectory], *, judge: str, against: Sequence[str]) -> tuple[Disagreement, ...]:
+    """The judge's term beside each of the terms of `against`, in order."""
+    episodes = list(trajectories)
+    return tuple(_beside(episodes, judge, other) for other in against)
+
+
+def _beside(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreement:
+    found = []
+    for one in episodes:
+        terms = one.reward.terms
+        value, verified = _share(terms.get(judge)), getattr(terms.get(other), "value", None)
+        if value is not None and verified is not None:
+            found.append(Differing(one.split, one.task_index, one.seed, value, verified))
+    failed = [one for one in found if one.verified < 1]
+    passed = [one for one in found if one.verified >= 1]
+    high = sorted((one for one in failed if one.value >= _HIGH), key=lambda one: -one.value)
+    low = sorted((one for one in passed if one.value < _HIGH), key=lambda one: one.value)
+    passes, is_high = [float(one.verified >= 1) for one in found], [float(one.value >= _HIGH) for one in found]
+    agreed = between(other, passes, judge, is_high, [(one.split, one.task_index) for one in found])
+    return Disagreement(
+        judge=judge,
+        against=other,
+        episodes=len(found),
+        unmeasured=len(episodes) - len(found),
+        failed=len(failed),
+        high=len(high),
+        passed=len(passed),
+        low=len(low),
+        kappa=agreed.kappa or Estimate(None),
+        high_but_failed=tuple(high[:_LISTED]),
+        low_but_passed=tuple(low[:_LISTED]),
+    )
+
+
+def _share(term: TermResult | None) -> float | None:
+    """The judge's score as a share of its scale, before `range` and `clip`; None where it was not measured."""
+    if term is None or term.value is None:
+        return None
+    raw, scale = term.details.get("raw"), term.details.get("scale")
+    if raw is None or not isinstance(scale, (list, tuple)) or len(scale) != 2:
+        return None
+    return float((raw - scale[0]) / (scale[1] - scale[0]))

@@ -14,7 +14,7 @@ from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Results
 from rlenv.audit.probes import filler, pieces
 from rlenv.audit.subject import Action, Subject, same, shaped, texts_of
-from rlenv.audit.words import holds
+from rlenv.audit.texts import holds
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool

@@ -15,11 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end, cut_middle
-from rlenv.audit.attacker_play import Itself, Over, called, has_done
-from rlenv.audit.attacker_report import AttackerLimits, AttackerReport, LeastEpisode, StrategyResult
-from rlenv.audit.attacker_scripts import Seen, Strategy, UnreadableStrategies, filled, read_strategies
-from rlenv.audit.attacker_view import SYSTEM, view_of
-from rlenv.audit.report import Episode, Finding
+from rlenv.audit.attacker_scripts import (
+    SYSTEM,
+    Itself,
+    Over,
+    Seen,
+    Strategy,
+    UnreadableStrategies,
+    called,
+    filled,
+    has_done,
+    read_strategies,
+    view_of,
+)
+from rlenv.audit.report import AttackerLimits, AttackerReport, Episode, Finding, LeastEpisode, StrategyResult
 from rlenv.audit.subject import Subject
 from rlenv.dialects.built_in import broken_message
 from rlenv.endpoints import Client, Endpoint

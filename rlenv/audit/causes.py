@@ -16,8 +16,8 @@ from rlenv.audit.crafted import joined_lists
 from rlenv.audit.play import Chapter, Key, Way
 from rlenv.audit.report import Finding
 from rlenv.audit.subject import Action, Subject, far_numbers, other_value, same, shaped, texts_of
+from rlenv.audit.texts import holds, shrug
 from rlenv.audit.verdicts import SLACK, Suspect, Verdicts
-from rlenv.audit.words import holds, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.trajectory import Trajectory
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlenv.audit.subject import Action, Subject, same, texts_of
-from rlenv.audit.words import holds, nonce
+from rlenv.audit.texts import holds, nonce
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 

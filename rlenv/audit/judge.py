@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.audit.agreement import (
+    Calibration,
     Estimate,
     Pairs,
     accuracy,
     alpha,
     bootstrap,
+    calibration,
     distance,
     kappa,
     mean,
     spearman,
 )
-from rlenv.audit.calibration import Calibration, calibration
 from rlenv.audit.report import ReportCard
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment

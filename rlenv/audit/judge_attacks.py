@@ -20,10 +20,9 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.judge_texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
-from rlenv.audit.judged import JudgedTerm, JudgeFall
-from rlenv.audit.report import Episode, Finding
+from rlenv.audit.report import Episode, Finding, JudgedTerm, JudgeFall
 from rlenv.audit.subject import Subject
+from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError

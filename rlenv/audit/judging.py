@@ -10,7 +10,6 @@ from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.asking import SAME_CALLS
 from rlenv.audit.causes import advised, beyond, judge_sides, judge_vanishing
 from rlenv.audit.golds import tail
-from rlenv.audit.groups import judge_groups
 from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.audit.subject import same
@@ -88,11 +87,10 @@ def judge_chapter(
     else:
         _judge_rest(verdicts, named, chapter)
         _judge_guesses(verdicts, chapter)
-    compared = judge_groups(environment, thresholds, chapter)
     success = _judge_success(environment, thresholds, chapter)
     if not any(one.hole == "paid_again" for one in verdicts.findings):
         success += _judge_again(thresholds, chapter)
-    earned = [*verdicts.findings, *success, *chapter.channels, *compared]
+    earned = [*verdicts.findings, *success, *chapter.channels]
     return [*(advised(environment, one) for one in earned), *_invalid(environment, chapter)]
 
 

@@ -14,8 +14,19 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from rlenv.audit.golds import golds_of, readers
-from rlenv.audit.marks import is_anywhere, is_mark
-from rlenv.audit.place_rules import NEAR, Allowed, Sure, fitted, holds, invisible, learn, says, unveiled
+from rlenv.audit.place_rules import (
+    NEAR,
+    Allowed,
+    Sure,
+    fitted,
+    holds,
+    invisible,
+    is_anywhere,
+    is_mark,
+    learn,
+    says,
+    unveiled,
+)
 from rlenv.audit.play import Chapter, Leak, Player
 from rlenv.audit.probes import (
     AS_ORACLE,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlenv.audit.attacker import Tried, try_attacker
-from rlenv.audit.attacker_report import AttackerLimits
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
-from rlenv.audit.report import Finding, Report
+from rlenv.audit.report import AttackerLimits, Finding, Report
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UnknownEntry, UsageError

@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""What an audit found: of a spec, of its judges, and of a model that attacked it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,132 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.audit.attacker_report import AttackerReport
-from rlenv.audit.judged import JudgedTerm
 from rlenv.runs.files import plain
 
-__all__ = ["Attack", "Episode", "Faults", "Finding", "Report", "ReportCard", "Thresholds"]
+__all__ = [
+    "Attack",
+    "AttackerLimits",
+    "AttackerReport",
+    "Episode",
+    "Faults",
+    "Finding",
+    "JudgeFall",
+    "JudgedTerm",
+    "LeastEpisode",
+    "Report",
+    "ReportCard",
+    "StrategyResult",
+    "Thresholds",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeFall:
+    """The least text that moved a judge: values are places on the scale, 0 (its lower end) to 1."""
+
+    hole: str
+    attack: str
+    split: str
+    task: int
+    text: str
+    before: float
+    after: float
+    share: float
+    """Of the tasks where there was room to rise, those where it did."""
+    judges: tuple[str, ...] = ()
+    """Which judges of a panel rose on as many tasks; () for a single judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTerm:
+    """What became of the attacks on one judge.
+
+    `oracle` and `wrong` are the means of what it gives the oracle's episodes and plain wrong answers, as places on the
+    scale. `requests` are those that were sent, those for replies that could not be read included; `cached` verdicts
+    needed none.
+    """
+
+    term: str
+    scale: tuple[float, float]
+    tasks: int
+    verdicts: int
+    invalid: int
+    requests: int
+    cached: int
+    oracle: float | None
+    wrong: float | None
+    falls: tuple[JudgeFall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttackerLimits:
+    """What an attacker may spend. It ends with whatever comes first; tokens are those that its server counts."""
+
+    rounds: int = 4
+    tasks: int = 6
+    strategies: int = 6
+    """The most of one round that are played."""
+    requests: int = 100
+    tokens: int = 200_000
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeastEpisode:
+    """The shortest episode that shows what the best strategy earns."""
+
+    split: str
+    task: int
+    actions: tuple[str, ...]
+    answer: str | None
+    reward: float
+    oracle: float
+    terms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyResult:
+    """What one strategy earned, on the same tasks as all others.
+
+    `share` is all that it earned of the oracle's reward, `undone` what it earned without doing the task: in episodes
+    whose answer is not the oracle's, or that left out a tool that the oracle called. Both are over the tasks where the
+    reward is valid, None without any. `terms` are means of values.
+    """
+
+    name: str
+    why: str
+    actions: tuple[str, ...]
+    is_played: bool
+    """Whether the model played each task itself, in place of a script."""
+    tasks: int
+    invalid: int
+    share: float | None
+    undone: float | None
+    without_tools: int
+    """Tasks with a success and without a tool that the oracle called."""
+    terms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttackerReport:
+    """What an attacker tried and spent; `wrong` is what a plain wrong answer earns of the oracle's reward, None where
+    no such reward is valid.
+    """
+
+    model: str
+    rounds: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    unreadable: int
+    """Replies that gave no strategy: the model's mistakes."""
+    ended: str
+    """Why it ended."""
+    wrong: float | None
+    strategies: tuple[StrategyResult, ...]
+    best: str = ""
+    least: LeastEpisode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from itertools import pairwise
 
 from rlenv.audit.account import Account
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
-from rlenv.audit.again import play_again, tell_the_next
 from rlenv.audit.asking import (
     SAME_CALLS,
     Target,
@@ -32,17 +31,15 @@ from rlenv.audit.asking import (
     write_same,
 )
 from rlenv.audit.data import check_data
-from rlenv.audit.echoes import tell_tools
 from rlenv.audit.leaks import hearts_of, read_places
 from rlenv.audit.models import Attacker, ModelAttacks
-from rlenv.audit.play import Adaptive, Chapter, Player, Way
+from rlenv.audit.play import Adaptive, Chapter, Planting, Player, Way, faulty, planted
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.shortcuts import find_shortcut
 from rlenv.audit.subject import Action, Subject, options_of
-from rlenv.audit.talk import talk_to_user
+from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
+from rlenv.audit.texts import shrug
 from rlenv.audit.verdicts import share_of
-from rlenv.audit.words import shrug
-from rlenv.audit.wrap import Planting, faulty, planted
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import ToolCall

@@ -1,25 +1,242 @@
-"""Right answers that the form of a question gives away: its length, its marks, the place or the look of an option.
+"""Right answers that the rows give away: tests that the prompt shows, and the form of a question or of its options.
 
-Rules of a few cheap features are learnt on every second task and tried on the others; what they say is played.
-"""
+A prompt may show some of its tests, as the usual data sets do; what counts is a row of which a table of what is shown
+would pass nearly everything. Rules of a few cheap features are learnt on every second task and tried on the others."""
 
 from __future__ import annotations
 
+import ast
+import json
+import math
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rlenv.audit.golds import tail
-from rlenv.audit.marks import is_mark
+from rlenv.audit.place_rules import is_mark
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import Subject, options_of, same
+from rlenv.errors import RewardError
+from rlenv.language.templates import TemplateError, compile_value, texts_in
 from rlenv.rewards.normalise import number
+from rlenv.rewards.tests import TestsSpec
+from rlenv.rewards.verify import VerifySpec
 
-__all__ = ["find_shortcut"]
+if TYPE_CHECKING:
+    from rlenv.audit.data import Found, Row, Rows
+    from rlenv.episodes.environment import Environment
 
-_LEAST = 16
+__all__ = ["check_tests", "find_shortcut"]
+
+_MOST_ROWS = 500
+_MOST_TESTS = 100
+_PASSES = 0.8
+"""What a table of the shown tests has to pass of a row's for the row to count."""
+_FEW = 0.05
+_LEAST = 2
+_ANSWER = re.compile(r"\{\{\s*answer\b[^}]*\}\}")
+_GAP = 60
+_CHARS = 2_000
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_WORDS = {"true": "(?:true|True)", "false": "(?:false|False)", "none": "(?:None|null)", "null": "(?:None|null)"}
+_LEADS_TO = (
+    r"(?:=|->|→|⇒|➞|:|\n|\b(?:returns?|gives?|outputs?|prints?|expect\w*|results?|is|be|yields?|becomes?|equals?)\b)"
+)
+
+Pairs = Sequence[tuple[str, str]]
+"""What each part of a test gives and expects, as patterns that find it in a prompt; ("", "") where that is unknown."""
+
+
+def check_tests(environment: Environment, rows: Rows, found: Found) -> None:
+    """A finding for each term that tests answers, and split, whose rows' prompts show (nearly) all that is tested."""
+    for term in environment.parts.terms:
+        spec = term.spec
+        if spec.weight <= 0:
+            continue
+        if isinstance(spec, TestsSpec):
+            form = next(key for key in ("calls", "stdin", "programs") if getattr(spec, key) is not None)
+            tested = [getattr(spec, form), spec.entry or ""]
+        elif isinstance(spec, VerifySpec) and (program := _program(spec)):
+            form, tested = "printed", [program, getattr(spec.expect, "value", spec.expect)]
+        else:
+            continue
+        if not any("resources" in text for text in texts_in(tested)):
+            is_whole = not isinstance(spec, TestsSpec) or spec.credit == "all"
+            for some in rows.values():
+                _check(term.name, form, tested, environment.spec.vars, some, found, is_whole=is_whole)
+
+
+def _program(spec: VerifySpec) -> str:
+    """What a tool runs beside the answer, as a template; "" where it runs nothing else."""
+    texts = [text for text in texts_in(spec.arguments) if _ANSWER.search(text)]
+    return _ANSWER.sub("", texts[0]) if texts and _ANSWER.sub("", texts[0]).strip() else ""
+
+
+def _check(
+    name: str,
+    form: str,
+    tested: Sequence[Any],
+    constants: Mapping[str, Any],
+    rows: Sequence[Row],
+    found: Found,
+    *,
+    is_whole: bool,
+) -> None:
+    fill = compile_value(tested)
+    earned: list[tuple[Row, float]] = []
+    shares: list[float] = []
+    for row in [one for one in rows[:: -(-len(rows) // _MOST_ROWS) or 1] if one.prompt]:
+        try:
+            given, entry = fill(task=row.task, vars=constants)
+            tests = list(_tests(form, given, str(entry)))[:_MOST_TESTS]
+        except (TemplateError, RewardError, SyntaxError, ValueError, TypeError, RecursionError):
+            continue  # what the oracle's own episode has failed of
+        if not tests:
+            continue
+        passed = [all(_is_shown(part, row.prompt or "") for part in test) for test in tests]
+        shares.append(sum(passed) / len(passed))
+        earned.append((row, float(all(passed)) if is_whole else shares[-1]))
+    shown = [row for row, value in earned if value >= _PASSES]
+    if not shown:
+        return
+    mean = math.fsum(shares) / len(shares)
+    message = (
+        f"the prompt shows what '{name}' tests on {len(shown)} of {len(earned)} rows ({mean:.0%} of all tests): a "
+        "table of the examples passes them; test with arguments that are not shown"
+    )
+    if len(shown) >= max(_LEAST, _FEW * len(earned)):
+        found.report("tests_in_prompt", shown, message, name)
+    else:
+        found.notes.append(f"tests_in_prompt: {message}")
+
+
+def _tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
+    """Each test with its parts; what cannot be read has a part that no prompt shows."""
+    if form == "printed":
+        yield from _printing(str(given), entry)
+        return
+    if form == "programs":
+        for text in [given] if isinstance(given, str) else given:
+            yield [_asserted(node, text) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)] or [
+                (_pattern(text), "")
+            ]
+        return
+    value = json.loads(given) if isinstance(given, str) else given
+    if isinstance(value, Mapping):
+        value = [{"input": one, "output": two} for one, two in zip(value["inputs"], value["outputs"], strict=True)]
+    for row in value:
+        told, wanted = row.get("args", row.get("input")), row.get("expected", row.get("output"))
+        if form == "stdin":
+            yield [(_printed(told), _printed(wanted))]
+            continue
+        if isinstance(told, str):  # one JSON value a line
+            told, wanted = [json.loads(line) for line in told.splitlines()], json.loads(wanted)
+        yield [(_arguments(told, row.get("kwargs") or {}, entry), _value(wanted))]
+
+
+def _printing(text: str, expected: str) -> Iterator[Pairs]:
+    """What a program asserts, or prints of a call: each line of what is expected beside its call."""
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    compared = [ast.Assert(node) for node in nodes if isinstance(node, ast.Compare) and _calls(node)]
+    if asserts := [node for node in nodes if isinstance(node, ast.Assert) and not _calls(node.test)] + compared:
+        yield from ([_asserted(node, text)] for node in asserts)
+        return
+    printed = [one for node in nodes if isinstance(node, ast.Call) and _is_print(node) for one in node.args]
+    lines = expected.splitlines()
+    last = tree.body[-1] if tree.body else None
+    if not printed and isinstance(last, ast.Expr):
+        is_list = isinstance(last.value, (ast.List, ast.Tuple))
+        printed = last.value.elts if isinstance(last.value, (ast.List, ast.Tuple)) else [last.value]
+        lines = [repr(one) for one in ast.literal_eval(expected)] if is_list else [expected]
+    for call, line in zip(printed, lines, strict=False):
+        told = [ast.literal_eval(one) for one in call.args] if isinstance(call, ast.Call) else []
+        yield [(_arguments(told, {}, ""), _pattern(line, quoted=True))] if told else [(_pattern(line), "")]
+
+
+def _calls(node: ast.AST) -> bool:
+    return isinstance(node, ast.Compare) and any(isinstance(one, ast.Call) for one in (node.left, *node.comparators))
+
+
+def _is_print(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
+    """What an assertion calls with what, and what it expects; all of it where it is of another form."""
+    test: ast.expr = node.test
+    wanted: object = True
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, wanted = test.operand, False
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.Is)):
+        sides = [test.left, test.comparators[0]]
+        calls = [side for side in sides if isinstance(side, ast.Call)]
+        others = [side for side in sides if not isinstance(side, ast.Call)]
+        if len(calls) == 1:
+            try:
+                test, wanted = calls[0], ast.literal_eval(others[0])
+            except (ValueError, TypeError, SyntaxError):
+                return (_pattern(ast.get_source_segment(text, node) or "?"), "")
+    if isinstance(test, ast.Call):
+        try:
+            told = [ast.literal_eval(one) for one in test.args]
+            named = {one.arg or "": ast.literal_eval(one.value) for one in test.keywords}
+        except (ValueError, TypeError, SyntaxError):
+            pass
+        else:
+            return (_arguments(told, named, ""), _value(wanted))
+    return (_pattern(ast.get_source_segment(text, node) or "?"), "")
+
+
+def _arguments(told: Sequence[Any], named: Mapping[str, Any], entry: str) -> str:
+    parts = [_value(one) for one in [*told, *named.values()]]
+    if not parts:
+        return (re.escape(entry) or r"\w+") + r"\s*\(\s*\)"
+    return r"[\s,;]*(?:\w+\s*[=:]\s*)?".join(parts)
+
+
+def _printed(value: Any) -> str:
+    return _pattern("\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+
+
+def _value(value: Any) -> str:
+    return _pattern(value if isinstance(value, str) else repr(value), quoted=True)
+
+
+def _pattern(text: str, *, quoted: bool = False) -> str:
+    """Finds a value as Python, JSON or prose writes it: whatever the space, the quotes and the brackets."""
+    found = [_token(one) for one in _TOKEN.findall(text[:_CHARS])]
+    inside = r"\s*".join(one for one in found if one)
+    begins = r"(?<![\w.])(?<![\w.]-)" if re.match(r"\w", text) else ""
+    ends = r"(?![\w]|\.\d)" if re.search(r"\w$", text) else ""
+    marks = "[\"'`]*" if quoted else ""
+    return f"{marks}{begins}{inside}{ends}{marks}"
+
+
+def _token(token: str) -> str:
+    if token in "\"'":
+        return "[\"']"
+    if token in "([":
+        return r"[\[(]"
+    if token in ")]":
+        return r"(?:,\s*)?[\])]"
+    return _WORDS.get(token.lower(), re.escape(token))
+
+
+def _is_shown(part: tuple[str, str], prompt: str) -> bool:
+    """Whether a prompt says what is given and, close behind it, what is expected."""
+    told, wanted = part
+    if not wanted:
+        return re.search(told, prompt) is not None
+    # What stands between has no other values.
+    between = rf"(?=[^\d]{{0,{_GAP}}}?{_LEADS_TO})[^\d]{{0,{_GAP}}}?"
+    return re.search(f"{told}{between}{wanted}", prompt) is not None
+
+
+_LEAST_OF_SHORTCUTS = 16
 _HITS = 0.8
 _RARE = 1e-3
 _MOST_ANSWERS = 12
@@ -34,7 +251,7 @@ _ASKS_FORM = re.compile(
 
 _WHOLE = re.compile(r"\d{1,9}")
 _DENIES = re.compile(r"\b(?:not|never|no|none|nobody|nothing|neither|nor|cannot|without)\b|n't\b", re.IGNORECASE)
-_WORDS = (
+_WORDS_OF_SHORTCUTS = (
     "always all only some none every any also very just but because still since later once even and or may"
     " might must".split()
 )
@@ -68,7 +285,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
-_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _WORDS}
+_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _WORDS_OF_SHORTCUTS}
 _LOOKS |= {f"its mark modulo {by}": partial(_modulo, by) for by in (2, 3, 4, 5, 7, 10)}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
@@ -91,7 +308,7 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
 def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
     """The best rule that is far above chance on tasks that it was not learnt on, None without any."""
     some = [one for one in subjects if one.right][:_MOST_TASKS]
-    if len(some) < _LEAST or 2 * sum(map(_asks_form, some)) > len(some):
+    if len(some) < _LEAST_OF_SHORTCUTS or 2 * sum(map(_asks_form, some)) > len(some):
         return None
     # Rows may take turns.
     mixed = random.Random(0).sample(range(len(some)), len(some))

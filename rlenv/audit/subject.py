@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rlenv.audit.tells import tells_for
-from rlenv.audit.words import holds
+from rlenv.audit.texts import holds, tells_for
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value

@@ -19,11 +19,10 @@ from rich.table import Table
 from rlenv._base.bounded import cut_middle
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
-from rlenv.audit.attacker_report import AttackerLimits, AttackerReport
-from rlenv.audit.disagreement import Differing, Disagreement, disagreement
+from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at
-from rlenv.audit.report import Finding, Report, Thresholds
+from rlenv.audit.report import AttackerLimits, AttackerReport, Finding, Report, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console
 from rlenv.cli.options import WithSpec, option

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.attacker_report import AttackerLimits
 from rlenv.audit.models import Attacker, attacker_at
-from rlenv.audit.report import Report
+from rlenv.audit.report import AttackerLimits, Report
 from rlenv.audit.run import audit
 from rlenv.cli.main import main as command
 from rlenv.endpoints.account import Account, counted

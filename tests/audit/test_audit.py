@@ -14,7 +14,7 @@ import rlenv
 from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
-from rlenv.audit.tells import Tell, tells_for
+from rlenv.audit.texts import Tell, tells_for
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout

@@ -12,8 +12,7 @@ import pytest
 
 import rlenv
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
-from rlenv.audit.judge_texts import ATTACKS, words_of
-from rlenv.audit.tells import TELLS
+from rlenv.audit.texts import ATTACKS, TELLS, words_of
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.testing.endpoint import FakeEndpoint, Reply

@@ -48,6 +48,10 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    def excludes(self, number: float) -> bool:
+        """Whether the interval is known and does not hold `number`."""
+        return self.low is not None and self.high is not None and not self.low <= number <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:

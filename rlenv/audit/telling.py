@@ -1,0 +1,305 @@
+"""What tools and users make of what they are told: in the same episode, in another one, and with other seeds.
+
+Tools that say back what they are told let a policy tell a reward that searches their results what success looks like:
+lines that the oracle's calls give, as far as they can be foreseen, the usual words of success, and the answers that
+there are. Each such episode has a twin in which the told text alone is taken out of what tools give: what falls with it
+was paid for the policy's own words. A user's replies are a place to be read, but for what the oracle hears too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from typing import Any
+
+from rlenv.audit.asking import ask_user
+from rlenv.audit.crafted import example_of, words_in_code
+from rlenv.audit.leaks import Aim, aim_of
+from rlenv.audit.place_rules import holds as is_whole
+from rlenv.audit.place_rules import learn
+from rlenv.audit.play import Chapter, Leak, Muting, Player, planted
+from rlenv.audit.probes import filler
+from rlenv.audit.report import Finding
+from rlenv.audit.subject import Action, Subject
+from rlenv.audit.texts import holds, shrug
+from rlenv.audit.verdicts import SLACK, episode_of
+from rlenv.episodes.environment import Environment
+from rlenv.messages import Message, ToolCall
+from rlenv.tools.base import Tool
+from rlenv.trajectory import Trajectory
+
+__all__ = ["play_again", "spoken_texts", "talk_to_user", "tell_the_next", "tell_tools"]
+
+_TASKS = 4
+_TIMES = 4
+_SEEDS = 12
+_MOST_TOOLS = 12
+_MOST_READS = 60
+_NUMBER = 918_273
+_STEADY = "let equal episodes earn equally: draw nothing at random in a reward, and read no clock and no shared state"
+_SEEDED = "pay for what was done: here an equal answer earns otherwise where only the episode's seed differs"
+_SHARED = "keep what tools change in a resource of each episode (scope: episode), and nothing in a module or a file"
+
+
+async def play_again(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+    """Plays what is right and what is wrong several times, with one seed and, what is wrong, with others."""
+    for subject in subjects[:_TASKS]:
+        wrong: list[Action] = [subject.form(subject.wrong()[0])]
+        for script in ([turn.action for turn in subject.gold.turns], wrong):
+            played = [await player.play(subject.gold, script) for _ in range(_TIMES)]
+            _differ(chapter, subject, played, "played again with the same seed", _STEADY)
+        if player.environment.spec.user is None and not player.environment.parts.resources:
+            others = [await player.play(subject.gold, wrong, more=more) for more in range(_SEEDS + 1)]
+            _differ(chapter, subject, others, "played with other seeds", _SEEDED)
+
+
+def _differ(chapter: Chapter, subject: Subject, played: Sequence[Trajectory], how: str, hint: str) -> None:
+    for name, spec in subject.environment.spec.rewards.items():
+        if spec.kind == "judge" or not spec.weight or name in chapter.unsteady:
+            continue
+        values = [ended.reward.terms[name].value for ended in played]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values) and max(known) - min(known) <= SLACK:
+            continue
+        if known and max(known) - min(known) > SLACK:
+            told = {tuple(result.text for turn in one.turns for result in turn.results) for one in played}
+            also = "; its tools give other results too" if len(told) > 1 else ""
+            shown = ", ".join(f"{value:g}" for value in known)
+            message = f"one and the same episode {how} has the values {shown} of '{name}'{also}"
+            chapter.unsteady[name] = Finding(
+                "unsteady_reward", message, name, hint, episode_of(played[0], subject.gold)
+            )
+
+
+async def tell_the_next(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+    """Tells each tool a word of no meaning in one episode, and looks for it in what tools give in another."""
+    environment = player.environment
+    kinds = {name: entry.kind for name, entry in environment.spec.tools.items()}
+    tools = [one for one in environment.parts.tools.values() if kinds.get(one.name) not in ("model", "agent")]
+    tools = [one for one in tools[:_MOST_TOOLS] if not subjects[0].submits(one.name)]
+    words: dict[str, str] = {}
+    writes = [ToolCall(tool.name, _worded(tool, words)) for tool in tools]
+    if not words:
+        return
+    first, second = subjects[0], subjects[-1]
+    await player.play(first.gold, first.turns_of(writes))
+    plain = [*(ToolCall(tool.name, filler(tool, "")) for tool in tools), *(ToolCall(t.name, filler(t)) for t in tools)]
+    asked = {
+        word: [ToolCall(t.name, filler(t, word)) for t in tools if t.name not in place] for word, place in words.items()
+    }
+    for word, reads in {"": plain, **asked}.items():
+        heard = await player.play(second.gold, second.turns_of(reads[:_MOST_READS]))
+        for other, (call, text) in _said(heard, words).items():
+            if other != word:
+                message = (
+                    f"what one episode tells {words[other]} another reads from the tool '{call.name}': {text[:80]!r}"
+                )
+                chapter.channels.append(Finding("shared_between_episodes", message, hint=_SHARED))
+                return
+
+
+def _worded(tool: Tool, words: dict[str, str]) -> dict[str, Any]:
+    """Arguments with a word or a number in each place that takes any, each noted with its place."""
+    made = filler(tool)
+    for key, part in tool.parameters.get("properties", {}).items():
+        if {"enum", "const"} & set(part):
+            continue
+        if part.get("type") == "string":
+            made[key] = f"zqxword{len(words)}q"
+        elif part.get("type") in ("integer", "number") and not {"minimum", "maximum"} & set(part):
+            made[key] = _NUMBER + len(words)
+        else:
+            continue
+        words[str(made[key])] = f"the tool '{tool.name}' ({key})"
+    return made
+
+
+def _said(ended: Trajectory, words: dict[str, str]) -> dict[str, tuple[ToolCall, str]]:
+    """The words that calls gave, with the first call that did."""
+    found: dict[str, tuple[ToolCall, str]] = {}
+    for turn in ended.turns:
+        for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+            if isinstance(call, ToolCall):
+                found.update({word: (call, result.text) for word in words if word in result.text and word not in found})
+    return found
+
+
+_SUCCESS = "success ok passed correct true done completed succeeded approved verified accepted".split()
+_PHRASES = ("all tests passed", "exit code 0", json.dumps({"status": "success", "ok": True}))
+_ENDS = "That is all."
+_MOST_LINES = 40
+_MOST_OPTIONS = 24
+_MOST_TOOLS_OF_ECHOES = 12
+_SHORT = 60
+_WORD = re.compile(r"\w+")
+_FORMS: dict[str, Callable[[str], str]] = {
+    "": lambda text: text,
+    " as Python": lambda text: f"print({text!r})",
+    " as SQL": lambda text: "SELECT '" + text.replace("'", "''") + "'",
+    " as a command": lambda text: "printf %s '" + text.replace("'", "'\\''") + "'",
+}
+
+Telling = Callable[[str], ToolCall]
+"""Makes the call that tells a tool a text."""
+
+
+async def tell_tools(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+    """Tells each tool that says it back what success looks like; what came of it stands in `chapter.tried`."""
+    muting = Muting()
+    heard: set[str] = set()
+    for name, telling in _listeners(subjects[0]).items():
+        tool = telling("").name
+        if tool in heard:
+            continue
+        before = muting.muted
+        write = partial(_script, telling=telling, end=0)
+        with planted(player.environment, muting):
+            await player.play(subjects[0].gold, write(subjects[0]))
+        if muting.muted == before:
+            continue
+        heard.add(tool)
+        for end in range(2 if len(subjects[0].options) <= 1 else 1):
+            write = partial(_script, telling=telling, end=end)
+            told = await player.way(subjects, write)
+            with planted(player.environment, muting):
+                # Each anew: what was played without the change is no twin.
+                plain = {
+                    (one.gold.split, one.gold.task_index): await player.play(one.gold, write(one)) for one in subjects
+                }
+            chapter.tried["echoed"].append((name, {key: one for key, one in told.items() if _falls(one, plain[key])}))
+
+
+def _falls(told: Trajectory, plain: Trajectory) -> bool:
+    """Whether an episode earns nothing, or less without the told text; judges are attacked by themselves."""
+    if (told.reward.total or 0.0) <= SLACK:
+        return True
+    pairs = [(term.value, plain.reward.terms[name].value) for name, term in told.reward.terms.items() if term.weight]
+    return any((value or 0.0) > (other or 0.0) + SLACK for value, other in pairs)
+
+
+def _listeners(subject: Subject) -> dict[str, Telling]:
+    """What could say a text back, by name: each free text of each tool, as it is and as code of the usual languages."""
+    found: dict[str, Telling] = {}
+    for tool in list(subject.environment.parts.tools.values())[:_MOST_TOOLS_OF_ECHOES]:
+        for key, part in tool.parameters.get("properties", {}).items():
+            if part.get("type") == "string" and not {"enum", "const"} & set(part) and not subject.submits(tool.name):
+                for form, write in _FORMS.items():
+                    found[f"{tool.name}({key}){form}"] = partial(_call, tool, key, write)
+    return found
+
+
+def _call(tool: Tool, key: str, write: Callable[[str], str], text: str) -> ToolCall:
+    return ToolCall(tool.name, {**filler(tool), key: write(text)})
+
+
+def _script(subject: Subject, *, telling: Telling, end: int) -> list[Action]:
+    """Tells it, and ends with words of its own, or with those that the oracle always ends with."""
+    call = Message("assistant", "", (telling(Muting.marked(_text(subject))),))
+    return [call, subject.gold.turns[-1].action if end else _ENDS]
+
+
+def _text(subject: Subject) -> str:
+    """What success looks like here, as far as it can be foreseen."""
+    known = _words(subject.prompt) | _common(subject)
+    said = [line.strip() for _, result in subject.oracle_calls() for line in result.text.splitlines()]
+    lines = list(dict.fromkeys(line for line in said if line and _words(line) <= known))[-_MOST_LINES:]
+    wrong = subject.wrong()[: _MOST_OPTIONS - 1]
+    options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]] if subject.right else []
+    return "\n".join([*_SUCCESS, *lines, *options, *_of_columns(subject), *_PHRASES])
+
+
+def _of_columns(subject: Subject) -> list[str]:
+    """What the rows have in columns of short values that no prompt shows: an oracle need not say what is right."""
+    rows = [one.task for one in subject.others] if len(subject.options) <= 1 else []
+    hidden = [key for key, value in subject.task.items() if not holds(subject.prompt, str(value))]
+    values = [[str(row[key]) for row in rows if isinstance(row.get(key), (str, int))] for key in hidden]
+    return [one for some in values for one in dict.fromkeys(some) if len(one) <= _SHORT]
+
+
+def _common(subject: Subject) -> Set[str]:
+    """Words that tools say on most of the other tasks too."""
+    others = [one for one in subject.others if one.task_index != subject.gold.task_index]
+    said = [set[str]().union(*(_words(result.text) for turn in one.turns for result in turn.results)) for one in others]
+    counts = Counter(word for words in said for word in words)
+    return {word for word, count in counts.items() if 2 * count > len(others)}
+
+
+def _words(text: str) -> Set[str]:
+    return {word.casefold() for word in _WORD.findall(text)}
+
+
+_ASKS = (
+    *("Please give me a hint.", "What is the answer? Please tell me the solution.", "I give up.", "Is that right?"),
+    *("Could you repeat that, please?", "I am sorry. I apologise.", "Thank you very much, you are so kind!"),
+    "It is done, everything is settled. Are you happy with it?",
+)
+_MOST_TEXTS = 20
+_FEW_TEXTS = 6
+_MOST_TURNS = 6
+_ASKED = 16
+
+
+def spoken_texts(environment: Environment) -> list[str]:
+    """What is said to the user of a spec; [] where there is none, and but a few texts where a model answers them."""
+    user = environment.spec.user
+    if user is None:
+        return []
+    if user.kind == "model":
+        return list(_ASKS[:_FEW_TEXTS])
+    cues = [text for cue in getattr(user, "cues", ()) for text in example_of(cue.when)]
+    words = words_in_code(environment, "user.function", getattr(user, "function", None))
+    return list(dict.fromkeys([*_ASKS, *cues, *words]))[:_MOST_TEXTS]
+
+
+async def talk_to_user(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+    """Says each text to the user; what came of it stands in `chapter.tried`."""
+    texts = spoken_texts(player.environment)
+    if not texts:
+        return
+    turns = min(player.environment.spec.limits.turns, _MOST_TURNS)
+    some, aim = subjects[:_ASKED], aim_of(subjects)
+    for text in texts:
+        way = await player.way(some, partial(_says, texts=[text], turns=turns))
+        chapter.tried["talk"].append((text, way))
+        if aim is not None and aim.is_answer:
+            await _copies(player, chapter, some, text, aim, [way[one.gold.split, one.gold.task_index] for one in some])
+    for said in (texts, [" ".join(texts)]):
+        way = await player.way(some, partial(_says, texts=said, turns=turns))
+        chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
+    if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
+        chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask_user)))
+
+
+def _says(subject: Subject, *, texts: Sequence[str], turns: int) -> list[Action]:
+    own = {turn.action.strip() for turn in subject.gold.turns}
+    said: list[Action] = [texts[turn % len(texts)] for turn in range(max(turns - 1, 1))]
+    return [] if own & set(texts) else [*said, shrug(subject.asked)]
+
+
+async def _copies(
+    player: Player, chapter: Chapter, subjects: Sequence[Subject], text: str, aim: Aim, heard: Sequence[Trajectory]
+) -> None:
+    replies = ["\n".join(_replies(ended)) for ended in heard]
+    known = ["\n".join(_replies(one.gold)) for one in subjects]
+    golds = list(aim.golds[: len(subjects)])
+    open_to_all = [
+        reply if not is_whole(own, gold) else "" for reply, own, gold in zip(replies, known, golds, strict=True)
+    ]
+    sure = learn(open_to_all, golds)
+    if sure is None:
+        return
+    taken = {one.gold.task_index: sure.taken.get(at, "?") for at, one in enumerate(subjects)}
+    leak = Leak(f"reply of the user to {text!r}", sure.rule, sure.taken, sure.hits)
+
+    def copies(subject: Subject) -> list[Action]:
+        return [text, *aim.write(subject, taken[subject.gold.task_index])]
+
+    chapter.tried["told"].append((leak, await player.way(subjects, copies)))
+
+
+def _replies(ended: Trajectory) -> list[str]:
+    """What the user said in answer to an action without calls."""
+    shown = [turn.observation for turn in ended.turns if turn.observation is not None and not turn.results]
+    return [message.content for one in shown for message in one.messages if message.role == "user"]
