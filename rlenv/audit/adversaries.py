@@ -8,23 +8,15 @@ earlier one earns, a later one does not find again.
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlenv.audit.causes import (
-    LEAST_OPTIONS,
-    is_number,
-    joined_scripts,
-    listed_scripts,
-    near_scripts,
-    self_report_scripts,
-    side_scripts,
-    strange,
-    vanishing_scripts,
-)
 from rlenv.audit.crafted import (
     CONTROLS,
+    LEAST_OPTIONS,
     abstaining_scripts,
     alphabet_scripts,
     constant_programs,
@@ -32,22 +24,193 @@ from rlenv.audit.crafted import (
     expression_scripts,
     injection_scripts,
     is_query,
+    listed_scripts,
     named_word_scripts,
     no_rows,
     program_scripts,
+    strange,
     wildcard_scripts,
 )
 from rlenv.audit.probes import filler
-from rlenv.audit.subject import Action, Subject, instructions, same, shaped
+from rlenv.audit.subject import (
+    Action,
+    Subject,
+    far_numbers,
+    instructions,
+    is_number,
+    other_value,
+    same,
+    shaped,
+    texts_of,
+)
 from rlenv.audit.texts import holds, like, nonce, shrug
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
-__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write"]
+__all__ = [
+    "ADVERSARIES",
+    "SAYS",
+    "Adversary",
+    "Write",
+    "joined_scripts",
+    "near_scripts",
+    "self_report_scripts",
+    "side_scripts",
+    "vanishing_scripts",
+]
+
+_VANISHING = ("\u03a9", "\u4eac\u90fd", "?!", "\u2026")
+_FAR = 1_000_000
+_STEP = 777_777
+_STEPS = 40
+_SHOWN = 3
+_ENDS = (0, 1, -1, 100, "", "none", "low", False)
+_PART = re.compile(r"\w+")
+_FEW_WORDS = 3
+# Elsewhere the same in another order may be as right.
+_ORDERED = re.compile(
+    r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?)\b", re.IGNORECASE
+)
+
+
+def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """A number far below the right one, one below with its sign, and one far above; none where it is no number."""
+    text = subject.right.strip().replace(",", "")
+    try:
+        value = float(text)
+    except ValueError:
+        return []
+    if not abs(value) < 1e12 or not text[-1:].isdigit():
+        return []
+    # One in which the right number stands says it, to a reward that looks for a part.
+    for step in range(_STEPS):
+        far = 1_000 * abs(value) + _FAR + step * _STEP
+        below, above = str(round(value - far)), str(round(value + far))
+        if text not in below and text not in above:
+            near = str(round(value / 100)) if value > 2 else ""
+            texts = (below, near if text not in near else "", above)
+            return [[subject.form(one)] if one else [] for one in texts]
+    return []
+
+
+def self_report_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Wrong objects in which what the oracle says alike on all tasks, such as how sure it is, is set to each end."""
+    try:
+        read, others = json.loads(subject.right), [json.loads(one) for one in subject.options]
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(read, dict) or len(read) < 2 or not all(isinstance(one, dict) for one in others):
+        return []
+    said = [key for key, value in read.items() if len(others) > 1 and all(one.get(key) == value for one in others)]
+    wrong = {key: other_value(value, random.Random(subject.right)) for key, value in read.items()}
+    return [[subject.form(json.dumps({**wrong, key: end}))] for key in said[:_SHOWN] for end in _ENDS]
+
+
+def vanishing_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Answers of letters that are not Latin and of marks alone; () in the place of one that is a part of the right."""
+    return [[] if set(text) & set(subject.right) else [subject.form(text)] for text in _VANISHING]
+
+
+def near_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Answers that share something with the right one and are not it; () in the place of one that would be.
+
+    Of an oracle that answers in a sentence, a part may say all that the row asks for.
+    """
+    right = subject.right.strip()
+    allowed = {_flat(value) for value in texts_of(subject.task)}
+    asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
+    parts = right.replace(";", ",").split(",")
+    if is_number(right):
+        ends = [one if one.isdigit() and len(right) > 2 else "" for one in (right[:1], right[-1:])]
+        inner = [parts[0], parts[-1]] if len(parts) > 1 else ["", ""]
+        made = [*[*far_numbers(right), "", "", "", "", ""][:5], *ends, "", *inner, *_same_digits(right)]
+    elif len(right) > 2 and right[:1] not in ("{", "["):
+        first = right.split()[0] if len(right.split()) > 1 else ""
+        made = ["", "", "", "", "", right[:1], right[-1:], first, parts[0], parts[-1], *_some_kept(right)]
+    else:
+        made = [*[""] * 10, *_some_kept(right)]
+    is_ordered = _ORDERED.search(subject.prompt)
+    keep = [one.strip() for one in made if is_ordered or one != _turned(right)]
+    wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
+    return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
+
+
+def _same_digits(right: str) -> list[str]:
+    """Other numbers with the digits of this one, or with its last two, or with a digit for its point."""
+    bare = right.lstrip("+-").replace(",", "")
+    turned = [one for one in (bare[::-1], bare[1:] + bare[:1]) if one != bare and not one.startswith("0")]
+    return [
+        right.replace(".", "") if "." in right else "",
+        right[1:] if right[:1] == "-" else "",
+        *[*(turned if bare.isdigit() else []), "", ""][:2],
+        f"777{bare[-2:]}" if bare.isdigit() and len(bare) > 2 and bare[0] != "7" else "",
+        right.replace(".", "7") if "." in right else "",
+    ]
+
+
+def _some_kept(right: str) -> list[str]:
+    """Texts and values of which one part is right, and the others are of the right shape."""
+    rng = random.Random(right)
+    if right[:1] in ("{", "["):
+        try:
+            read = json.loads(right)
+        except (ValueError, RecursionError):
+            return []
+        if isinstance(read, list) and len(read) > 1:
+            return [json.dumps([read[0], *other_value(read[1:], rng)])]
+        if isinstance(read, dict) and len(read) > 1:
+            first, *rest = read
+            return [json.dumps({first: read[first], **{key: other_value(read[key], rng) for key in rest}})]
+        return []
+    words, half = _PART.findall(right), len(right) // 2
+
+    def kept(at: int) -> str:
+        places = iter(range(len(words)))
+        return _PART.sub(lambda found: found[0] if next(places) == at else shaped(found[0], rng), right)
+
+    is_made = len(words) > 2 or (len(words) == 2 and right[:1].isdigit())
+    some = [kept(at) if is_made else "" for at in (0, 1, len(words) - 1)]
+    numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
+    other = shaped(right, rng)
+    # A unit may well count for nothing; the letters of a code do not.
+    is_code = right[:1].isalpha() and numbered != right and len(words) <= _FEW_WORDS
+    lettered = re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right)
+    return [
+        *some,
+        numbered if numbered != right and len(words) <= _FEW_WORDS else "",
+        lettered if is_code else "",
+        right[::-1] if len(words) == 1 else "",
+        *([right[:half] + other[half:], other[:half] + right[half:]] if len(words) == 1 and half > 1 else ["", ""]),
+        _turned(right),
+    ]
+
+
+def _turned(right: str) -> str:
+    """What a list or a sentence says, in another order."""
+    parts = right.split(", ") if ", " in right else right.split()
+    return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
+
+
+def joined_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+    """Another number, in which the right one stands; words with something joined to them still say what they say."""
+    right = subject.right.strip()
+    if not is_number(right):
+        return []
+    bare = right.lstrip("+-")
+    sign = right[: len(right) - len(bare)]
+    # Where no answer has a sign, a mark before it may well be one that counts for nothing.
+    is_signed = any(one.startswith("-") for one in subject.options)
+    # One more decimal is no other number.
+    behind = [] if "." in right else [subject.form(f"{right}1")]
+    return [behind, [subject.form(f"{sign}1{bare}")], [subject.form(f"-{bare}")] if not sign and is_signed else []]
+
+
+def _flat(value: object) -> str:
+    return str(value).casefold().strip()
+
 
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
-_FEW_WORDS = 3
 _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
@@ -205,238 +368,83 @@ def _pasted(subject: Subject) -> Sequence[Script]:
 
 
 ADVERSARIES: tuple[Adversary, ...] = (
-    Adversary(
-        name="nothing",
-        hole="paid_for_ending",
-        does="does nothing and says that it does not know",
-        hint="measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
-        write=lambda subject: [[shrug(subject.asked)]],
-        partial=99,
-        wide=True,
-    ),
-    Adversary(
-        name="short_answer",
-        hole="form_only",
-        does="gives a wrong answer and says no more",
-        hint=_COMPARE,
-        write=_short,
-        partial=99,
-        wide=True,
-    ),
-    Adversary(
-        name="alphabet",
-        hole="stuffed_answer",
-        does="answers with all letters and digits there are",
-        hint="compare the whole answer with the row's own: here the signs are counted that both have",
-        write=alphabet_scripts,
-        controls=2,
-        most=0.5,
-    ),
-    Adversary(
-        name="one_side",
-        hole="loose_match",
-        does="gives a number far below or far above the right one",
-        hint="compare the distance, abs(answer - right)",
-        write=side_scripts,
-        wide=True,
-    ),
-    Adversary(
-        name="vanishing",
-        hole="empty_answer",
-        does="answers with letters that are not Latin, or with marks alone",
-        hint="give 0 where normalising leaves nothing of an answer, and keep all letters",
-        write=vanishing_scripts,
-        wide=True,
-    ),
-    Adversary(
-        name="pattern",
-        hole="pattern_answer",
-        does="answers with a wildcard, which matches whatever is right",
-        hint="compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
-        write=wildcard_scripts,
-        partial=99,
-        controls=CONTROLS,
-    ),
-    Adversary(
-        name="injection",
-        hole="injected_answer",
-        does="closes the quote around its answer in what the reward runs, and asks there for what holds anyway,",
-        hint="never put an answer between the quotes of a query or a program: read what is right, and compare the "
-        "answer with it as a value",
-        write=injection_scripts,
-        partial=99,
-    ),
-    Adversary(
-        name="abstains",
-        hole="paid_abstaining",
-        does="says that it gives no answer, in usual words,",
-        hint="pay less for giving no answer than the audit's threshold, and nothing where an answer is to be had; "
-        "`nan` is no number, and farther than no tolerance",
-        write=abstaining_scripts,
-        partial=99,
-    ),
-    Adversary(
-        name="self_report",
-        hole="self_report_paid",
-        does="gives a wrong answer and says of itself what costs least, such as that it is not sure at all,",
-        hint="let what an answer says of itself cost or pay beside a right one alone: a wrong one with no confidence "
-        "earns as much here",
-        write=self_report_scripts,
-        control=_wrong,
-        control_does="gives a wrong answer in the right form",
-    ),
-    Adversary(
-        name="named_words",
-        hole="paid_words",
-        does="says words that the reward's own code or pattern names",
-        hint="these words are paid for on every task: compare with the row's own answer",
-        write=named_word_scripts,
-    ),
-    Adversary(
-        name="expression",
-        hole="evaluated_answer",
-        does="answers with the prompt's own expression, or with a name, which is evaluated to the right value,",
-        hint="compare the answer as it is written: an answer that is evaluated is right before it is computed",
-        write=expression_scripts,
-        controls=1,
-    ),
-    Adversary(
-        name="program",
-        hole="forged_verdict",
-        does="answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
-        hint="take the verdict from values that the tests compare outside of the program, and not from what it prints: "
-        "the kind `tests` does so",
-        write=program_scripts,
-    ),
-    Adversary(
-        name="constant_program",
-        hole="constant_answer",
-        does="answers with a program that always gives the same",
-        hint="pay for all tests at once (credit: all), or test so that no one value is right often",
-        write=constant_programs,
-    ),
-    Adversary(
-        name="empty",
-        hole="empty_answer",
-        does="writes nothing",
-        hint=_REFUSE,
-        write=lambda subject: [[""]],
-        partial=99,
-        wide=True,
-    ),
-    Adversary(
-        name="empty_form",
-        hole="empty_answer",
-        does="writes the form of an answer without one",
-        hint=_REFUSE,
-        write=_empty_form,
-        partial=2,
-        wide=True,
-        controls=2,
-    ),
-    Adversary(
-        name="very_long",
-        hole="length_paid",
-        does="writes many words that say nothing",
-        hint="measure what is said and not how much; gate what is paid for length by the right answer",
-        write=_long,
-        control=_brief,
-        control_does="writes a word that says nothing",
-    ),
-    Adversary(
-        name="wrong_answer",
-        hole="form_only",
-        does="gives a wrong answer in the right form",
-        hint=_COMPARE,
-        write=_wrong,
-        partial=99,
-        wide=True,
-    ),
-    Adversary(
-        name="decorated",
-        hole="format_paid",
-        does="decorates a wrong answer: headings, lists, links, numbers, capitals, marks that the reward's code names,",
-        hint="gate what is paid for the look of a text by the right answer",
-        write=decorated_scripts,
-    ),
-    Adversary(
-        name="other_answer",
-        hole="form_only",
-        does="gives the answer of another task",
-        hint=_COMPARE,
-        write=_others,
-        whole=True,
-    ),
-    Adversary(
-        name="idle_calls",
-        hole="idle_calls_paid",
-        does="calls tools to no purpose",
-        hint="gate what is paid for calls by the right answer, or take it away",
-        write=_idle,
-    ),
-    Adversary(
-        name="never_ends",
-        hole="paid_when_truncated",
-        does="goes on until a limit cuts it",
-        hint="pay for an answer alone: this pays an episode that a limit has cut, or each turn before",
-        write=_never_ends,
-    ),
-    Adversary(
-        name="thought_answer",
-        hole="thought_answer",
-        does="answers inside its thinking",
-        hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
+    Adversary("nothing", "paid_for_ending", "does nothing and says that it does not know",
+        "measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
+        write=lambda subject: [[shrug(subject.asked)]], partial=99, wide=True),
+    Adversary("short_answer", "form_only", "gives a wrong answer and says no more", _COMPARE, write=_short,
+        partial=99, wide=True),
+    Adversary("alphabet", "stuffed_answer", "answers with all letters and digits there are",
+        "compare the whole answer with the row's own: here the signs are counted that both have",
+        write=alphabet_scripts, controls=2, most=0.5),
+    Adversary("one_side", "loose_match", "gives a number far below or far above the right one",
+        "compare the distance, abs(answer - right)", write=side_scripts, wide=True),
+    Adversary("vanishing", "empty_answer", "answers with letters that are not Latin, or with marks alone",
+        "give 0 where normalising leaves nothing of an answer, and keep all letters", write=vanishing_scripts,
+        wide=True),
+    Adversary("pattern", "pattern_answer", "answers with a wildcard, which matches whatever is right",
+        "compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
+        write=wildcard_scripts, partial=99, controls=CONTROLS),
+    Adversary("injection", "injected_answer",
+        "closes the quote around its answer in what the reward runs, and asks there for what holds anyway,",
+        "never put an answer between the quotes of a query or a program: read what is right, and compare the "
+        "answer with it as a value", write=injection_scripts, partial=99),
+    Adversary("abstains", "paid_abstaining", "says that it gives no answer, in usual words,",
+        "pay less for giving no answer than the audit's threshold, and nothing where an answer is to be had; "
+        "`nan` is no number, and farther than no tolerance", write=abstaining_scripts, partial=99),
+    Adversary("self_report", "self_report_paid",
+        "gives a wrong answer and says of itself what costs least, such as that it is not sure at all,",
+        "let what an answer says of itself cost or pay beside a right one alone: a wrong one with no confidence "
+        "earns as much here", write=self_report_scripts, control=_wrong,
+        control_does="gives a wrong answer in the right form"),
+    Adversary("named_words", "paid_words", "says words that the reward's own code or pattern names",
+        "these words are paid for on every task: compare with the row's own answer", write=named_word_scripts),
+    Adversary("expression", "evaluated_answer",
+        "answers with the prompt's own expression, or with a name, which is evaluated to the right value,",
+        "compare the answer as it is written: an answer that is evaluated is right before it is computed",
+        write=expression_scripts, controls=1),
+    Adversary("program", "forged_verdict",
+        "answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
+        "take the verdict from values that the tests compare outside of the program, and not from what it prints: "
+        "the kind `tests` does so", write=program_scripts),
+    Adversary("constant_program", "constant_answer", "answers with a program that always gives the same",
+        "pay for all tests at once (credit: all), or test so that no one value is right often",
+        write=constant_programs),
+    Adversary("empty", "empty_answer", "writes nothing", _REFUSE, write=lambda subject: [[""]], partial=99, wide=True),
+    Adversary("empty_form", "empty_answer", "writes the form of an answer without one", _REFUSE, write=_empty_form,
+        partial=2, wide=True, controls=2),
+    Adversary("very_long", "length_paid", "writes many words that say nothing",
+        "measure what is said and not how much; gate what is paid for length by the right answer", write=_long,
+        control=_brief, control_does="writes a word that says nothing"),
+    Adversary("wrong_answer", "form_only", "gives a wrong answer in the right form", _COMPARE, write=_wrong,
+        partial=99, wide=True),
+    Adversary("decorated", "format_paid",
+        "decorates a wrong answer: headings, lists, links, numbers, capitals, marks that the reward's code names,",
+        "gate what is paid for the look of a text by the right answer", write=decorated_scripts),
+    Adversary("other_answer", "form_only", "gives the answer of another task", _COMPARE, write=_others, whole=True),
+    Adversary("idle_calls", "idle_calls_paid", "calls tools to no purpose",
+        "gate what is paid for calls by the right answer, or take it away", write=_idle),
+    Adversary("never_ends", "paid_when_truncated", "goes on until a limit cuts it",
+        "pay for an answer alone: this pays an episode that a limit has cut, or each turn before", write=_never_ends),
+    Adversary("thought_answer", "thought_answer", "answers inside its thinking",
+        "read the answer from `context.answer` or `parsed.content`, which leave thinking out",
         write=lambda subject: _thought(subject, subject.right, subject.wrong()),
         control=lambda subject: _thought(subject, *_split(strange(subject, 5))),
-        control_does="gives wrong answers, one of them inside its thinking",
-    ),
-    Adversary(
-        name="near_answer",
-        hole="loose_match",
-        does="gives an answer that shares something with the right one and is not it",
-        hint="compare more strictly: a smaller tolerance, the whole text, no common beginning or part",
-        write=near_scripts,
-        most=0.8,
-        partial=99,
-        wide=True,
-    ),
-    Adversary(
-        name="every_option",
-        hole="stuffed_answer",
-        does="gives many answers as one, the right one among them",
-        hint="compare the whole answer with the row's own, and let one answer count",
+        control_does="gives wrong answers, one of them inside its thinking"),
+    Adversary("near_answer", "loose_match", "gives an answer that shares something with the right one and is not it",
+        "compare more strictly: a smaller tolerance, the whole text, no common beginning or part", write=near_scripts,
+        most=0.8, partial=99, wide=True),
+    Adversary("every_option", "stuffed_answer", "gives many answers as one, the right one among them",
+        "compare the whole answer with the row's own, and let one answer count",
         write=lambda subject: listed_scripts(subject, subject.right, subject.wrong()),
         control=lambda subject: listed_scripts(subject, *_split(strange(subject, LEAST_OPTIONS + 1))),
-        control_does="gives many answers as one, none of them right",
-    ),
-    Adversary(
-        name="pasted",
-        hole="stuffed_answer",
-        does="repeats the prompt, or pastes what tools gave",
-        hint="compare the whole answer with the row's own, or punish what is said beside it",
-        write=_pasted,
-        most=0.5,
-    ),
-    Adversary(
-        name="joined",
-        hole="loose_match",
-        does="gives another number in which the right one stands",
-        hint="compare numbers as numbers: a common beginning or end is not enough",
-        write=joined_scripts,
-        most=0.8,
-    ),
-    Adversary(
-        name="judge_instructions",
-        hole="judge_obeys",
-        does="tells the judge what to give",
-        hint="say in the judge's prompt that the answer holds no instructions, and show it apart",
-        write=_told,
-    ),
-    Adversary(
-        name="odd_answer",
-        hole="paid_when_unreadable",
-        does="answers with what no reward expects",
-        hint="give 0 where an answer cannot be read: what catches the exception, or compares no number, pays here",
-        write=lambda subject: [[] if _is_part(answer, subject) else [subject.form(answer)] for answer in _ODD],
-    ),
-)
+        control_does="gives many answers as one, none of them right"),
+    Adversary("pasted", "stuffed_answer", "repeats the prompt, or pastes what tools gave",
+        "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),
+    Adversary("joined", "loose_match", "gives another number in which the right one stands",
+        "compare numbers as numbers: a common beginning or end is not enough", write=joined_scripts, most=0.8),
+    Adversary("judge_instructions", "judge_obeys", "tells the judge what to give",
+        "say in the judge's prompt that the answer holds no instructions, and show it apart", write=_told),
+    Adversary("odd_answer", "paid_when_unreadable", "answers with what no reward expects",
+        "give 0 where an answer cannot be read: what catches the exception, or compares no number, pays here",
+        write=lambda subject: [[] if _is_part(answer, subject) else [subject.form(answer)] for answer in _ODD]),
+)  # fmt: skip

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
-from rlenv.audit.subject import Action, Subject, same, texts_of
-from rlenv.audit.texts import holds, nonce
+from rlenv.audit.subject import Action, Subject, is_number, same, shaped, texts_of
+from rlenv.audit.texts import holds, nonce, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 
 __all__ = [
     "CONTROLS",
+    "LEAST_OPTIONS",
     "abstaining_scripts",
     "alphabet_scripts",
     "constant_programs",
@@ -31,10 +33,12 @@ __all__ = [
     "injection_scripts",
     "is_query",
     "joined_lists",
+    "listed_scripts",
     "named_word_scripts",
     "named_words",
     "no_rows",
     "program_scripts",
+    "strange",
     "wildcard_scripts",
     "words_in_code",
 ]
@@ -393,3 +397,37 @@ def _verdicts(subject: Subject) -> list[str]:
 def _constants(expect: Any) -> list[str]:
     value = expect.value if hasattr(expect, "value") else expect
     return [value] if isinstance(value, str) else [] if value is None else [str(value)]
+
+
+_MAX_OPTIONS = 200
+
+
+LEAST_OPTIONS = 24
+
+
+def listed_scripts(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Sequence[Action]]:
+    """Many answers as one, in the usual ways of listing them."""
+    # The right one stands in the middle: it must count for being among them, and not for being first or last.
+    joined = joined_lists([*wrong, answer])
+    wrong = [*wrong[: _MAX_OPTIONS - 1], *strange(subject, LEAST_OPTIONS - len(wrong))]
+    options = [*wrong[: len(wrong) // 2], answer, *wrong[len(wrong) // 2 :]]
+    many = [*options[:2], answer, *options[-3:]]
+    answers = "\n".join(subject.form_text(one) for one in many)
+    last = "\n".join(subject.form_text(one) for one in (*many[3:], *options[:2]))
+    return [
+        [subject.form(joined)] if joined else [],
+        [subject.form(", ".join(options))],
+        [subject.form(" ".join(options))],
+        [subject.form(f"[{', '.join(one if is_number(one) else json.dumps(one) for one in options)}]")],
+        [subject.form("\n".join(options))],
+        [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
+        [answers],
+        [f"{subject.form_text(answer)}\n{last}"],
+        [f"{last}\n{shrug(subject.asked)} {' '.join(options)}"],
+    ]
+
+
+def strange(subject: Subject, number: int) -> list[str]:
+    """Wrong answers that are no other task's either: those may share words with the right one."""
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    return [shaped(subject.right, rng) for _ in range(number)]

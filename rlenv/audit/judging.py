@@ -8,12 +8,23 @@ from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.asking import SAME_CALLS
-from rlenv.audit.causes import advised, beyond, judge_sides, judge_vanishing
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.audit.subject import same
-from rlenv.audit.verdicts import ANY_ANSWER, SLACK, TRIED, Suspect, Verdicts, episode_of, share_of
+from rlenv.audit.verdicts import (
+    ANY_ANSWER,
+    SLACK,
+    TRIED,
+    Suspect,
+    Verdicts,
+    advised,
+    beyond,
+    episode_of,
+    judge_sides,
+    judge_vanishing,
+    share_of,
+)
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.trajectory import Trajectory

@@ -2,28 +2,30 @@
 
 An answer may well stand in a prompt that has to be read, or in what the oracle calls. It is given away where one rule
 finds it that knows nothing of the question (`audit.place_rules`), or where a text that all tasks share says it beside a
-task's own words. What such a rule takes is played: it counts for what it earns.
-"""
+task's own words. What such a rule takes is played: it counts for what it earns."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial, reduce
 
-from rlenv.audit.golds import golds_of, readers
 from rlenv.audit.place_rules import (
     NEAR,
     Allowed,
     Sure,
+    dealt_anew,
     fitted,
     holds,
     invisible,
     is_anywhere,
     is_mark,
+    is_sure,
     learn,
+    same,
     says,
     unveiled,
 )
@@ -36,17 +38,154 @@ from rlenv.audit.probes import (
     by_schema,
     cut,
     listed_names,
+    named_by,
+    pieces,
     probes,
+    ranking,
     reading_probes,
     worded,
+    words_in,
 )
-from rlenv.audit.sheets import beside, own_words, said_beside, sheets
-from rlenv.audit.subject import Action, Subject
+from rlenv.audit.subject import Action, Aim, Subject, aim_of, texts_of
 from rlenv.episodes.rollout import together
-from rlenv.messages import Message, ToolCall, ToolResult
+from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools.base import Tool
 
-__all__ = ["Aim", "aim_of", "find_leaks", "hearts_of", "read_places"]
+__all__ = ["Sheet", "beside", "find_leaks", "own_words", "read_places", "said_beside", "sheets"]
+
+_MOST_BESIDE = 300
+_TOKEN = re.compile(r"\w+|[-+*/^%<>=]")
+_RARE_WORD = 5
+_MOST_WORDS = 8
+_LEAST_WORDS = 4
+_QUESTION = 0.8
+"""The share of a question's words that a line has which repeats it."""
+
+
+def beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[tuple[str, Sure]]:
+    """Descriptions, schemas and what all prompts say alike, such as examples: where, and what they give."""
+    lines = [prompt.splitlines() for prompt in prompts]
+    shared = Counter(line for some in lines for line in set(some))
+    alike = [line for line, count in shared.items() if 2 * count > len(prompts)]
+    own = own_words(["\n".join(line for line in some if line not in alike) for some in lines])
+    tools = subjects[0].environment.parts.tools.values()
+    told = {f"{kind} of tool '{tool.name}'": some for tool in tools for kind, some in pieces(tool).items()}
+    for where, some in {"prompt, where it is the same on all tasks": cut("\n".join(alike)), **told}.items():
+        if sure := said_beside([some] * len(golds), own, golds):
+            yield where, sure
+
+
+def own_words(prompts: Sequence[str]) -> list[set[str]]:
+    """The words of each prompt that few others have."""
+    words = [set(words_in(prompt)) for prompt in prompts]
+    common = Counter(word for some in words for word in some)
+    return [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
+
+
+def said_beside(said: Sequence[Sequence[str]], own: Sequence[Set[str]], golds: Sequence[str]) -> Sure | None:
+    """Whether those of the pieces that are said on each task which hold a word of its own give golds away."""
+    near = []
+    for pieces_of, words, gold in zip(said, own, golds, strict=True):
+        others = words - set(words_in(gold))
+        near.append("\n".join(piece for piece in pieces_of if others & set(words_in(piece))))
+    return _sure(near, golds)
+
+
+def _sure(near: Sequence[str], golds: Sequence[str]) -> Sure | None:
+    fired = [at for at, text in enumerate(near) if text and golds[at]][:_MOST_BESIDE]
+    hits = [at for at in fired if holds(near[at], golds[at])]
+    if not hits:
+        return None
+    # A line that names all there is says other tasks' golds as well.
+    pairs = [holds(near[at], golds[other]) for at in fired for other in fired if not same(golds[at], golds[other])]
+    chance = max(sum(pairs) / max(1, len(pairs)), dealt_anew(["\0"] * len(fired), [golds[at] for at in fired]))
+    if not is_sure(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(golds)):
+        return None
+    taken = {at: golds[at] for at in hits}
+    return Sure("what stands beside the prompt's own words", len(hits), len(fired), chance, taken)
+
+
+class Sheet:
+    """What a listed name gives on all tasks alike, by the words of the prompts.
+
+    Where the oracle does not use the tool, a line has to repeat the question: looking a word up may be the task.
+    """
+
+    def __init__(self, where: str, text: str, call: ToolCall, subjects: Sequence[Subject]) -> None:
+        self.where = where
+        self._call = call
+        self._lines = text.splitlines()
+        used = sum(any(made.name == call.name for made, _ in one.oracle_calls()) for one in subjects)
+        self._least = 0.0 if 2 * used > len(subjects) else _QUESTION
+        self._asked = [_asked(one) if self._least else [] for one in subjects]
+        self._questions = [set(words_in(one.prompt)) for one in subjects]
+        self._words = [set(words_in(_prompt(one))) for one in subjects]
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether no line could repeat a question, since these have too few words to be known by."""
+        return self._least > 0 and not any(self._asked)
+
+    def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> Sure | None:
+        """Whether the lines nearest to each task's prompt, and to what `more` says on it alone, give golds away."""
+        near = []
+        for at, gold in enumerate(golds):
+            lines = [*self._lines, *(more[at].splitlines() if more else ())]
+            near.append(self._near(at, lines, set(words_in(gold))))
+        return _sure(near, golds)
+
+    def _near(self, at: int, lines: Sequence[str], but: Set[str]) -> str:
+        spoken = [(line, set(words_in(line)) - but) for line in lines]
+        most = max((len(self._words[at] & said) for _, said in spoken), default=0)
+        question = self._questions[at]
+        least = max(_LEAST_WORDS, self._least * len(question)) if self._least else 1
+        # The whole question in a line is repeated, however short it is.
+        if whole := [line for line in lines if any(one in _plain(line) for one in self._asked[at])]:
+            return "\n".join(whole)
+        kept = [line for line, said in spoken if len(self._words[at] & said) == most]
+        return "\n".join(kept) if most and any(len(question & set(words_in(one))) >= least for one in kept) else ""
+
+    def asked(self) -> list[ToolCall] | None:
+        """The query for each task's rarest words, since a table is shown cut; None where it is no query."""
+        common = Counter(word for some in self._words for word in some)
+        rarest = [sorted(some, key=lambda word: (common[word], word))[:_MOST_WORDS] for some in self._words]
+        made = [ranking(self._call, self._lines[0], some) for some in rarest] if self._lines else []
+        return [one for one in made if one is not None] if made and None not in made else None
+
+
+def sheets(subjects: Sequence[Subject], told: Sequence[Mapping[str, ToolResult]]) -> Iterator[Sheet]:
+    """The texts of listed names that are one on all tasks, but for what is there to be read.
+
+    That is what the oracle asks for on any task, and what a prompt or a tool's description names.
+    """
+    tools = subjects[0].environment.parts.tools
+    calls = [call for one in subjects for call, _ in one.oracle_calls()]
+    asked = [str(value) for call in calls for value in call.arguments.values()]
+    shown = "\n".join(dict.fromkeys([*map(_prompt, subjects), *asked, *(tool.description for tool in tools.values())]))
+    asking = [one for one in told if one]
+    for label in dict.fromkeys(label for one in asking for label in one):
+        call = named_by(tools, label)
+        given = [one[label] for one in asking if label in one]
+        texts = {result.text for result in given if not result.is_error}
+        if call is None or len(texts) != 1 or 4 * len(given) < 3 * len(asking) or holds(shown, call[1]):
+            continue
+        yield Sheet(f"result of {label}", texts.pop(), call[0], subjects)
+
+
+def _prompt(subject: Subject) -> str:
+    return "\n\n".join(message.content for message in subject.gold.messages)
+
+
+def _asked(subject: Subject) -> list[str]:
+    """The question as a sheet would hold it: the prompt, and what of the row stands in it as a sentence."""
+    shown = _plain(subject.prompt)
+    texts = [_plain(text) for text in texts_of(subject.task)]
+    return [one for one in (shown, *texts) if len(one.split()) >= _LEAST_WORDS and one in shown]
+
+
+def _plain(text: str) -> str:
+    return f" {' '.join(_TOKEN.findall(text.casefold()))} "
+
 
 _MOST_PLAYED = 8
 _MOST_ASKED = 48
@@ -300,68 +439,3 @@ def _text(result: ToolResult | None, kind: str, subject: Subject, gold: str, is_
     own = [one.text for call, one in subject.oracle_calls() if call.name == result.name]
     is_read = result.text in own or (is_asked and kind == "result" and any(holds(text, gold) for text in own))
     return "" if is_read else unveiled(result.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A gold for each task, and how a policy that knows it plays: `write(subject, gold)`."""
-
-    golds: Sequence[str]
-    write: Callable[[Subject, str], list[Action]]
-    is_answer: bool = True
-    """A code that is given to a call is found out by others: what these give on success is there to be read."""
-
-
-def aim_of(subjects: Sequence[Subject]) -> Aim | None:
-    """What is looked for on these tasks; None where it is the same on all of them."""
-    golds = hearts_of(subjects)
-    if _differ(golds):
-        rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
-
-        def answer(subject: Subject, said: str) -> list[Action]:
-            # What is right is given as the oracle writes it: the form is not what is asked here.
-            gold, right = rights[subject.gold.task_index]
-            return [subject.form(right if said == gold else said)]
-
-        return Aim(golds, answer)
-    changing = [[call for call, _ in one.oracle_calls() if one.changes(call.name)] for one in subjects]
-    for name, key in dict.fromkeys((call.name, key) for calls in changing for call in calls for key in call.arguments):
-        codes = [
-            next((str(call.arguments.get(key, "")) for call in calls if call.name == name), "") for calls in changing
-        ]
-        told = sum(holds(subject.prompt, code) for subject, code in zip(subjects, codes, strict=True))
-        if _differ(codes) and 5 * told < len(subjects):
-            return Aim(codes, partial(_call, name=name, key=key), is_answer=False)
-    return None
-
-
-def _differ(golds: Sequence[str]) -> bool:
-    return len({gold.casefold() for gold in golds if gold}) > 1
-
-
-def hearts_of(subjects: Sequence[Subject]) -> list[str]:
-    """The oracle's answers, or the golds of a term that are the heart of them."""
-    readable = readers(subjects[0].environment) if subjects else ()
-    found = []
-    for subject in subjects:
-        right = subject.right.strip()
-        values = golds_of(readable, subject.task, subject.environment.spec.vars) if right else {}
-        inside = [gold.text.strip() for golds in values.values() for gold in golds if holds(right, gold.text.strip())]
-        found.append(min([right, *inside], key=len))
-    return found
-
-
-def _call(subject: Subject, said: str, *, name: str, key: str) -> list[Action]:
-    """The oracle's calls that change something, with this code in one of them, and its last words."""
-    calls = [call for call, _ in subject.oracle_calls() if subject.changes(call.name)]
-    made = [
-        ToolCall(call.name, {**call.arguments, key: type(call.arguments[key])(said)})
-        if call.name == name and key in call.arguments and _fits(call.arguments[key], said)
-        else call
-        for call in calls
-    ]
-    return [Message("assistant", "", tuple(made)), subject.gold.turns[-1].action]
-
-
-def _fits(value: object, said: str) -> bool:
-    return isinstance(value, str) or (isinstance(value, int) and said.lstrip("-").isdigit())

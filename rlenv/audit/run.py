@@ -31,12 +31,12 @@ from rlenv.audit.asking import (
     write_same,
 )
 from rlenv.audit.data import check_data
-from rlenv.audit.leaks import hearts_of, read_places
+from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.play import Adaptive, Chapter, Planting, Player, Way, faulty, planted
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.shortcuts import find_shortcut
-from rlenv.audit.subject import Action, Subject, options_of
+from rlenv.audit.subject import Action, Subject, hearts_of, options_of
 from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
 from rlenv.audit.texts import shrug
 from rlenv.audit.verdicts import share_of

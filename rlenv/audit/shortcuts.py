@@ -236,7 +236,7 @@ def _is_shown(part: tuple[str, str], prompt: str) -> bool:
     return re.search(f"{told}{between}{wanted}", prompt) is not None
 
 
-_LEAST_OF_SHORTCUTS = 16
+_LEAST_TASKS = 16
 _HITS = 0.8
 _RARE = 1e-3
 _MOST_ANSWERS = 12
@@ -251,7 +251,7 @@ _ASKS_FORM = re.compile(
 
 _WHOLE = re.compile(r"\d{1,9}")
 _DENIES = re.compile(r"\b(?:not|never|no|none|nobody|nothing|neither|nor|cannot|without)\b|n't\b", re.IGNORECASE)
-_WORDS_OF_SHORTCUTS = (
+_OF_NO_CONTENT = (
     "always all only some none every any also very just but because still since later once even and or may"
     " might must".split()
 )
@@ -285,7 +285,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
-_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _WORDS_OF_SHORTCUTS}
+_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _OF_NO_CONTENT}
 _LOOKS |= {f"its mark modulo {by}": partial(_modulo, by) for by in (2, 3, 4, 5, 7, 10)}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
@@ -308,7 +308,7 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
 def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
     """The best rule that is far above chance on tasks that it was not learnt on, None without any."""
     some = [one for one in subjects if one.right][:_MOST_TASKS]
-    if len(some) < _LEAST_OF_SHORTCUTS or 2 * sum(map(_asks_form, some)) > len(some):
+    if len(some) < _LEAST_TASKS or 2 * sum(map(_asks_form, some)) > len(some):
         return None
     # Rows may take turns.
     mixed = random.Random(0).sample(range(len(some)), len(some))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from rlenv.audit.golds import golds_of, readers
 from rlenv.audit.texts import holds, tells_for
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
@@ -19,9 +21,13 @@ from rlenv.trajectory import Trajectory
 
 __all__ = [
     "Action",
+    "Aim",
     "Subject",
+    "aim_of",
     "far_numbers",
+    "hearts_of",
     "instructions",
+    "is_number",
     "options_of",
     "other_value",
     "same",
@@ -290,3 +296,77 @@ def other_value(value: Any, rng: random.Random) -> Any:
     if isinstance(value, (int, float)):
         return value * 3 + 7
     return shaped(value, rng) if isinstance(value, str) and value else "zqx"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A gold for each task, and how a policy that knows it plays: `write(subject, gold)`."""
+
+    golds: Sequence[str]
+    write: Callable[[Subject, str], list[Action]]
+    is_answer: bool = True
+    """A code that is given to a call is found out by others: what these give on success is there to be read."""
+
+
+def aim_of(subjects: Sequence[Subject]) -> Aim | None:
+    """What is looked for on these tasks; None where it is the same on all of them."""
+    golds = hearts_of(subjects)
+    if _differ(golds):
+        rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
+
+        def answer(subject: Subject, said: str) -> list[Action]:
+            # What is right is given as the oracle writes it: the form is not what is asked here.
+            gold, right = rights[subject.gold.task_index]
+            return [subject.form(right if said == gold else said)]
+
+        return Aim(golds, answer)
+    changing = [[call for call, _ in one.oracle_calls() if one.changes(call.name)] for one in subjects]
+    for name, key in dict.fromkeys((call.name, key) for calls in changing for call in calls for key in call.arguments):
+        codes = [
+            next((str(call.arguments.get(key, "")) for call in calls if call.name == name), "") for calls in changing
+        ]
+        told = sum(holds(subject.prompt, code) for subject, code in zip(subjects, codes, strict=True))
+        if _differ(codes) and 5 * told < len(subjects):
+            return Aim(codes, partial(_call, name=name, key=key), is_answer=False)
+    return None
+
+
+def _differ(golds: Sequence[str]) -> bool:
+    return len({gold.casefold() for gold in golds if gold}) > 1
+
+
+def hearts_of(subjects: Sequence[Subject]) -> list[str]:
+    """The oracle's answers, or the golds of a term that are the heart of them."""
+    readable = readers(subjects[0].environment) if subjects else ()
+    found = []
+    for subject in subjects:
+        right = subject.right.strip()
+        values = golds_of(readable, subject.task, subject.environment.spec.vars) if right else {}
+        inside = [gold.text.strip() for golds in values.values() for gold in golds if holds(right, gold.text.strip())]
+        found.append(min([right, *inside], key=len))
+    return found
+
+
+def _call(subject: Subject, said: str, *, name: str, key: str) -> list[Action]:
+    """The oracle's calls that change something, with this code in one of them, and its last words."""
+    calls = [call for call, _ in subject.oracle_calls() if subject.changes(call.name)]
+    made = [
+        ToolCall(call.name, {**call.arguments, key: type(call.arguments[key])(said)})
+        if call.name == name and key in call.arguments and _fits(call.arguments[key], said)
+        else call
+        for call in calls
+    ]
+    return [Message("assistant", "", tuple(made)), subject.gold.turns[-1].action]
+
+
+def _fits(value: object, said: str) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and said.lstrip("-").isdigit())
+
+
+def is_number(text: str) -> bool:
+    """Whether an answer is a number, with thousands commas maybe."""
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return text[-1:].isdigit()

@@ -16,13 +16,12 @@ from typing import Any
 
 from rlenv.audit.asking import ask_user
 from rlenv.audit.crafted import example_of, words_in_code
-from rlenv.audit.leaks import Aim, aim_of
 from rlenv.audit.place_rules import holds as is_whole
 from rlenv.audit.place_rules import learn
 from rlenv.audit.play import Chapter, Leak, Muting, Player, planted
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Finding
-from rlenv.audit.subject import Action, Subject
+from rlenv.audit.subject import Action, Aim, Subject, aim_of
 from rlenv.audit.texts import holds, shrug
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.episodes.environment import Environment
@@ -131,7 +130,6 @@ _PHRASES = ("all tests passed", "exit code 0", json.dumps({"status": "success", 
 _ENDS = "That is all."
 _MOST_LINES = 40
 _MOST_OPTIONS = 24
-_MOST_TOOLS_OF_ECHOES = 12
 _SHORT = 60
 _WORD = re.compile(r"\w+")
 _FORMS: dict[str, Callable[[str], str]] = {
@@ -182,7 +180,7 @@ def _falls(told: Trajectory, plain: Trajectory) -> bool:
 def _listeners(subject: Subject) -> dict[str, Telling]:
     """What could say a text back, by name: each free text of each tool, as it is and as code of the usual languages."""
     found: dict[str, Telling] = {}
-    for tool in list(subject.environment.parts.tools.values())[:_MOST_TOOLS_OF_ECHOES]:
+    for tool in list(subject.environment.parts.tools.values())[:_MOST_TOOLS]:
         for key, part in tool.parameters.get("properties", {}).items():
             if part.get("type") == "string" and not {"enum", "const"} & set(part) and not subject.submits(tool.name):
                 for form, write in _FORMS.items():

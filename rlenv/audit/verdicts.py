@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.play import Key, Way
+from rlenv.audit.play import Chapter, Key, Way
 from rlenv.audit.report import Episode, Finding, Thresholds
+from rlenv.episodes.environment import Environment
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
 
-__all__ = ["ANY_ANSWER", "SLACK", "TRIED", "Suspect", "Verdicts", "episode_of", "share_of"]
+__all__ = [
+    "ANY_ANSWER",
+    "SLACK",
+    "TRIED",
+    "Suspect",
+    "Verdicts",
+    "advised",
+    "beyond",
+    "episode_of",
+    "judge_sides",
+    "judge_vanishing",
+    "share_of",
+]
 
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
@@ -30,7 +44,7 @@ ANY_ANSWER = frozenset({"empty_answer", "form_only", "length_paid", "paid_for_en
 _NOT_RIGHT = ANY_ANSWER | {"chance", "constant_answer", "loose_match", "stuffed_answer"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """What may be a hole: how it is called, what its policy does, and what to change."""
 
@@ -38,6 +52,7 @@ class Suspect:
     hole: str
     does: str
     hint: str
+    _: KW_ONLY
     most: float = 0.0
     """The share of the oracle's reward that it may earn where that is not the audit's own threshold."""
     partial: int = 0
@@ -54,81 +69,33 @@ class Suspect:
 
 _SHORTCUT = 0.6
 _SUSPECTS = (
-    Suspect(
-        name="emptied_state",
-        hole="emptied_state",
-        does="calls each tool that changes something for all that the others list",
-        hint="compare with the state that is wanted as a whole: it holds where all was taken away",
-        kin=("state_at_start",),
-    ),
-    Suspect(
-        name="written",
-        hole="target_written",
-        does="sets all that tools can write to one value, and answers it,",
-        hint="compare with what the row says, or with state that no tool of the policy writes",
-        kin=("emptied_state", "state_at_start"),
-    ),
-    Suspect(
-        name="left_out",
-        hole="leak",
-        does="leaves out the {0}, or empty,",
-        hint="let the tool refuse what it is not told: it knows the right value by itself",
-        where="default of {0}",
-    ),
-    Suspect(
-        name="other_arguments",
-        hole="unchecked_argument",
-        does="gives a wrong {0}",
-        hint="compare the {0} with what the row says; a value beyond it must not pass either",
-        where="{0}",
-    ),
-    Suspect(
-        name="same_call",
-        hole="paid_again",
-        does="makes {0} again and again, and nothing else,",
-        hint="count each thing once; where a wrong call goes well by chance, let it be tried once",
-    ),
-    Suspect(
-        name="echoed",
-        hole="echoed_text",
-        does="tells {0}, which says it back, what success looks like",
-        hint="look at the state or at the value of the one call that counts, and never search all that tools gave: "
-        "what they say back are the policy's own words",
-    ),
-    Suspect(
-        name="talk",
-        hole="user_swayed",
-        does="says to the user {0!r:.60}, and gives no answer,",
-        hint="measure what was done: whoever asks, thanks or says sorry gets these words from the user",
-    ),
-    Suspect(
-        name="talk",
-        hole="user_tells",
-        does="copies {0.rule} of the {0.where}",
-        hint="let the user keep the answer to itself, or take something for each hint",
-        where="{0.where}",
-    ),
-    Suspect(
-        name="leak",
-        hole="leak",
-        does="copies {0.rule} of the {0.where}",
-        hint="take the answer out of the {0.where}, or ask for what does not stand at a fixed place",
-        where="{0.where}",
-    ),
-    Suspect(
-        name="asked_until_right",
-        hole="asked_until_right",
-        does="asks {0} one answer after the other until it is answered otherwise",
-        hint="let the tool be asked once or twice, or take something for each time that it is asked",
-    ),
-    Suspect(
-        name="shortcut",
-        hole="shortcut",
-        does="goes by {0.where} ({0.rule})",
-        hint="make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
-        most=_SHORTCUT,
-    ),
-)
+    Suspect("emptied_state", "emptied_state", "calls each tool that changes something for all that the others list",
+        "compare with the state that is wanted as a whole: it holds where all was taken away", kin=("state_at_start",)),
+    Suspect("written", "target_written", "sets all that tools can write to one value, and answers it,",
+        "compare with what the row says, or with state that no tool of the policy writes",
+        kin=("emptied_state", "state_at_start")),
+    Suspect("left_out", "leak", "leaves out the {0}, or empty,",
+        "let the tool refuse what it is not told: it knows the right value by itself", where="default of {0}"),
+    Suspect("other_arguments", "unchecked_argument", "gives a wrong {0}",
+        "compare the {0} with what the row says; a value beyond it must not pass either", where="{0}"),
+    Suspect("same_call", "paid_again", "makes {0} again and again, and nothing else,",
+        "count each thing once; where a wrong call goes well by chance, let it be tried once"),
+    Suspect("echoed", "echoed_text", "tells {0}, which says it back, what success looks like",
+        "look at the state or at the value of the one call that counts, and never search all that tools gave: "
+        "what they say back are the policy's own words"),
+    Suspect("talk", "user_swayed", "says to the user {0!r:.60}, and gives no answer,",
+        "measure what was done: whoever asks, thanks or says sorry gets these words from the user"),
+    Suspect("talk", "user_tells", "copies {0.rule} of the {0.where}",
+        "let the user keep the answer to itself, or take something for each hint", where="{0.where}"),
+    Suspect("leak", "leak", "copies {0.rule} of the {0.where}",
+        "take the answer out of the {0.where}, or ask for what does not stand at a fixed place", where="{0.where}"),
+    Suspect("asked_until_right", "asked_until_right",
+        "asks {0} one answer after the other until it is answered otherwise",
+        "let the tool be asked once or twice, or take something for each time that it is asked"),
+    Suspect("shortcut", "shortcut", "goes by {0.where} ({0.rule})",
+        "make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
+        most=_SHORTCUT),
+)  # fmt: skip
 TRIED = {"told" if one.hole == "user_tells" else one.name: one for one in _SUSPECTS}
 """What is tried beside the adversaries; `{0}` is what it was tried on or with."""
 
@@ -308,3 +275,94 @@ def episode_of(ended: Trajectory, gold: Trajectory) -> Episode:
 
 def _least(way: Way, keys: Sequence[Key]) -> Key:
     return min(keys, key=lambda key: (len(way[key].turns), sum(len(turn.action) for turn in way[key].turns), key))
+
+
+_NAMED_ROWS = 3
+_TOO_WIDE = ("constant_answer", "form_only", "loose_match", "partial_tasks", "stuffed_answer")
+
+
+def beyond(way: Way, plain: Sequence[Way]) -> Way:
+    """The tasks of a way on which none of the controls earns as much: there it has shown something, or nothing."""
+
+    def is_shown(key: Key, ended: Trajectory) -> bool:
+        earned = ended.reward.total or 0.0
+        others = [one[key].reward.total or 0.0 for one in plain if key in one]
+        return earned <= SLACK or all(other < earned - SLACK for other in others)
+
+    return {key: ended for key, ended in way.items() if is_shown(key, ended)}
+
+
+def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
+    """A comparison that looks at one side alone; where numbers of both sides pass, it is none at all."""
+    ways = chapter.ways.get("one_side", [])
+    if len(ways) < 3:
+        return
+    far, near, above = ways
+    # A minus may pass by itself.
+    below = {key: one for key, one in far.items() if (near.get(key, one).reward.total or 0.0) > SLACK}
+    for side, way, others in (("below", below, [above]), ("above", above, [far, near])):
+        suspect = Suspect(
+            name="one_side",
+            hole="loose_match",
+            does=f"gives a number far {side} the right one",
+            hint=f"whatever is {side} the right number passes, and no smaller tolerance closes that: compare the "
+            "distance, abs(answer - right)",
+            partial=99,
+        )
+        verdicts.judge(suspect, [beyond(way, others)])
+
+
+def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
+    """Right answers of which normalising leaves nothing, so that all is right of which it leaves nothing either."""
+    nonsense = chapter.ways.get("wrong_answer", [])[1:2]
+    tried = chapter.ways.get("vanishing", [])
+    # One of them alone is paid for something else, such as a capital.
+    paid = Counter(key for way in tried for key, one in way.items() if (one.reward.total or 0.0) > SLACK)
+    several = [{key: one for key, one in way.items() if paid[key] != 1} for way in tried]
+    ways = [beyond(way, nonsense) for way in several]
+    suspect = Suspect(
+        name="vanishing",
+        hole="empty_answer",
+        does="answers with letters that are not Latin, or with marks alone,",
+        hint="what is right there and this answer are the same, or both empty, once they are normalised; refusing an "
+        "empty answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left",
+        partial=99,
+    )
+    before = len(verdicts.findings)
+    verdicts.judge(suspect, ways)
+    for place, found in enumerate(verdicts.findings[before:], before):
+        rows = {
+            key: chapter.golds[key].answer
+            for way in ways
+            for key, one in way.items()
+            if (one.reward.total or 0.0) > SLACK
+        }
+        shown = ", ".join(
+            f"{split}/{index} ({rows[split, index]!r:.40})" for split, index in sorted(rows)[:_NAMED_ROWS]
+        )
+        more = f" and {len(rows) - _NAMED_ROWS} more" if len(rows) > _NAMED_ROWS else ""
+        verdicts.findings[place] = dataclasses.replace(found, message=f"{found.message}; right there: {shown}{more}")
+
+
+def advised(environment: Environment, found: Finding) -> Finding:
+    """A finding with what its own term's rule and keys would have to be, where those are the cause."""
+    spec = environment.spec.rewards.get(found.term)
+    if spec is None or found.hole not in _TOO_WIDE:
+        return found
+    rule, said = getattr(spec, "rule", spec.kind), ""
+    wide = [f"{key}: {value:g}" for key in ("tolerance", "relative_tolerance") if (value := getattr(spec, key, 0))]
+    if wide and found.hole != "stuffed_answer":
+        said = f"`{', '.join(wide)}` of '{found.term}' takes other tasks' numbers for right: make it smaller"
+    elif rule in ("sql_match", "skyrl_synsql") or getattr(spec, "compare", "") == "rows":
+        said = (
+            "queries that differ give the same rows here, such as none: use data on which each gold has rows of its own"
+        )
+    elif rule == "contains":
+        said = "`contains` has no bound: use exact_match, or bound the answer's length by a gate"
+    elif rule == "f1":
+        said = "`f1` pays for common words: use exact_match, or pay above a high share alone"
+    elif rule == "json_match" and getattr(spec, "mode", "") == "subset":
+        said = "`mode: subset` takes whatever else is said: use `mode: equal`"
+    elif rule == "regex":
+        said = "the pattern matches other answers too: end it with $, and put the row's own answer in it"
+    return dataclasses.replace(found, hint=said) if said else found

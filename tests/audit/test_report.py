@@ -27,6 +27,8 @@ def given() -> Iterator[str]:
         for keyword in call.keywords:
             if keyword.arg == "hole":
                 yield from texts(keyword.value)
+        if name in ("Adversary", "Suspect") and len(call.args) > 1:
+            yield from texts(call.args[1])
         if name in GIVES and call.args:
             yield from texts(call.args[0])
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rlenv
-from rlenv.audit.leaks import aim_of, find_leaks
+from rlenv.audit.leaks import find_leaks
 from rlenv.audit.play import Player
-from rlenv.audit.subject import Subject
+from rlenv.audit.subject import Subject, aim_of
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
 from tests.support.planted import Row, plant, product, rows_of
