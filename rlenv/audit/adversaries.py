@@ -14,23 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlenv.audit.crafted import (
-    CONTROLS,
-    LEAST_OPTIONS,
-    abstaining_scripts,
-    alphabet_scripts,
-    constant_programs,
-    decorated_scripts,
-    expression_scripts,
-    injection_scripts,
-    is_query,
-    listed_scripts,
-    named_word_scripts,
-    no_rows,
-    program_scripts,
-    strange,
-    wildcard_scripts,
-)
+from rlenv.audit import crafted
 from rlenv.audit.probes import filler
 from rlenv.audit.subject import (
     Action,
@@ -48,16 +32,9 @@ from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
 __all__ = [
-    "ADVERSARIES",
-    "SAYS",
-    "Adversary",
-    "Write",
-    "joined_scripts",
-    "near_scripts",
-    "self_report_scripts",
-    "side_scripts",
-    "vanishing_scripts",
-]
+    "ADVERSARIES", "SAYS", "Adversary", "Write", "joined_scripts", "near_scripts", "self_report_scripts",
+        "side_scripts", "vanishing_scripts",
+]  # fmt: skip
 
 _VANISHING = ("\u03a9", "\u4eac\u90fd", "?!", "\u2026")
 _FAR = 1_000_000
@@ -273,7 +250,7 @@ def _empty_form(subject: Subject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
     empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
-    empties[1:1] = [no_rows(subject.right)] if is_query(subject.right) else []
+    empties[1:1] = [crafted.no_rows(subject.right)] if crafted.is_query(subject.right) else []
     held = [one.casefold() for one in subject.asked if one.strip()]
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
@@ -375,7 +352,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         partial=99, wide=True),
     Adversary("alphabet", "stuffed_answer", "answers with all letters and digits there are",
         "compare the whole answer with the row's own: here the signs are counted that both have",
-        write=alphabet_scripts, controls=2, most=0.5),
+        write=crafted.alphabet_scripts, controls=2, most=0.5),
     Adversary("one_side", "loose_match", "gives a number far below or far above the right one",
         "compare the distance, abs(answer - right)", write=side_scripts, wide=True),
     Adversary("vanishing", "empty_answer", "answers with letters that are not Latin, or with marks alone",
@@ -383,32 +360,32 @@ ADVERSARIES: tuple[Adversary, ...] = (
         wide=True),
     Adversary("pattern", "pattern_answer", "answers with a wildcard, which matches whatever is right",
         "compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
-        write=wildcard_scripts, partial=99, controls=CONTROLS),
+        write=crafted.wildcard_scripts, partial=99, controls=crafted.CONTROLS),
     Adversary("injection", "injected_answer",
         "closes the quote around its answer in what the reward runs, and asks there for what holds anyway,",
         "never put an answer between the quotes of a query or a program: read what is right, and compare the "
-        "answer with it as a value", write=injection_scripts, partial=99),
+        "answer with it as a value", write=crafted.injection_scripts, partial=99),
     Adversary("abstains", "paid_abstaining", "says that it gives no answer, in usual words,",
         "pay less for giving no answer than the audit's threshold, and nothing where an answer is to be had; "
-        "`nan` is no number, and farther than no tolerance", write=abstaining_scripts, partial=99),
+        "`nan` is no number, and farther than no tolerance", write=crafted.abstaining_scripts, partial=99),
     Adversary("self_report", "self_report_paid",
         "gives a wrong answer and says of itself what costs least, such as that it is not sure at all,",
         "let what an answer says of itself cost or pay beside a right one alone: a wrong one with no confidence "
         "earns as much here", write=self_report_scripts, control=_wrong,
         control_does="gives a wrong answer in the right form"),
     Adversary("named_words", "paid_words", "says words that the reward's own code or pattern names",
-        "these words are paid for on every task: compare with the row's own answer", write=named_word_scripts),
+        "these words are paid for on every task: compare with the row's own answer", write=crafted.named_word_scripts),
     Adversary("expression", "evaluated_answer",
         "answers with the prompt's own expression, or with a name, which is evaluated to the right value,",
         "compare the answer as it is written: an answer that is evaluated is right before it is computed",
-        write=expression_scripts, controls=1),
+        write=crafted.expression_scripts, controls=1),
     Adversary("program", "forged_verdict",
         "answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
         "take the verdict from values that the tests compare outside of the program, and not from what it prints: "
-        "the kind `tests` does so", write=program_scripts),
+        "the kind `tests` does so", write=crafted.program_scripts),
     Adversary("constant_program", "constant_answer", "answers with a program that always gives the same",
         "pay for all tests at once (credit: all), or test so that no one value is right often",
-        write=constant_programs),
+        write=crafted.constant_programs),
     Adversary("empty", "empty_answer", "writes nothing", _REFUSE, write=lambda subject: [[""]], partial=99, wide=True),
     Adversary("empty_form", "empty_answer", "writes the form of an answer without one", _REFUSE, write=_empty_form,
         partial=2, wide=True, controls=2),
@@ -419,7 +396,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         partial=99, wide=True),
     Adversary("decorated", "format_paid",
         "decorates a wrong answer: headings, lists, links, numbers, capitals, marks that the reward's code names,",
-        "gate what is paid for the look of a text by the right answer", write=decorated_scripts),
+        "gate what is paid for the look of a text by the right answer", write=crafted.decorated_scripts),
     Adversary("other_answer", "form_only", "gives the answer of another task", _COMPARE, write=_others, whole=True),
     Adversary("idle_calls", "idle_calls_paid", "calls tools to no purpose",
         "gate what is paid for calls by the right answer, or take it away", write=_idle),
@@ -428,15 +405,15 @@ ADVERSARIES: tuple[Adversary, ...] = (
     Adversary("thought_answer", "thought_answer", "answers inside its thinking",
         "read the answer from `context.answer` or `parsed.content`, which leave thinking out",
         write=lambda subject: _thought(subject, subject.right, subject.wrong()),
-        control=lambda subject: _thought(subject, *_split(strange(subject, 5))),
+        control=lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
         control_does="gives wrong answers, one of them inside its thinking"),
     Adversary("near_answer", "loose_match", "gives an answer that shares something with the right one and is not it",
         "compare more strictly: a smaller tolerance, the whole text, no common beginning or part", write=near_scripts,
         most=0.8, partial=99, wide=True),
     Adversary("every_option", "stuffed_answer", "gives many answers as one, the right one among them",
         "compare the whole answer with the row's own, and let one answer count",
-        write=lambda subject: listed_scripts(subject, subject.right, subject.wrong()),
-        control=lambda subject: listed_scripts(subject, *_split(strange(subject, LEAST_OPTIONS + 1))),
+        write=lambda subject: crafted.listed_scripts(subject, subject.right, subject.wrong()),
+        control=lambda subject: crafted.listed_scripts(subject, *_split(crafted.strange(subject))),
         control_does="gives many answers as one, none of them right"),
     Adversary("pasted", "stuffed_answer", "repeats the prompt, or pastes what tools gave",
         "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),

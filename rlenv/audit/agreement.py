@@ -11,24 +11,9 @@ from rlenv.runs.figures.agreement import Estimate, between, spearmans_rho, table
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
-    "Bin",
-    "Calibration",
-    "Differing",
-    "Disagreement",
-    "Estimate",
-    "Pairs",
-    "accuracy",
-    "alpha",
-    "bootstrap",
-    "calibration",
-    "disagreement",
-    "distance",
-    "isotonic",
-    "kappa",
-    "line",
-    "mean",
-    "spearman",
-]
+    "Bin", "Calibration", "Differing", "Disagreement", "Estimate", "Pairs", "accuracy", "alpha", "bootstrap",
+        "calibration", "disagreement", "distance", "isotonic", "kappa", "line", "mean", "spearman",
+]  # fmt: skip
 
 Pairs = Sequence[tuple[float, float]]
 Statistic = Callable[[Pairs], float | None]
@@ -99,9 +84,6 @@ def bootstrap(pairs: Pairs, statistic: Statistic, *, seed: int = 0) -> Estimate:
     return Estimate(value, found[int(0.025 * len(found))], found[min(len(found) - 1, int(0.975 * len(found)))])
 
 
-Pairs_calibration = Sequence[tuple[float, float]]
-"""(label, score) of one anchor each."""
-
 _BINS = 5
 
 
@@ -133,7 +115,7 @@ class Calibration:
     steps: tuple[tuple[float, float], ...]
 
 
-def calibration(pairs: Pairs_calibration, *, scale: tuple[float, float]) -> Calibration:
+def calibration(pairs: Pairs, *, scale: tuple[float, float]) -> Calibration:
     """The calibration of scores on `scale`."""
     low, high = scale
     width = (high - low) / _BINS
@@ -148,14 +130,14 @@ def calibration(pairs: Pairs_calibration, *, scale: tuple[float, float]) -> Cali
     return Calibration(bins, error, line(pairs), isotonic(pairs))
 
 
-def _bin(low: float, high: float, held: Pairs_calibration) -> Bin:
+def _bin(low: float, high: float, held: Pairs) -> Bin:
     if not held:
         return Bin(low, high, 0, None, None)
     labels, scores = zip(*held, strict=True)
     return Bin(low, high, len(held), math.fsum(scores) / len(held), math.fsum(labels) / len(held))
 
 
-def line(pairs: Pairs_calibration) -> tuple[float, float] | None:
+def line(pairs: Pairs) -> tuple[float, float] | None:
     """(intercept, slope) of the least-squares line from score to label; None where there is one score only."""
     if not pairs:
         return None
@@ -167,7 +149,7 @@ def line(pairs: Pairs_calibration) -> tuple[float, float] | None:
     return label - slope * score, slope
 
 
-def isotonic(pairs: Pairs_calibration) -> tuple[tuple[float, float], ...]:
+def isotonic(pairs: Pairs) -> tuple[tuple[float, float], ...]:
     """For each score, rising, the label of the isotonic regression; equal scores are one, with their mean label.
 
     Source: the pool-adjacent-violators algorithm, Barlow et al. 1972, "Statistical inference under order restrictions".

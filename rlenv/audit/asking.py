@@ -20,19 +20,9 @@ from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 
 __all__ = [
-    "SAME_CALLS",
-    "Target",
-    "ask_each",
-    "ask_user",
-    "do_again",
-    "empty_state",
-    "halve",
-    "other_arguments",
-    "same_call",
-    "targets_of",
-    "values_to_write",
-    "write_same",
-]
+    "SAME_CALLS", "Target", "ask_each", "ask_user", "do_again", "empty_state", "halve", "other_arguments",
+        "same_call", "targets_of", "values_to_write", "write_same",
+]  # fmt: skip
 
 _LEAST_POOL = 40
 _CLOSED = 6

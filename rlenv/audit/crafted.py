@@ -22,26 +22,11 @@ from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 
 __all__ = [
-    "CONTROLS",
-    "LEAST_OPTIONS",
-    "abstaining_scripts",
-    "alphabet_scripts",
-    "constant_programs",
-    "decorated_scripts",
-    "example_of",
-    "expression_scripts",
-    "injection_scripts",
-    "is_query",
-    "joined_lists",
-    "listed_scripts",
-    "named_word_scripts",
-    "named_words",
-    "no_rows",
-    "program_scripts",
-    "strange",
-    "wildcard_scripts",
-    "words_in_code",
-]
+    "CONTROLS", "LEAST_OPTIONS", "abstaining_scripts", "alphabet_scripts", "constant_programs", "decorated_scripts",
+        "example_of", "expression_scripts", "injection_scripts", "is_query", "joined_lists", "listed_scripts",
+        "named_word_scripts", "named_words", "no_rows", "program_scripts", "strange", "wildcard_scripts",
+        "words_in_code",
+]  # fmt: skip
 
 _REGEX = (".*", ".+", r"[\s\S]*")
 _GLOB = ("*", "?*")
@@ -427,7 +412,7 @@ def listed_scripts(subject: Subject, answer: str, wrong: Sequence[str]) -> Seque
     ]
 
 
-def strange(subject: Subject, number: int) -> list[str]:
+def strange(subject: Subject, number: int = LEAST_OPTIONS + 1) -> list[str]:
     """Wrong answers that are no other task's either: those may share words with the right one."""
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     return [shaped(subject.right, rng) for _ in range(number)]

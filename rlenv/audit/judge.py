@@ -195,6 +195,11 @@ class _Asked:
     members: tuple[float | None, ...]
 
 
+Asked = Sequence[_Asked]
+Varied = Mapping[str, tuple[Asked, Asked]]
+"""What is said to one message of each pair and to the other, by what they differ in."""
+
+
 class _Judge:
     """Asks the judge for scores, on its scale, `concurrency` at once; `digests` are those of its prompts so far."""
 
@@ -254,19 +259,38 @@ async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[
     return first, second
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a judge, or one of a panel, said to the anchors and to the pairs that differ in one thing."""
+
+    scores: tuple[float | None, ...]
+    pairs: Pairs
+    kappa: Estimate
+    error: Estimate
+    bias: Mapping[str, Estimate]
+
+
+def _heard(judge: _Judge, labels: Sequence[float], asked: Asked, varied: Varied, member: int | None = None) -> _Heard:
+    def scores(some: Asked) -> tuple[float | None, ...]:
+        return tuple(one.score if member is None else one.members[member] for one in some)
+
+    mine = scores(asked)
+    pairs = [(label, score) for label, score in zip(labels, mine, strict=True) if score is not None]
+    bias = {name: _change(scores(one), scores(two), judge.scale, judge.seed) for name, (one, two) in varied.items()}
+    agreed = bootstrap(pairs, kappa, seed=judge.seed)
+    return _Heard(mine, pairs, agreed, bootstrap(judge.shares(pairs), distance, seed=judge.seed), bias)
+
+
 def _report(
-    judge: _Judge,
-    anchors: Sequence[Anchor],
-    asked: Sequence[_Asked],
-    varied: Mapping[str, tuple[list[_Asked], list[_Asked]]],
-    *,
-    invalid_reasons: Mapping[str, int],
+    judge: _Judge, anchors: Sequence[Anchor], asked: Asked, varied: Varied, *, invalid_reasons: Mapping[str, int]
 ) -> JudgeReport:
     """The report without drift and findings."""
-    scores = [one.score for one in asked]
     labels = [anchor.label for anchor in anchors]
-    pairs = _pairs(labels, scores)
-    step = _steps(labels)
+    whole, step, members = _heard(judge, labels, asked, varied), _steps(labels), list[MemberReport]()
+    for place, model in enumerate(judge.models if len(judge.models) > 1 else ()):
+        one = _heard(judge, labels, asked, varied, place)
+        named = (judge.endpoints[place], model, judge.by_member[place])
+        members.append(MemberReport(*named, one.scores.count(None), one.kappa, one.error, one.bias))
     return JudgeReport(
         term=judge.name,
         scale=judge.scale,
@@ -275,52 +299,21 @@ def _report(
         panel=judge.panel,
         anchors_sha256=_digest(anchors),
         anchors=len(anchors),
-        invalid=scores.count(None),
+        invalid=whole.scores.count(None),
         invalid_reasons=invalid_reasons,
-        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=judge.seed),
-        kappa=bootstrap(pairs, kappa, seed=judge.seed),
-        alpha=bootstrap(pairs, alpha, seed=judge.seed),
-        spearman=bootstrap(pairs, spearman, seed=judge.seed),
-        error=bootstrap(judge.shares(pairs), distance, seed=judge.seed),
-        calibration=calibration(pairs, scale=judge.scale),
-        bias={
-            name: _change([a.score for a in one], [b.score for b in two], judge.scale, judge.seed)
-            for name, (one, two) in varied.items()
-        },
-        members=_members(judge, labels, asked, varied),
-        members_alpha=alpha([one.members for one in asked]) if len(judge.models) > 1 else None,
+        accuracy=bootstrap([(label, step(found)) for label, found in whole.pairs], accuracy, seed=judge.seed),
+        kappa=whole.kappa,
+        alpha=bootstrap(whole.pairs, alpha, seed=judge.seed),
+        spearman=bootstrap(whole.pairs, spearman, seed=judge.seed),
+        error=whole.error,
+        calibration=calibration(whole.pairs, scale=judge.scale),
+        bias=whole.bias,
+        members=tuple(members),
+        members_alpha=alpha([one.members for one in asked]) if members else None,
         drift=None,
-        scores=tuple(scores),
+        scores=whole.scores,
         findings=(),
     )
-
-
-def _members(
-    judge: _Judge,
-    labels: Sequence[float],
-    asked: Sequence[_Asked],
-    varied: Mapping[str, tuple[list[_Asked], list[_Asked]]],
-) -> tuple[MemberReport, ...]:
-    """The report of each judge of a panel."""
-    if len(judge.models) == 1:
-        return ()
-    found = []
-    for place, model in enumerate(judge.models):
-        scores = [one.members[place] for one in asked]
-        pairs = _pairs(labels, scores)
-        bias = {
-            name: _change([a.members[place] for a in one], [b.members[place] for b in two], judge.scale, judge.seed)
-            for name, (one, two) in varied.items()
-        }
-        agreed = bootstrap(pairs, kappa, seed=judge.seed)
-        error = bootstrap(judge.shares(pairs), distance, seed=judge.seed)
-        digest = judge.by_member[place]
-        found.append(MemberReport(judge.endpoints[place], model, digest, scores.count(None), agreed, error, bias))
-    return tuple(found)
-
-
-def _pairs(labels: Sequence[float], scores: Sequence[float | None]) -> list[tuple[float, float]]:
-    return [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
 
 
 def _digest(anchors: Sequence[Anchor]) -> str:
@@ -336,15 +329,12 @@ def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
     reached = report.kappa.value
     if reached is None or reached < min_kappa:
         yield f"agreement: kappa {'unknown' if reached is None else f'{reached:.2f}'} is below {min_kappa:g}"
-    for name, estimate in report.bias.items():
-        if estimate.value is not None and abs(estimate.value) > _BIAS and estimate.excludes(0.0):
-            yield f"bias: {name} moves the score by {estimate.value:+.2f} of the scale"
-    for place, member in enumerate(report.members):
-        # A panel may hide one judge's bias among the others, who are not always there to outvote it.
-        for name, estimate in member.bias.items():
+    # A panel may hide one judge's bias among the others, who are not always there to outvote it.
+    each = {f" of judges.{place} ({member.endpoint})": member.bias for place, member in enumerate(report.members)}
+    for who, bias in {"": report.bias, **each}.items():
+        for name, estimate in bias.items():
             if estimate.value is not None and abs(estimate.value) > _BIAS and estimate.excludes(0.0):
-                who = f"judges.{place} ({member.endpoint})"
-                yield f"bias: {name} moves the score of {who} by {estimate.value:+.2f} of the scale"
+                yield f"bias: {name} moves the score{who} by {estimate.value:+.2f} of the scale"
     drift = report.drift
     if drift is not None and drift.excludes(0.0):
         yield f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run"

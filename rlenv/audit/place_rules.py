@@ -21,24 +21,9 @@ from rlenv.audit.golds import tail
 from rlenv.rewards.normalise import number
 
 __all__ = [
-    "NEAR",
-    "Allowed",
-    "PlaceRule",
-    "Sure",
-    "dealt_anew",
-    "fitted",
-    "holds",
-    "invisible",
-    "is_anywhere",
-    "is_glued",
-    "is_mark",
-    "is_sure",
-    "learn",
-    "same",
-    "says",
-    "unveiled",
-    "words_of",
-]
+    "NEAR", "Allowed", "PlaceRule", "Sure", "dealt_anew", "fitted", "holds", "invisible", "is_anywhere", "is_glued",
+        "is_mark", "is_sure", "learn", "same", "says", "unveiled", "words_of",
+]  # fmt: skip
 
 _STEM = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")

@@ -9,20 +9,9 @@ from typing import Any
 from rlenv.runs.files import plain
 
 __all__ = [
-    "Attack",
-    "AttackerLimits",
-    "AttackerReport",
-    "Episode",
-    "Faults",
-    "Finding",
-    "JudgeFall",
-    "JudgedTerm",
-    "LeastEpisode",
-    "Report",
-    "ReportCard",
-    "StrategyResult",
-    "Thresholds",
-]
+    "Attack", "AttackerLimits", "AttackerReport", "Episode", "Faults", "Finding", "JudgeFall", "JudgedTerm",
+        "LeastEpisode", "Report", "ReportCard", "StrategyResult", "Thresholds",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from rlenv.audit import asking
 from rlenv.audit.account import Account
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
-from rlenv.audit.asking import (
-    SAME_CALLS,
-    Target,
-    ask_each,
-    do_again,
-    empty_state,
-    halve,
-    other_arguments,
-    same_call,
-    targets_of,
-    values_to_write,
-    write_same,
-)
 from rlenv.audit.data import check_data
 from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
@@ -226,28 +214,28 @@ class _Run:
         # Where the answer behind it is right on its own, nothing is earned by the state.
         alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
         for some in [changing, *([tool] for tool in changing)] if changing else ():
-            way = await player.way(subjects, partial(empty_state, changing=some))
+            way = await player.way(subjects, partial(asking.empty_state, changing=some))
             wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
             undone = {key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)}
             chapter.tried["emptied_state"].append((None, undone))
-        for value in values_to_write(self.environment) if changing else ():
-            way = await player.way(subjects, partial(write_same, changing=changing, value=value))
+        for value in asking.values_to_write(self.environment) if changing else ():
+            way = await player.way(subjects, partial(asking.write_same, changing=changing, value=value))
             wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
             chapter.tried["written"].append((None, wrong))
         chapter.only_said = await player.way(subjects, lambda one: [one.gold.turns[-1].action])
-        otherwise = {subject.gold.task_index: other_arguments(subject) for subject in subjects}
+        otherwise = {subject.gold.task_index: asking.other_arguments(subject) for subject in subjects}
         for place in dict.fromkeys(place for found in otherwise.values() for place in found):
             chapter.tried["other_arguments"].append(
                 (place, await player.way(subjects, partial(_acts, otherwise, place)))
             )
-        for what in SAME_CALLS:
-            chapter.tried["same_call"].append((what, await player.way(subjects, partial(same_call, what=what))))
-        chapter.again = [await player.way(subjects, partial(do_again, number=number)) for number in range(2)]
+        for what in asking.SAME_CALLS:
+            chapter.tried["same_call"].append((what, await player.way(subjects, partial(asking.same_call, what=what))))
+        chapter.again = [await player.way(subjects, partial(asking.do_again, number=number)) for number in range(2)]
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
-        targets = {subject.gold.task_index: targets_of(subject) for subject in subjects}
+        targets = {subject.gold.task_index: asking.targets_of(subject) for subject in subjects}
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
-            for how in (ask_each, halve):
+            for how in (asking.ask_each, asking.halve):
                 chapter.tried["asked_until_right"].append(
                     (name, await player.way(subjects, partial(_asks, targets, name, how)))
                 )
@@ -315,13 +303,13 @@ def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject
 
 
 def _asks(
-    targets: Mapping[int, Mapping[str, Target]],
+    targets: Mapping[int, Mapping[str, asking.Target]],
     name: str,
-    how: Callable[[Subject, Target], Adaptive],
+    how: Callable[[Subject, asking.Target], Adaptive],
     subject: Subject,
 ) -> Sequence[Action] | Adaptive:
     target = targets[subject.gold.task_index].get(name)
-    is_fit = target is not None and (how is ask_each or isinstance(target.fitting(target.right), int))
+    is_fit = target is not None and (how is asking.ask_each or isinstance(target.fitting(target.right), int))
     return how(subject, target) if target is not None and is_fit else ()
 
 

@@ -20,21 +20,9 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.trajectory import Trajectory
 
 __all__ = [
-    "Action",
-    "Aim",
-    "Subject",
-    "aim_of",
-    "far_numbers",
-    "hearts_of",
-    "instructions",
-    "is_number",
-    "options_of",
-    "other_value",
-    "same",
-    "shaped",
-    "texts_of",
-    "trimmed",
-]
+    "Action", "Aim", "Subject", "aim_of", "far_numbers", "hearts_of", "instructions", "is_number", "options_of",
+        "other_value", "same", "shaped", "texts_of", "trimmed",
+]  # fmt: skip
 
 Action = str | Message
 

@@ -18,18 +18,8 @@ from itertools import count, islice
 from typing import Final
 
 __all__ = [
-    "ATTACKS",
-    "NEUTRAL",
-    "TELLS",
-    "JudgeAttack",
-    "Tell",
-    "holds",
-    "like",
-    "nonce",
-    "shrug",
-    "tells_for",
-    "words_of",
-]
+    "ATTACKS", "NEUTRAL", "TELLS", "JudgeAttack", "Tell", "holds", "like", "nonce", "shrug", "tells_for", "words_of",
+]  # fmt: skip
 
 _HARD, _SOFT = "zqxvkwjbfg", "uoiyae"
 _SHRUGS = ("I do not know.", "Unsure.", "Hmm.", "?")

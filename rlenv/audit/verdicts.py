@@ -20,18 +20,9 @@ from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
 
 __all__ = [
-    "ANY_ANSWER",
-    "SLACK",
-    "TRIED",
-    "Suspect",
-    "Verdicts",
-    "advised",
-    "beyond",
-    "episode_of",
-    "judge_sides",
-    "judge_vanishing",
-    "share_of",
-]
+    "ANY_ANSWER", "SLACK", "TRIED", "Suspect", "Verdicts", "advised", "beyond", "episode_of", "judge_sides",
+        "judge_vanishing", "share_of",
+]  # fmt: skip
 
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
