@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlenv.checks.files import check_files, check_servers
+from rlenv.checks.odd_measures import check_measures
 from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
@@ -16,7 +17,7 @@ from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.odd_values import check_values
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.salvage import salvage
-from rlenv.checks.scores import check_gold, check_measures, check_rewards
+from rlenv.checks.scores import check_gold, check_rewards
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_dialect, check_functions, check_surface

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rlenv.checks.tokens import check_environment
+from rlenv.checks.diagnose import check_environment
 from rlenv.cli.console import Console
 from rlenv.cli.options import WithSet, argument, keywords, option
 from rlenv.cli.spending import counting, show_spending_line

@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from rlenv.checks.diagnose import Need, diagnose
-from rlenv.checks.tokens import judge_environment
+from rlenv.checks.diagnose import Need, diagnose, judge_environment
 from rlenv.checks.validate import Report, validate
 from rlenv.cli.console import Console
 from rlenv.cli.options import WithSet, WithSpec, argument, keywords, option

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import rlenv
 from rlenv._base.nearest import did_you_mean
-from rlenv.checks.tokens import judge_environment
+from rlenv.checks.diagnose import judge_environment
 from rlenv.collect.data import MANIFEST, ROWS, TRAJECTORIES, Candidate, Chosen, Identity, Keep, Manifest, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
 from rlenv.collect.play import EpisodeRecorder, EpisodeSource, files_of, play_jobs, recorded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.checks.tokens import judge_environment
+from rlenv.checks.diagnose import judge_environment
 from rlenv.episodes.environment import load
 from rlenv.messages import Image, Message
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer

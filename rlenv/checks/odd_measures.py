@@ -1,0 +1,296 @@
+"""Warnings of terms that run or ask something: judges, `verify` and hidden tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlenv.checks.files import tables_of
+from rlenv.checks.subject import Subject, strings_in
+from rlenv.errors import Finding
+from rlenv.language.spec import RewardSpec
+from rlenv.language.templates import TemplateError, compile_template, compile_value
+
+__all__ = ["check_measures"]
+
+
+def check_measures(subject: Subject) -> Iterator[Finding]:
+    """Warnings of the terms that run or ask something: judges, `verify` and `tests`."""
+    for name, spec in subject.loaded.spec.rewards.items():
+        path = f"rewards.{name}"
+        yield from _unread(subject, path, spec)
+        if spec.kind == "judge":
+            yield from _range_of_judge(subject, path, spec)
+            yield from _scale_of_judge(subject, path, spec)
+        if spec.kind == "tests":
+            yield from _tests(subject, path, spec)
+        if spec.kind == "verify":
+            yield from _compared(subject, path, spec)
+            yield from _queries(subject, path, spec)
+    yield from _judges(subject)
+
+
+_NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
+_BAD = re.compile(
+    rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic"
+    r"|no \w+ at all|not at all|hardly)\b"
+)
+_GOOD = re.compile(rf"{_NOT}(?:good|excellent|perfect|great|best|flawless|outstanding|fully correct)\b")
+_VERDICT = re.compile(
+    r"(?i)\b(?:yes or no|true or false|yes/no|pass or fail|pass/fail|good or bad|a letter grade)\b"
+    r"|\b(?:reply|answer|respond) (?:only )?with (?:only |just )?(?:a|the|one) (?:single )?(?:number|digit|letter)\b"
+)
+_LOWER = re.compile(
+    r"(?i)\b(?:lower(?: scores?)? (?:is|are|means?) better|(?:0|1|one|zero) (?:is|being|=|means) (?:the )?best)\b"
+)
+_REFERENCE = re.compile(
+    r"(?i)(?:right|correct|gold|reference|expected|true)(?: one| answer| solution| reply)?(?: is| was|:| =)\s*[\"']?"
+    r"\{\{-?\s*task\.(\w+)"
+)
+_WRITTEN = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
+
+
+def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """A judge, a call or hidden tests that are shown nothing of what the policy wrote, whatever that is."""
+    key = {"judge": "prompt", "verify": "arguments", "tests": "code"}.get(spec.kind)
+    if key is None or (spec.kind == "verify" and not _is_fixed(subject, getattr(spec, "tool", ""))):
+        return
+    texts = [getattr(spec, key), *(getattr(one, "prompt", None) for one in getattr(spec, "judges", ()))]
+    if any(_WRITTEN.search(filled) for text in texts if text for filled in _filled_in(text)):
+        return
+    name = "{{ message }}" if spec.kind == "judge" else "{{ answer }}"
+    message = "it reads nothing that the policy writes: each answer to a task earns the same"
+    yield subject.document.warning(f"{path}.{key}", message, f"write {name} where the answer goes", "unread-answer")
+
+
+def _is_fixed(subject: Subject, name: str) -> bool:
+    """True for a tool whose results no episode changes: it reads a database that nobody writes, or nothing at all."""
+    tool = subject.tools.get(name)
+    return tool is not None and tool.kind in ("sql", "calculator", "search", "code", "command") and not tool.mutates
+
+
+def _filled_in(value: Any) -> Iterator[str]:
+    for _, text in strings_in(value, ()):
+        yield from re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
+
+
+def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Numbers of a rubric or a schema that are not those of the scale, and what a server cannot do with a judge."""
+    document, (low, high) = subject.document, getattr(spec, "scale", (1.0, 5.0))
+    rubric = document.get(f"{path}.rubric")
+    lines = [text for _, text in strings_in(rubric, ())] if rubric else []
+    told = [float(found[1]) for text in lines for line in text.splitlines()
+            if (found := re.match(r"\W*(-?\d+(?:\.\d+)?)\s*[:=.)–-]", line))]  # fmt: skip
+    if len(told) > 1 and (max(told) != high or min(told) != low):
+        message = f"the rubric goes from {min(told):g} to {max(told):g}, and the scale from {low:g} to {high:g}"
+        yield document.warning(f"{path}.rubric", message, "describe both ends of the scale", "other-scale")
+    steps = [re.match(r"\W*(-?\d+(?:\.\d+)?)\s*[:=)–-]+(.*)", line) for text in lines for line in text.splitlines()]
+    ends = sorted((float(one[1]), one[2].strip()) for one in steps if one is not None)
+    worst, best = (ends[0][1], ends[-1][1]) if len(ends) > 1 else ("", "")
+    if (_BAD.search(best) and not _GOOD.search(best)) or (_GOOD.search(worst) and not _BAD.search(worst)):
+        message = f"the rubric calls {ends[-1][0]:g} '{best[:40]}', and the highest score earns most"
+        yield document.warning(f"{path}.rubric", message, "turn the rubric around", "other-scale")
+    said = f"{getattr(spec, 'prompt', '')} {' '.join(lines)}"
+    if (lower := _LOWER.search(said)) is not None:
+        message = f"the judge is told '{lower[0]}', and the highest score earns most"
+        yield document.warning(f"{path}.prompt", message, "let the highest score be the best", "other-scale")
+    shown = {one[1] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task" and one[1:]}
+    for column in _REFERENCE.findall(said):
+        if column in shown:
+            message = f"the judge is told that task.{column} is right, which is what the prompt asks"
+            yield document.warning(f"{path}.prompt", message, "name the column of the right answer", "odd-pair")
+    key = getattr(spec, "value_key", "score")
+    keys = re.findall(r"[\"'](\w+)[\"']\s*:", str(getattr(spec, "prompt", "")))
+    if keys and key not in keys:
+        message = f"the judge is told to write '{keys[-1]}', and the score is read from '{key}'"
+        yield document.warning(f"{path}.prompt", message, f"write {key}, or value_key: {keys[-1]}", "other-scale")
+    schema = getattr(spec, "schema_", None) or {}
+    of_value = schema.get("properties", {}).get(getattr(spec, "value_key", "score"), {})
+    limits = (
+        (of_value.get("minimum", low), of_value.get("maximum", high)) if isinstance(of_value, Mapping) else (low, high)
+    )
+    if limits != (low, high):
+        message = f"the schema asks for {limits[0]:g} to {limits[1]:g}, and the scale is {low:g} to {high:g}"
+        yield document.warning(f"{path}.schema", message, "write the same ends in both", "other-scale")
+    for place in (f"{path}.sampling.temperature", f"endpoints.{getattr(spec, 'endpoint', '')}.sampling.temperature"):
+        temperature = document.get(place)
+        if isinstance(temperature, (int, float)) and temperature > 1:
+            message = f"at a temperature of {temperature:g} the same answer gets another score each time"
+            yield document.warning(place, message, "write 0", "odd-sampling")
+            break
+    pairwise = getattr(spec, "pairwise", None)
+    other = getattr(pairwise, "with_", None)
+    if isinstance(other, str):
+        read = {one[:2] for one in compile_template(other).paths if one[0] == "task"}
+        asked = {one[:2] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task"}
+        if not read or read <= asked:
+            what = "what the prompt asks" if read else "the same text for every task"
+            yield document.warning(f"{path}.pairwise.with", f"the answer is compared with {what}",
+                                   "name the column of a good answer", "odd-pair")  # fmt: skip
+
+
+def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Hidden tests that no row has, that are those of another task, or that ask for what the oracle does not write."""
+    document = subject.document
+    key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
+    given = getattr(spec, key, None)
+    rows = [(split, index, row) for split in subject.splits.values() for index, row in enumerate(split.rows[:1_000])]
+    fixed = not any("task" in text for text in _filled_in(given))
+    if fixed and len(rows) > 1 and any("task" in text for text in _filled_in(subject.loaded.spec.prompt.user)):
+        yield document.warning(f"{path}.{key}", "every task has the same tests, and the prompt asks each for another "
+                               "thing", "name a column: {{ task.tests }}", "constant-gold")  # fmt: skip
+    counts: list[int] = []
+    for split, index, row in rows:
+        try:
+            filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
+        except (TemplateError, TypeError):
+            return
+        if isinstance(filled, list):
+            counts.append(len(filled))
+        if not filled or filled in ("[]", "{}"):
+            message = f"row {index + 1} of split '{split.name}' has no tests"
+            yield document.warning(f"{path}.{key}", message, "fill the column, or drop such rows", "empty-gold")
+            break
+    if key != "programs" and counts and max(counts) == 1:
+        message = "each task has one hidden test: code that gives its one value passes"
+        yield document.warning(f"{path}.{key}", message, "write several, of different values", "constant-gold")
+    whole = re.fullmatch(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*", given) if isinstance(given, str) else None
+    if whole is not None:
+        for place in ("system", "user"):
+            shown = re.search(rf"\{{\{{-?\s*task\.{whole[1]}\s*(?:\||-?\}}\}})",
+                              getattr(subject.loaded.spec.prompt, place) or "")  # fmt: skip
+            if shown is not None:
+                message = f"the prompt shows task.{whole[1]}, the hidden tests with what they expect"
+                yield document.warning(f"prompt.{place}", message, "show some alone", "gold-in-prompt", find=shown[0])
+    entry = getattr(spec, "entry", None)
+    said = [step.say for step in subject.loaded.spec.oracle or () if hasattr(step, "say")]
+    for _, _, row in rows[:1]:
+        try:
+            name = re.match(r"\w+", str(compile_value(entry)(task=row, vars=subject.loaded.spec.vars)))
+            text = compile_template(said[-1]).text(task=row, vars=subject.loaded.spec.vars) if said else ""
+        except (TemplateError, TypeError):
+            return
+        if entry and name is not None and text and not re.search(rf"\b{re.escape(name[0])}\b", text):
+            message = f"the tests call '{name[0]}', which the oracle's answer does not define"
+            yield document.warning(f"{path}.entry", message, "write the name that the task asks for", "wrong-oracle")
+
+
+def _compared(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Results of a kind that the comparison never finds equal."""
+    tool = subject.tools.get(getattr(spec, "tool", ""))
+    if tool is None or tool.kind != "sql":
+        return
+    compare, document = getattr(spec, "compare", "equal"), subject.document
+    by = compare if isinstance(compare, str) else compare.by
+    if by in ("number", "text"):
+        message = f"the tool '{tool.name}' gives a table, and 'by: {by}' compares a {by}"
+        yield document.warning(f"{path}.compare", message, "write rows", "never-pays")
+    value = getattr(getattr(spec, "expect", None), "value", getattr(spec, "expect", None))
+    if by in ("equal", "rows", "json") and isinstance(value, (str, int, float)):
+        first = next((row for split in subject.splits.values() for row in split.rows), {})
+        try:
+            filled = compile_value(value)(task=first, vars=subject.loaded.spec.vars)
+        except (TemplateError, TypeError):
+            return
+        if isinstance(filled, (str, int, float)):
+            message = f"the tool '{tool.name}' gives a table, which never equals {str(filled)[:40]!r}"
+            hint = "expect: {arguments: {sql: …}} runs the gold query"
+            yield document.warning(f"{path}.expect", message, hint, "never-pays")
+
+
+def _range_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    prompt, document = str(getattr(spec, "prompt", "")), subject.document
+    if spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
+        message = f"a judge gives 0 to 1 (the score's place on its scale), and not {list(spec.range)}"
+        yield document.warning(f"{path}.range", message, "take 'range' out, and write scale", "odd-range")
+    if (other := _VERDICT.search(prompt)) is not None and getattr(spec, "schema_", None) is None:
+        message = f"the judge is told '{other[0]}', and a JSON object with a score is read"
+        yield document.warning(f"{path}.prompt", message, "write scale: [0, 1], and ask for a score", "other-scale")
+    if "percent" in prompt and getattr(spec, "scale", (0, 100))[1] != 100:
+        message = f"the judge is told to give a percentage, and the scale ends at {getattr(spec, 'scale', (0, 0))[1]:g}"
+        yield document.warning(f"{path}.prompt", message, "write scale: [0, 100]", "other-scale")
+    if getattr(spec, "quorum", None) == 1 and len(getattr(spec, "judges", ())) > 2:
+        message = "one judge decides where the others fail"
+        yield document.warning(f"{path}.quorum", message, "write 2 at least", "same-judge")
+
+
+def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Gold queries that cannot be read, or that the database refuses."""
+    expect, document = getattr(spec, "expect", None), subject.document
+    if spec.kind != "verify":
+        return
+    entry = subject.loaded.spec.tools.get(getattr(spec, "tool", ""))
+    given = getattr(expect, "arguments", None)
+    if entry is None or entry.kind != "sql" or not isinstance(given, Mapping):
+        return
+    import sqlglot
+
+    order = getattr(getattr(spec, "compare", None), "order", "")
+    dialect = "duckdb" if "duckdb" in str(document.get("resources")) else "sqlite"
+    tables = tables_of(subject, getattr(entry, "resource", None) or getattr(entry, "database", None))
+    for split in subject.splits.values():
+        seen: set[str] = set()
+        for index, row in enumerate(split.rows[:1_000]):
+            try:
+                filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
+            except TemplateError:
+                return
+            query = next((value for value in filled.values() if isinstance(value, str)), None)
+            if query is None or query in seen:
+                continue
+            seen.add(query)
+            why = ""
+            try:
+                tree = sqlglot.parse_one(query, read=dialect)
+                if isinstance(tree, (sqlglot.exp.Command, sqlglot.exp.Column, sqlglot.exp.Alias)):
+                    why = f"it is no query: {query[:40]!r}"
+                made = {one.alias_or_name.lower() for one in tree.find_all(sqlglot.exp.CTE)}
+                named = {one.name.lower() for one in tree.find_all(sqlglot.exp.Table)} - made
+                if not why and tables and (lost := sorted(named - tables)):
+                    why = f"there is no table '{lost[0]}'; the tables are: {', '.join(sorted(tables))}"
+            except sqlglot.errors.SqlglotError as error:
+                why = f"it cannot be read: {str(error).splitlines()[0][:120]}"
+            if order == "always" and not why and not tree.args.get("order"):
+                why = "the order of its rows is compared, and it has no ORDER BY"
+            is_cut = not why and tree.args.get("limit") is not None and not tree.args.get("order")
+            if is_cut and not tree.args.get("where") and not list(tree.find_all(sqlglot.exp.AggFunc)):
+                why = "it has a LIMIT and no ORDER BY, so that chance decides which rows it gives"
+            if why:
+                message = f"the gold query of row {index + 1} of split '{split.name}' is wrong: {why}"
+                yield document.warning(f"{path}.expect", message, "mend the row", "gold-query")
+                break
+
+
+def _judges(subject: Subject) -> Iterator[Finding]:
+    document = subject.document
+    for name, spec in subject.loaded.spec.rewards.items():
+        if spec.kind != "judge":
+            continue
+        path, prompt = f"rewards.{name}", str(getattr(spec, "prompt", ""))
+        other = getattr(getattr(spec, "pairwise", None), "with_", None) or ""
+        if (
+            not re.search(r"\btask\b", prompt + other)
+            and "transcript" not in prompt
+            and not getattr(spec, "rubric", None)
+        ):
+            message = "the judge is told neither what was asked nor what is right"
+            yield document.warning(f"{path}.prompt", message, "add {{ task.question }}", "blind-judge")
+        rubric = document.get(f"{path}.rubric")
+        members = [member.endpoint for member in getattr(spec, "judges", ())]
+        twice = next((one for one in members if members.count(one) > 1), None)
+        if twice is not None and getattr(spec, "cache", False):
+            message = f"the judge '{twice}' is asked twice"
+            yield document.warning(f"{path}.judges", message, "name each once, with a weight", "same-judge")
+        low, high = getattr(spec, "scale", (1.0, 5.0))
+        told = re.findall(
+            r"(?:from|between|[Ss]cores?|[Rr]ate|[Gg]rade|scale of|\()\s*(\d+)\s*(?:to|and|-|–|\.\.\.?|…)\s*(\d+)",
+            f"{prompt} {rubric or ''}",
+        )
+        if told and (float(told[-1][0]), float(told[-1][1])) != (low, high):
+            message = (
+                f"the judge is told to score from {told[-1][0]} to {told[-1][1]}, and the scale is {low:g} to {high:g}"
+            )
+            yield document.warning(
+                path, message, f"write scale: [{told[-1][0]}, {told[-1][1]}]", "other-scale", at="key"
+            )
