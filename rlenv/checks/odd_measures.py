@@ -9,6 +9,7 @@ from typing import Any
 from rlenv.checks.files import tables_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
+from rlenv.language.kinds import kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 
@@ -29,6 +30,7 @@ def check_measures(subject: Subject) -> Iterator[Finding]:
             yield from _compared(subject, path, spec)
             yield from _queries(subject, path, spec)
     yield from _judges(subject)
+    yield from _panels(subject)
 
 
 _NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
@@ -148,6 +150,10 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             return
         if isinstance(filled, list):
             counts.append(len(filled))
+            if len(filled) > 1 and all(test == filled[0] for test in filled):
+                message = f"the tests of row {index + 1} of split '{split.name}' are all the same"
+                yield document.warning(f"{path}.{key}", message, "write different ones", "constant-gold")
+                break
         if not filled or filled in ("[]", "{}"):
             message = f"row {index + 1} of split '{split.name}' has no tests"
             yield document.warning(f"{path}.{key}", message, "fill the column, or drop such rows", "empty-gold")
@@ -163,6 +169,11 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             if shown is not None:
                 message = f"the prompt shows task.{whole[1]}, the hidden tests with what they expect"
                 yield document.warning(f"prompt.{place}", message, "show some alone", "gold-in-prompt", find=shown[0])
+    prompt = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}"
+    other = re.search(r"\b(?:JavaScript|TypeScript|Java|C\+\+|C#|Rust|Golang|Ruby|PHP|Haskell)(?!\w)", prompt)
+    if other is not None and "python" not in prompt.lower():
+        message = f"the prompt asks for {other[0]}, and the tests run Python"
+        yield document.warning(path, message, "ask for Python", "other-rule", at="key")
     entry = getattr(spec, "entry", None)
     said = [step.say for step in subject.loaded.spec.oracle or () if hasattr(step, "say")]
     for _, _, row in rows[:1]:
@@ -247,6 +258,8 @@ def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]
                     why = f"it is no query: {query[:40]!r}"
                 made = {one.alias_or_name.lower() for one in tree.find_all(sqlglot.exp.CTE)}
                 named = {one.name.lower() for one in tree.find_all(sqlglot.exp.Table)} - made
+                if not why and tables and not named:
+                    why = f"it reads no table: {query[:40]!r}"
                 if not why and tables and (lost := sorted(named - tables)):
                     why = f"there is no table '{lost[0]}'; the tables are: {', '.join(sorted(tables))}"
             except sqlglot.errors.SqlglotError as error:
@@ -294,3 +307,23 @@ def _judges(subject: Subject) -> Iterator[Finding]:
             yield document.warning(
                 path, message, f"write scale: [{told[-1][0]}, {told[-1][1]}]", "other-scale", at="key"
             )
+
+
+def _panels(subject: Subject) -> Iterator[Finding]:
+    """Panels of one model under several names, or of too few judges; a time that none answers in."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    for name, reward in spec.rewards.items():
+        judges = [one for one in getattr(reward, "judges", ()) if one.endpoint in spec.endpoints]
+        asked = [(spec.endpoints[one.endpoint].base_url.rstrip("/"), spec.endpoints[one.endpoint].model, one.prompt)
+                 for one in judges]  # fmt: skip
+        names = {one.endpoint for one in judges}
+        if len(set(asked)) < len(asked) and len(names) == len(judges):
+            message = "two of its judges are one model at one address, asked the same"
+            yield warn(f"rewards.{name}.judges", message, "ask others", "same-judge")
+        least = {"trimmed": 3, "majority": 3, "median": 3}.get(getattr(reward, "combine", ""), 1)
+        if judges and len(judges) < least:
+            message = f"'{reward.combine}' of {len(judges)} judges says nothing of its own"  # type: ignore[attr-defined]
+            yield warn(f"rewards.{name}.combine", message, f"ask {least} judges, or write mean", "same-judge")
+        if kind_of("rewards", reward).asks_models and spec.limits.reward_s < 3:
+            message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
+            yield warn("limits.reward_s", message, "write 30 or more", "limits")

@@ -150,6 +150,7 @@ async def _play(subject: Subject, played: _Played) -> None:
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
         compares = any(_compares(subject, name, one) for name, one in spec.rewards.items())
+        has_golds = any(kind_of("rewards", one).gold and one.weight > 0 for one in spec.rewards.values())
         for index, gold in golds.items():
             other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
@@ -157,7 +158,7 @@ async def _play(subject: Subject, played: _Played) -> None:
             for way, text, before in (
                 ("the oracle's work with a wrong answer", NOISE if compares else None, work),
                 ("the answer of another row", other, work),
-                ("a list of several rows' answers", everything if other else None, work),
+                ("a list of several rows' answers", everything if other and has_golds else None, work),
             ):
                 action = None if text is None else written(subject, text, parts.tools)
                 if action is not None and (before or text != NOISE):
@@ -167,8 +168,12 @@ async def _play(subject: Subject, played: _Played) -> None:
 
 def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     """True for a term that compares the answer; one that verifies may look at the state alone."""
+    if spec.weight <= 0:
+        return False
+    if hasattr(spec, "python"):
+        return re.search(r"\.answer\b|\bfinal_text\b", subject.code or "") is not None
     is_told = spec.kind != "verify" or re.search(r"(?<![.\w])answer\b", str(subject.document.get(f"rewards.{name}")))
-    return hasattr(spec, "expect") and spec.weight > 0 and bool(is_told)
+    return hasattr(spec, "expect") and bool(is_told)
 
 
 def _is_local(subject: Subject, tool: Tool) -> bool:

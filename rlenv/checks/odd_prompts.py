@@ -1,4 +1,4 @@
-"""Warnings of rows, prompts and users: what every task asks, how it says to answer, and what nobody fills in."""
+"""Warnings of prompts: what every task asks, how it says to answer, and what nobody fills in."""
 
 from __future__ import annotations
 
@@ -45,14 +45,20 @@ _MOST_SHOWN: Final = 1_000
 
 
 def check_prompts(subject: Subject) -> Iterator[Finding]:
-    """Warnings of `tasks`, `prompt`, `user` and of texts with the wrong kind of braces."""
+    """Warnings of `tasks`, `prompt` and of texts with the wrong kind of braces."""
     columns = {column for split in subject.splits.values() for column in split.columns}
     yield from _braces(subject, columns)
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
     asked = asked_of(subject)
     yield from _written_out(subject)
-    yield from _user(subject)
+    for template in templates:
+        named = [path[1] for path in template.paths if path[0] == "task" and len(path) == 2]
+        for lost in named:
+            near = nearest(str(lost), sorted(map(str, columns))) if lost not in columns else None
+            if near is not None:  # another data set may have a guarded column of another name
+                message = f"no row has the column '{lost}' that it asks for; did you mean {near}?"
+                yield subject.document.warning("prompt", message, f"write task.{near}", "odd-column", at="key")
     for one in asked:
         yield from _shown_badly(subject, templates, one)
     if asked and asked[0].texts:
@@ -64,7 +70,7 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
         yield from _shots(subject)
         yield from _sizes(subject, text)
         yield from _marks(subject)
-        if (found := _UNFINISHED.search(text)) is not None:
+        if (found := _UNFINISHED.search(f"{text} {subject.loaded.spec.description}")) is not None:
             yield subject.document.warning(
                 "prompt", f"the prompt says '{found[0]}'", "finish it", "unfinished", at="key"
             )
@@ -154,7 +160,7 @@ def reads_answer(subject: Subject) -> bool:
         spec = term.spec
         if getattr(spec, "of", "answer") != "answer":
             continue
-        if spec.kind == "verify" and "answer" in str(getattr(spec, "arguments", "")):
+        if any(re.search(r"\{\{[^}]*\banswer\b", str(getattr(spec, key, ""))) for key in ("arguments", "prompt")):
             return True
         if kind_of("rewards", spec).reads_answer:
             return True
@@ -174,7 +180,7 @@ def _forms(subject: Subject, text: str) -> Iterator[Finding]:
         yield subject.document.warning("prompt", message, hint, "think-marks", at="key")
     called = ToolCall("zq", {})
     own = parts.dialect.render_action(Message("assistant", "", (called,)))
-    for mark in ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function="):
+    for mark in ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", '"arguments"'):
         if mark in text and mark not in own:
             message = f"the prompt shows '{mark}', which the dialect '{name}' does not write calls with"
             hint = "leave the form of calls to the dialect"
@@ -374,67 +380,3 @@ def _marks(subject: Subject) -> Iterator[Finding]:
             message = f"the prompt tells to write <{tag}>, which nothing reads"
             yield subject.document.warning("prompt", message, "write the marks of the dialect", "call-marks", at="key")
             return
-
-
-def _user(subject: Subject) -> Iterator[Finding]:
-    spec, document = subject.loaded.spec, subject.document
-    user = spec.user
-    if user is None:
-        return
-    replies = getattr(user, "replies", ())
-    if len(replies) >= spec.limits.turns:
-        message = f"{len(replies)} replies, and limits.turns is {spec.limits.turns}: the last ones are never said"
-        yield document.warning("user.replies", message, f"raise limits.turns to {len(replies) + 1}", "limits")
-    if getattr(user, "kind", "") == "scripted":
-        yield from _script(subject, user)
-    prompt = getattr(user, "prompt", None)
-    if not isinstance(prompt, str):
-        return
-    if user.stop is not None and user.stop not in prompt and "stop" not in prompt.lower():
-        message = f"nobody tells the user to write {user.stop} when it is satisfied: the dialogue ends at a limit"
-        yield document.warning("user.prompt", message, f"say when to write {user.stop}", "user-never-ends")
-    if user.stop is None:
-        message = "without a stop text a model goes on talking until a limit ends the episode"
-        yield document.warning("user.stop", message, "take 'stop: null' out", "user-never-ends")
-    rows = [row for split in subject.splits.values() for row in split.rows[:2]]
-    if "task" not in prompt and "task" in spec.prompt.user + (spec.prompt.system or "") and len(rows) > 1:
-        message = "the user's prompt names no column of the row: it plays the same person on every task"
-        yield document.warning("user.prompt", message, "tell it what it wants: {{ task.… }}", "same-prompt")
-
-
-def _script(subject: Subject, user: Any) -> Iterator[Finding]:
-    """Cues that nothing reaches, or that hide others, and a user who ends the dialogue before it begins."""
-    spec, document = subject.loaded.spec, subject.document
-    said = [step.say for step in (spec.oracle or ())[:-1] if hasattr(step, "say")]
-    patterns = [re.compile(cue.when, re.IGNORECASE) if _compiles(cue.when) else None for cue in user.cues]
-    met = any(one is None or one.search(text) for one in patterns for text in said)
-    if said and patterns and not met:
-        message = "no text of the oracle's meets a cue"
-        yield document.warning("user.cues", message, "mend 'when', or let the oracle ask", "unmet-cue", at="key")
-    tells = [text for path, text in strings_in(subject.document.get("user"), ()) if path[-1] not in ("when", "stop")]
-    knows = {*subject.tools} - {spec.answer.tool or ""} or "resources" in " ".join(tells)
-    if (
-        user.cues
-        and not knows
-        and not any("{" in text for text in tells)
-        and any(len(split.rows) > 1 for split in subject.splits.values())
-    ):
-        message = "the user tells every task the same: nothing that it says reads the row"
-        yield document.warning("user.cues", message, "tell what the row wants: {{ task.… }}", "same-prompt", at="key")
-    for index, one in enumerate(patterns[:-1]):
-        if one is not None and one.search(""):
-            message = "it meets every message: the cues below are never said"
-            yield document.warning(("user", "cues", index, "when"), message, "put it last", "hidden-cue")
-            break
-    replies = user.replies
-    if replies and user.stop is not None and user.stop in replies[0] and not replies[0].replace(user.stop, "").strip():
-        message = "the first message that meets no cue ends the dialogue"
-        yield document.warning("user.replies", message, "let the user reply once at least", "user-ends")
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True

@@ -45,7 +45,8 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
     ("true or false", r"\btrue or false\b|\btrue/false\b", lambda gold: gold.lower() in ("true", "false")),
     ("one letter", r"\b(?:single|one|the) letter (?:of|alone|between|only)|\bA, B, C,? (?:or|and) D\b",
      lambda gold: len(gold.strip("(). ")) == 1),
-    ("one word", r"\b(?:one|a single|in one) word\b", lambda gold: len(gold.split()) == 1),
+    ("one word", r"\b(?:one|a single|in one) word\b", 
+     lambda gold: len(gold.split()) == 1 and re.search(r"[^\W\d_]", gold)),
     ("a whole number", r"\b(?:whole number|an? integer)\b|\bin (?:cents|pence|whole \w+)\b",
      lambda gold: re.fullmatch(r"[-+]?[\d,]+(?:\.0*)?", gold)),
     ("a number", r"\bwrite (?:only |just )?(?:the|a) (?:final )?number\b|\b(?:the|a) number (?:alone|only|between)\b",
@@ -297,6 +298,11 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
             return
         found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
+        places = 0 if found is None else COUNTS.get(found[1].lower()) or int(found[1])
+        if found is not None and getattr(term.spec, "tolerance", 0) >= 10 * 0.1**places:
+            message = f"row {index + 1} {where} asks for {found[0]}, and the tolerance is {term.spec.tolerance:g}"  # type: ignore[attr-defined]
+            yield warn(f"rewards.{term.name}.tolerance", message, "make it smaller", "any-answer")
+            return
         if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
             places = COUNTS.get(found[1].lower()) or int(found[1])
             most = max(

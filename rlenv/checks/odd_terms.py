@@ -364,8 +364,11 @@ def _together(subject: Subject) -> Iterator[Finding]:
     free = [name for name in form if not _is_of_right(spec.rewards, name, gold)]
     taste = [name for name in judged if name not in gated]
     for some, others, factor in ((free, gold, 1.0), (taste, checked, 3.0)):
-        if others and sum(spec.rewards[one].weight for one in some) > factor * sum(
-            spec.rewards[one].weight for one in others
+        if (
+            others
+            and some
+            and sum(spec.rewards[one].weight for one in some)
+            >= factor * sum(spec.rewards[one].weight for one in others)
         ):
             what = "the form" if some[0] in form else "a judge's taste"
             message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"

@@ -1,4 +1,4 @@
-"""Warnings of values: numbers out of proportion, addresses, texts at which an answer ends, entries that others read."""
+"""Warnings of values and users: numbers out of proportion, addresses, stop texts, what entries say of each other."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check_values(subject: Subject) -> Iterator[Finding]:
         yield from _sampling(subject, path, given)
     yield from _entries(subject)
     yield from _extends(subject)
-    yield from _panels(subject)
+    yield from _user(subject)
     yield from _told_gold(subject)
     yield from _images(subject)
     yield from _units(subject)
@@ -273,26 +273,6 @@ def _entries(subject: Subject) -> Iterator[Finding]:
             yield warn(f"{path}.description", f"it says '{said[0]}', and {shows} are shown", "say how many", "limits")
 
 
-def _panels(subject: Subject) -> Iterator[Finding]:
-    """Panels of one model under several names, or of too few judges; a time that none answers in."""
-    spec, warn = subject.loaded.spec, subject.document.warning
-    for name, reward in spec.rewards.items():
-        judges = [one for one in getattr(reward, "judges", ()) if one.endpoint in spec.endpoints]
-        asked = [(spec.endpoints[one.endpoint].base_url.rstrip("/"), spec.endpoints[one.endpoint].model, one.prompt)
-                 for one in judges]  # fmt: skip
-        names = {one.endpoint for one in judges}
-        if len(set(asked)) < len(asked) and len(names) == len(judges):
-            message = "two of its judges are one model at one address, asked the same"
-            yield warn(f"rewards.{name}.judges", message, "ask others", "same-judge")
-        least = {"trimmed": 3, "majority": 3, "median": 3}.get(getattr(reward, "combine", ""), 1)
-        if judges and len(judges) < least:
-            message = f"'{reward.combine}' of {len(judges)} judges says nothing of its own"  # type: ignore[attr-defined]
-            yield warn(f"rewards.{name}.combine", message, f"ask {least} judges, or write mean", "same-judge")
-        if kind_of("rewards", reward).asks_models and spec.limits.reward_s < 3:
-            message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
-            yield warn("limits.reward_s", message, "write 30 or more", "limits")
-
-
 def _told_gold(subject: Subject) -> Iterator[Finding]:
     """The gold column in what the policy reads besides the prompt."""
     golds = {found[1] for reward in subject.loaded.spec.rewards.values()
@@ -391,3 +371,69 @@ def _units(subject: Subject) -> Iterator[Finding]:
                     message = f"the prompt speaks of {here[0]}, and the tool of {strange[0]}"
                     yield subject.document.warning(("tools", name), message, "take one unit", "other-unit", at="key")
                     return
+
+
+def _user(subject: Subject) -> Iterator[Finding]:
+    spec, document = subject.loaded.spec, subject.document
+    user = spec.user
+    if user is None:
+        return
+    replies = getattr(user, "replies", ())
+    if len(replies) >= spec.limits.turns:
+        message = f"{len(replies)} replies, and limits.turns is {spec.limits.turns}: the last ones are never said"
+        yield document.warning("user.replies", message, f"raise limits.turns to {len(replies) + 1}", "limits")
+    if getattr(user, "kind", "") == "scripted":
+        yield from _script(subject, user)
+    prompt = getattr(user, "prompt", None)
+    if not isinstance(prompt, str):
+        return
+    if user.stop is not None and user.stop not in prompt and "stop" not in prompt.lower():
+        message = f"nobody tells the user to write {user.stop} when it is satisfied: the dialogue ends at a limit"
+        yield document.warning("user.prompt", message, f"say when to write {user.stop}", "user-never-ends")
+    if user.stop is None:
+        message = "without a stop text a model goes on talking until a limit ends the episode"
+        yield document.warning("user.stop", message, "take 'stop: null' out", "user-never-ends")
+    rows = [row for split in subject.splits.values() for row in split.rows[:2]]
+    if "task" not in prompt and "task" in spec.prompt.user + (spec.prompt.system or "") and len(rows) > 1:
+        message = "the user's prompt names no column of the row: it plays the same person on every task"
+        yield document.warning("user.prompt", message, "tell it what it wants: {{ task.… }}", "same-prompt")
+
+
+def _script(subject: Subject, user: Any) -> Iterator[Finding]:
+    """Cues that nothing reaches, or that hide others, and a user who ends the dialogue before it begins."""
+    spec, document = subject.loaded.spec, subject.document
+    said = [step.say for step in (spec.oracle or ())[:-1] if hasattr(step, "say")]
+    patterns = [re.compile(cue.when, re.IGNORECASE) if _compiles(cue.when) else None for cue in user.cues]
+    met = any(one is None or one.search(text) for one in patterns for text in said)
+    if said and patterns and not met:
+        message = "no text of the oracle's meets a cue"
+        yield document.warning("user.cues", message, "mend 'when', or let the oracle ask", "unmet-cue", at="key")
+    tells = [text for path, text in strings_in(subject.document.get("user"), ()) if path[-1] not in ("when", "stop")]
+    knows = {*subject.tools} - {spec.answer.tool or ""} or "resources" in " ".join(tells)
+    if (
+        user.cues
+        and not knows
+        and not any("{" in text for text in tells)
+        and any(len(split.rows) > 1 for split in subject.splits.values())
+    ):
+        message = "the user tells every task the same: nothing that it says reads the row"
+        yield document.warning("user.cues", message, "tell what the row wants: {{ task.… }}", "same-prompt", at="key")
+    for index, cue in enumerate(user.cues):
+        plain = [part for part in cue.when.split("|") if re.fullmatch(r"[\w\s']+", part)]
+        for above, one in enumerate(patterns[:index]):
+            if one is not None and (one.search("") or any(one.search(part) for part in plain)):
+                message = f"it meets what cue {index + 1} waits for, which is never said then"
+                yield document.warning(("user", "cues", above, "when"), message, "put it last", "hidden-cue")
+                return
+    replies = user.replies
+    if replies and user.stop is not None and user.stop in replies[0] and not replies[0].replace(user.stop, "").strip():
+        message = "the first message that meets no cue ends the dialogue"
+        yield document.warning("user.replies", message, "let the user reply once at least", "user-ends")
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

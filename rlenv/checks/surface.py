@@ -252,6 +252,11 @@ def _function(
             message = f"the function never reads its parameter '{name}'"
             yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
             break
+    told = re.search(r"(?s)\n\s*Args:\n(.*?)(?:\n\s*\n|\n\s*\w+:\n|$)", ast.get_docstring(node) or "")
+    described = re.findall(r"(?m)^ {1,8}(\w+)(?: \([^)]*\))?:", told[1]) if told is not None else []
+    if node.args.kwarg is None and (lost := [name for name in described if name not in names]):
+        message = f"its docstring describes '{lost[0]}', which is no parameter"
+        yield warn(f"{path}.function", message, did_you_mean(lost[0], names, "it takes"), "unread-parameter")
     calls = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
     if getattr(entry, "run_in", None) == "loop" and (waits := sorted(calls & _WAITS)):
         message = f"the function waits in '{waits[0]}', which holds up all episodes"

@@ -111,6 +111,15 @@ def half(number: int) -> float:
     return number / 2
 
 
+def third(number: int) -> float:
+    '''Gives a third of a number.
+
+    Args:
+        numeral: the number
+    '''
+    return number / 3
+
+
 def breaks(context):
     return float(sum(int(part) for part in context.answer.split("+")) == eval(context.task["answer"]))
 
@@ -158,6 +167,7 @@ def scripted(**more: Any) -> dict[str, Any]:
     return {"user": {"kind": "scripted", "replies": ["a"]} | more, "oracle": say}
 
 
+CASES = [{"args": [1], "expected": 1}, {"args": [2], "expected": 2}]
 LABELLED = {
     **rows(*({"question": f"q{n}", "answer": ("Good", "Bad")[n % 2]} for n in range(4))),
     "tasks.test.rows": [{"question": "q", "answer": "Good"}],
@@ -729,6 +739,37 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "rewards.correct": {"kind": "rule", "python": "own.py:breaks"},
         },
     ),
+    "a guarded column of nearly its name": (
+        "odd-column",
+        {"prompt.user": "{{ task.question }}{% if task.answr is defined %}{{ task.answr }}{% endif %}"},
+    ),
+    "a tolerance above the decimals": (
+        "any-answer",
+        {"prompt.system": "Give two decimals between <answer> and </answer>.", "rewards.correct.tolerance": 0.5},
+    ),
+    "numbers where a word is asked": (
+        "gold-form",
+        {"prompt.system": "Answer with one word between <answer> and </answer>."},
+    ),
+    "a form that pays as much": ("only-form", {"rewards.form.weight": 1.0}),
+    "a query of no table": ("gold-query", {**ORDERS, **gold("SELECT 5")}),
+    "a cue that another one answers": (
+        "hidden-cue",
+        scripted(cues=[{"when": "one", "say": "Any {{ task.question }}."}, {"when": "which one|what", "say": "That."}]),
+    ),
+    "a docstring of another parameter": (
+        "unread-parameter",
+        {"tools.third": {"kind": "python", "function": "own.py:third"}},
+    ),
+    "a judge of an answer that nobody asks for": (
+        "answer-form",
+        judged() | {"prompt.system": "Solve it.", "rewards": None, "success": "good >= 1"},
+    ),
+    "another language": (
+        "other-rule",
+        {"prompt.system": "Write Rust between <answer> and </answer>.", "rewards.t": TESTS | {"calls": CASES}},
+    ),
+    "tests that are all the same": ("constant-gold", {"rewards.t": TESTS | {"calls": [CASES[0]] * 3}}),
     "one hidden test": ("constant-gold", {"rewards.t": TESTS | {"calls": [{"args": [1], "expected": 1}]}}),
     "hidden tests that are shown": (
         "gold-in-prompt",
