@@ -6,6 +6,7 @@ names: what a content spells is text there, whatever it is.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -236,12 +237,21 @@ def dialogues(
 
 
 def bound(kind: Kind, history: History = "grow") -> TokenEncoder:
-    """The encoder of a kind's template."""
-    ends = [tokenizer().token_to_id(mark) for mark in kind.ends]
+    """The encoder of a kind's template. What it finds of the template is found once for all tests and histories."""
+    made = copy.copy(_of(kind.name) if KINDS.get(kind.name) is kind else _made(kind))
+    made.history = history
+    return made
+
+
+@cache
+def _of(name: str) -> TokenEncoder:
+    return _made(KINDS[name])
+
+
+def _made(kind: Kind) -> TokenEncoder:
     return TokenEncoder(
         tokenizer(),
         chat_template=kind.source,
         template_kwargs={**VALUES, **kind.values},
-        end_ids=ends,
-        history=history,
+        end_ids=[tokenizer().token_to_id(mark) for mark in kind.ends],
     )

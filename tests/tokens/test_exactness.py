@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,8 +199,7 @@ def test_times_in_a_prompt_are_not_kept_from_before() -> None:
 
 
 def test_many_shapes_of_a_hostile_policy_stay_few_in_memory() -> None:
-    kind = KINDS["grows"]
-    encoder = bound(kind)
+    encoder = bound(replace(KINDS["grows"]))  # one of its own: what other tests have looked at is not counted
     trajectory = encoder.start([Message("user", "Q")])
     for number in range(120):
         text = ("<think>\nhm\n</think>\n" if number % 2 else "") + ("so " if number % 3 else "")
