@@ -17,6 +17,8 @@ from rlenv.web.jobs import KINDS, job_options
 from tests.support import reference
 
 MOST_COMMANDS = 18
+MOST_OPTIONS = 303
+"""Of all commands together: a new option makes room for itself."""
 
 
 def entries() -> Iterator[tuple[str, Entry]]:
@@ -76,6 +78,10 @@ def test_there_are_few_commands_and_each_old_name_leads_to_one() -> None:
     for name, words in ALIASES.items():
         assert name not in COMMANDS
         assert command_at(words)[1] == words
+
+
+def test_the_options_of_all_commands_together_only_get_fewer() -> None:
+    assert sum(bool(one.flags) for name in sorted(PLACES) for one in options_of(record_of(name))) <= MOST_OPTIONS
 
 
 def test_an_old_name_does_the_same_and_says_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
