@@ -41,7 +41,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.nearest import all_known, did_you_mean
 from rlenv._base.reasons import Whose
 from rlenv._base.reasons import whose as whose_failure
 from rlenv._base.visible import visible
@@ -65,6 +65,8 @@ __all__ = [
     "UnknownEntry",
     "UnsupportedTemplate",
     "UsageError",
+    "all_known",
+    "did_you_mean",
     "under",
 ]
 

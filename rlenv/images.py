@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.paths import RefusedPath, finder
 from rlenv._base.pictures import bare_image
 from rlenv.endpoints.wire import as_image
 from rlenv.errors import MissingExtra
@@ -28,7 +29,9 @@ __all__ = [
     "MAX_IMAGES",
     "MAX_PIXELS",
     "MAX_SIDE",
+    "RefusedPath",
     "UnreadableImage",
+    "finder",
     "image_of",
     "listed",
     "mime_of",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NotRequired, TypedDict, Unpack
 
+from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.fast_records import quick
 from rlenv._base.jsonable import SPARSE
 from rlenv.messages import Message, Observation, ParsedAction, ToolResult
@@ -172,6 +173,10 @@ class Failure:
 
     reason: str
     message: str
+
+    def within(self, chars: int) -> Failure:
+        """The same with at most so many characters of its message, which any process can take."""
+        return Failure(self.reason, cut_middle(encodable(self.message), chars))
 
 
 @dataclass(frozen=True, slots=True)

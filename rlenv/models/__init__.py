@@ -6,7 +6,7 @@ this loads no heavy library: transformers, torch and gguf are imported where a G
 
 from __future__ import annotations
 
-from rlenv.models.architecture import Looked
+from rlenv.models.architecture import Looked, weights_in
 from rlenv.models.lacking import first_prompts, lacks, looked_at
 from rlenv.models.local import local_model, local_tokenizer, shipped_templates, template_text
 
@@ -19,4 +19,5 @@ __all__ = [
     "looked_at",
     "shipped_templates",
     "template_text",
+    "weights_in",
 ]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from rlenv._base.nearest import all_known
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, all_known
 from rlenv.tokens import TokenTrajectory
 from rlenv.trajectory import Trajectory
 

@@ -22,10 +22,9 @@ from typing import Any
 
 import yaml
 
-from rlenv._base.nearest import did_you_mean
-from rlenv._base.paths import RefusedPath, finder
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, did_you_mean
+from rlenv.images import RefusedPath, finder
 from rlenv.language.loader import LoadedSpec, load_document, load_spec
 from rlenv.language.shipped import find
 from rlenv.language.templates import Template, TemplateError, compile_template

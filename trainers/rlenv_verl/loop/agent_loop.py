@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from rlenv._base.bounded import cut_middle, encodable
 from rlenv.concurrency.lanes import entered
 from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
@@ -342,7 +341,7 @@ class RlenvAgentLoop(AgentLoopBase):
         """Keeps an episode that has ended with a fault outside of it, or that it has where it is kept already."""
         if self.keeper is None:
             return
-        failure = Failure(failure.reason, cut_middle(encodable(failure.message), _MAX_MESSAGE_CHARS))
+        failure = failure.within(_MAX_MESSAGE_CHARS)
         seed, episode = self._seed_of(task), sibling.episode
         record = nothing_of(self.environment, task, seed=seed) if episode is None else episode.record()
         reward = self.environment.parts.scorer.failed(failure, turns=len(record["turns"]))

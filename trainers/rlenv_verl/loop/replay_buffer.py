@@ -18,8 +18,7 @@ import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import get_tensordict
 
-from rlenv._base.nearest import all_known
-from rlenv.errors import InvalidReward, UsageError
+from rlenv.errors import InvalidReward, UsageError, all_known
 from rlenv_train.keeping import Keeper
 from rlenv_train.samples import EpisodeFigures, step_figures, trained_tasks
 from rlenv_verl.estimators.rows import ADVANTAGES, RowLabel

@@ -10,8 +10,7 @@ from typing import Any
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.models import Looked, lacks, local_model
-from rlenv.models.architecture import weights_in
+from rlenv.models import Looked, lacks, local_model, weights_in
 from rlenv.preflight import Finding
 from rlenv.preflight.memory import model_of
 from rlenv_train.specs import TrainedSpec

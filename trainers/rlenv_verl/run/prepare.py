@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from rlenv._base.nearest import did_you_mean
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, did_you_mean
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_train.fate import failure_policy

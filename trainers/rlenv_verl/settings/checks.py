@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlenv._base.nearest import all_known, did_you_mean
-from rlenv.errors import Finding, UsageError
+from rlenv.errors import Finding, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_train.fate import failure_policy

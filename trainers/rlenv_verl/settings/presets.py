@@ -22,8 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.nearest import all_known, did_you_mean
-from rlenv.errors import Finding, SpecError, UsageError
+from rlenv.errors import Finding, SpecError, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument, parse_source
 from rlenv_verl.settings.checks import RUN_NEEDED, preset_faults
 from rlenv_verl.settings.keys import (

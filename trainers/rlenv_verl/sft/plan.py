@@ -14,10 +14,9 @@ from typing import Any
 
 import yaml
 
-from rlenv._base.nearest import all_known, did_you_mean
 from rlenv.collect import Data, Identity, identity_of, read_data
 from rlenv.collect.data import rows_of
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, all_known, did_you_mean
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_train.specs import spec_and_overrides
 from rlenv_verl.settings.keys import compose, sft_preset_names
