@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ TRIED = [
 ]
 
 
+@cache  # nobody changes what it gives
 def composed(name: str, algorithm: str | None = None, mode: str | None = None, *overrides: str) -> dict[str, Any]:
     return compose([*load_preset(name, algorithm=algorithm, mode=mode).overrides(), *DATA, *overrides])
 
@@ -51,8 +53,8 @@ def test_every_combination_is_a_configuration_that_verl_accepts(
 
     import rlenv_verl.estimators  # noqa: F401
 
-    path = override("actor_rollout_ref.model.path", str(tiny_folder))
-    config: Any = OmegaConf.create(composed(name, algorithm, mode, path))
+    config: Any = OmegaConf.create(composed(name, algorithm, mode))
+    config.actor_rollout_ref.model.path = config.critic.model.path = str(tiny_folder)
     get_adv_estimator_fn(config.algorithm.adv_estimator)
     assert need_critic(config) == (algorithm == "ppo")
     validate_config(config, need_reference_policy(config), need_critic(config))
@@ -75,6 +77,15 @@ def test_every_combination_is_a_configuration_that_verl_accepts(
     for limit in (config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu):
         assert limit >= 2 * longest
     assert config.trainer.n_gpus_per_node % rollout.tensor_model_parallel_size == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("algorithm", "mode"), [("ppo", "separate_async"), ("dapo", "colocate_async")])
+def test_values_laid_over_the_configuration_are_what_its_files_give(algorithm: str, mode: str) -> None:
+    more = ("hydra.run.dir=/run", "+ray_kwargs.ray_init.address=local", "data.seed=${data.train_batch_size}")
+    laid = composed("cpu", algorithm, mode, *more)
+    # Who chooses among the files, be it what is chosen anyway, has all of them read.
+    assert laid == composed("cpu", algorithm, mode, *more, "model_engine=dp")
 
 
 @pytest.mark.filterwarnings("ignore")
