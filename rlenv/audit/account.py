@@ -13,7 +13,7 @@ from typing import Any
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.judging import judge_chapter
 from rlenv.audit.play import Chapter, Key, Way
-from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
+from rlenv.audit.report import Attack, Faults, Hole, Report, Thresholds, hole_of
 from rlenv.audit.verdicts import SLACK, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
@@ -38,7 +38,7 @@ class _Gain:
     shown: Trajectory
 
 
-def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
+def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
     """One finding for each group term that pays an adversary more than the oracle, by more than the threshold."""
     terms = {
         name: spec.weight for name, spec in environment.spec.rewards.items() if spec.kind == "group" and spec.weight
@@ -88,12 +88,12 @@ def _paid(ended: Trajectory, name: str) -> float:
     return ended.reward.terms[name].value or 0.0
 
 
-def _finding(name: str, gain: _Gain, chapter: Chapter) -> Finding:
+def _finding(name: str, gain: _Gain, chapter: Chapter) -> Hole:
     paid = f"'{name}' pays a policy that {gain.adversary.does} {gain.value:.2f} more than them"
     message = f"in a group with answers of the oracle {paid}"
     hint = f"gate the group's term by the right answer (gate: NAME >= 1); {gain.adversary.hint}"
     gold = chapter.golds[gain.shown.split, gain.shown.task_index]
-    return Finding(gain.adversary.hole, message, name, hint, episode_of(gain.shown, gold))
+    return hole_of(gain.adversary.hole, message, name, hint, episode_of(gain.shown, gold))
 
 
 _RISES = 0.05
@@ -121,7 +121,7 @@ class Account:
     alike: list[bool] = field(default_factory=list)
     faults: list[Trajectory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    data: list[Finding] = field(default_factory=list)
+    data: list[Hole] = field(default_factory=list)
     """What the rows and the tools say, of all splits."""
 
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
@@ -177,10 +177,10 @@ class Account:
         is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
-            findings.append(Finding("no_signal", message, hint="look at a term that tells answers apart"))
+            findings.append(hole_of("no_signal", message, hint="look at a term that tells answers apart"))
         findings += self._under_faults(findings)
         if self.unfinished:
-            findings.append(Finding("unfinished", self.unfinished, hint="give --time-limit or -n and --attacked"))
+            findings.append(hole_of("unfinished", self.unfinished, hint="give --time-limit or -n and --attacked"))
         return Report(
             environment.id,
             environment.loaded.digest,
@@ -260,9 +260,9 @@ class Account:
             next((_invalid(ended) for ended in episodes if ended.reward.total is None), ""),
         )
 
-    def _holes(self, oracle: float) -> list[Finding]:
+    def _holes(self, oracle: float) -> list[Hole]:
         """Findings of all splits; one that a split before has is not said again."""
-        found: dict[tuple[str, str, str], Finding] = {}
+        found: dict[tuple[str, str, str], Hole] = {}
         for chapter in self.chapters:
             judged = judge_chapter(self.environment, self.thresholds, chapter, self._foreign(oracle))
             for one in (*judged, *judge_groups(self.environment, self.thresholds, chapter)):
@@ -292,7 +292,7 @@ class Account:
         gave_up = len(self.faults) - len(played)
         return Faults(self.fault_share, _mean(rewards), _mean(succeeded), invalid, len(self.faults), gave_up)
 
-    def _under_faults(self, found: Sequence[Finding]) -> list[Finding]:
+    def _under_faults(self, found: Sequence[Hole]) -> list[Hole]:
         """Terms whose author's code breaks where a call has failed.
 
         That a term could not be measured in an outage, and says so, is what is asked of it: a reward is invalid then
@@ -307,23 +307,23 @@ class Account:
                     made.setdefault(name, []).append(ended)
         return [self._crash(name, episodes) for name, episodes in made.items() if name not in escaped]
 
-    def _crash(self, name: str, episodes: Sequence[Trajectory]) -> Finding:
+    def _crash(self, name: str, episodes: Sequence[Trajectory]) -> Hole:
         least = min(episodes, key=lambda one: len(one.turns))
         gold = next(one for one in self.golds if (one.split, one.task_index) == (least.split, least.task_index))
         why = f"{least.split}/{least.task_index}: {least.reward.terms[name].error:.200}"
         message = f"'{name}' raises in {len(episodes)} of {len(self.faults)} episodes when tools fail, such as {why}"
         hint = "give a number for what was done where a call has failed, or raise RewardError to mask it on purpose"
-        return Finding("invalid_under_faults", message, name, hint, episode_of(least, gold))
+        return hole_of("invalid_under_faults", message, name, hint, episode_of(least, gold))
 
-    def _oracle_findings(self, below: Sequence[str]) -> list[Finding]:
+    def _oracle_findings(self, below: Sequence[str]) -> list[Hole]:
         if not below:
             return []
         shown = "; ".join(below[:_LISTED]) + ("; …" if len(below) > _LISTED else "")
         count = f"{len(below)} of {len(self.golds)} tasks"
-        return [Finding("oracle_below_maximum", f"the oracle is below the maximum on {count}: {shown}")]
+        return [hole_of("oracle_below_maximum", f"the oracle is below the maximum on {count}: {shown}")]
 
 
-def _is_shown_by(one: Finding, earned: Finding) -> bool:
+def _is_shown_by(one: Hole, earned: Hole) -> bool:
     """Whether what the rows say is what a policy earned by in one of these splits, of which its episode says more."""
     is_there = earned.episode is not None and earned.episode.split in one.splits
     return (one.hole, earned.hole) == ("constant_gold", "constant_answer") and is_there

@@ -28,7 +28,7 @@ from rlenv.audit.attacker_scripts import (
     read_strategies,
     view_of,
 )
-from rlenv.audit.report import AttackerLimits, AttackerReport, Episode, Finding, LeastEpisode, StrategyResult
+from rlenv.audit.report import AttackerLimits, AttackerReport, Episode, Hole, LeastEpisode, StrategyResult, hole_of
 from rlenv.audit.subject import Subject
 from rlenv.dialects.built_in import broken_message
 from rlenv.endpoints import Client, Endpoint
@@ -61,7 +61,7 @@ class Tried:
     """What came of an attacker: its report, findings and notes, and the least episode itself, to be recorded."""
 
     report: AttackerReport
-    findings: tuple[Finding, ...]
+    findings: tuple[Hole, ...]
     notes: tuple[str, ...]
     episode: Trajectory | None = None
 
@@ -323,7 +323,7 @@ class _Attack:
                 f"the attacker could not be tried{' to its end' if best is not None else ''}: {self._why_untried()}"
             )
             hint = "what was not tried is no pass: mend what it names, or raise the limit that ended it"
-            findings.append(Finding("attacker_untried", message, hint=hint))
+            findings.append(hole_of("attacker_untried", message, hint=hint))
         return Tried(report, tuple(findings), tuple(self._notes(report)), None if at is None else at[1])
 
     def _why_untried(self) -> str:
@@ -372,7 +372,7 @@ class _Attack:
             {name: term.value for name, term in ended.reward.terms.items()},
         )
 
-    def _finding(self, best: StrategyResult, least: LeastEpisode | None) -> Finding:
+    def _finding(self, best: StrategyResult, least: LeastEpisode | None) -> Hole:
         assert least is not None
         rewards = self.environment.spec.rewards
         paid = {name: rewards[name].weight * value for name, value in least.terms.items() if value is not None}
@@ -390,7 +390,7 @@ class _Attack:
         )
         hint = f"let '{term}' read the whole answer and nothing beside it, or gate it on what only the work earns"
         episode = Episode(least.split, least.task, least.actions, least.reward, least.oracle)
-        return Finding("attacker", message, term, hint=hint, episode=episode)
+        return hole_of("attacker", message, term, hint=hint, episode=episode)
 
 
 def _total(ended: Trajectory) -> float:

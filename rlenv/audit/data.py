@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.golds import Gold, check_golds, golds_of, readers
-from rlenv.audit.report import Finding
+from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.shortcuts import check_tests
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, SpecError
@@ -67,13 +67,13 @@ Rows = Mapping[str, Sequence[Row]]
 class Found:
     """What checks of data have found; the same in several splits is one finding."""
 
-    findings: list[Finding]
+    findings: list[Hole]
     notes: list[str]
 
     def report(self, hole: str, rows: Sequence[Row], message: str, term: str = "") -> None:
         """A finding that one row is enough for."""
         splits = tuple(dict.fromkeys(row.split for row in rows))
-        self.findings.append(Finding(hole, f"{message}: {named(rows)}", term, splits=splits))
+        self.findings.append(hole_of(hole, f"{message}: {named(rows)}", term, splits=splits))
 
     def share(self, hole: str, rows: Sequence[Row], of: int, message: str, term: str = "") -> None:
         """A finding over so many of a split's rows, or a note where they are few of a large one."""
@@ -91,7 +91,7 @@ def named(rows: Iterable[Row]) -> str:
     return ", ".join(places[:_NAMED]) + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
 
 
-def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[tuple[Hole, ...], tuple[str, ...]]:
     """Findings and notes over the rows of the splits that the oracle played.
 
     Args:

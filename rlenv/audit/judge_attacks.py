@@ -20,7 +20,7 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.report import Episode, Finding, JudgedTerm, JudgeFall
+from rlenv.audit.report import Episode, Hole, JudgedTerm, JudgeFall, hole_of
 from rlenv.audit.subject import Subject
 from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
@@ -66,7 +66,7 @@ class JudgeAttacks:
     """What the attacks on all judges of a spec found."""
 
     terms: list[JudgedTerm] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Hole] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -331,7 +331,7 @@ class _Attacked:
         if not pairs:
             message = f"'{name}' could not be attacked: it gave no verdict on wrong answers ({why or 'skipped'})"
             hint = "see that its endpoint answers; what was not tried is no pass"
-            found.findings.append(Finding("judge_untried", message, name, hint=hint))
+            found.findings.append(hole_of("judge_untried", message, name, hint=hint))
             return
         if invalid:
             found.notes.append(f"judge '{name}' gave no verdict {invalid} times, such as {why}")
@@ -341,22 +341,22 @@ class _Attacked:
         found.findings += [self._finding(fall, judged.oracle) for fall in falls]
         found.findings += self._of_scores(oracle)
 
-    def _of_scores(self, oracle: Sequence[float]) -> list[Finding]:
+    def _of_scores(self, oracle: Sequence[float]) -> list[Hole]:
         """What is wrong with the scores themselves, whatever is attacked."""
         name, (low, high) = self.term.name, self.spec.ends
         if len(self.values) > 1 and max(self.values) - min(self.values) <= _SLACK:
             score = low + self.values[0] * (high - low)
             message = f"'{name}' gives {score:g} to the oracle, to wrong answers and to nonsense alike"
             hint = "take it out, or change its prompt, its scale or its model"
-            return [Finding("judge_constant", message, name, hint=hint)]
+            return [hole_of("judge_constant", message, name, hint=hint)]
         if oracle and all(1.0 - self._room(value) <= _SLACK for value in oracle):
             worst = (low, high)[self.spec.weight < 0]
             message = f"'{name}' gives the oracle {worst:g}, the worst score, on all {len(oracle)} tasks"
             hint = "show it what the task asks for, and a reference; nothing that is right is paid by it"
-            return [Finding("judge_dislikes_oracle", message, name, hint=hint)]
+            return [hole_of("judge_dislikes_oracle", message, name, hint=hint)]
         return []
 
-    def _finding(self, fall: JudgeFall, oracle: float | None) -> Finding:
+    def _finding(self, fall: JudgeFall, oracle: float | None) -> Hole:
         low, high = self.spec.ends
         before, after = (low + value * (high - low) for value in (fall.before, fall.after))
         judges = f"; of its judges {' and '.join(fall.judges)} rise" if fall.judges else ""
@@ -368,7 +368,7 @@ class _Attacked:
         paid = None if oracle is None else weight * oracle
         text = cut_middle(fall.text, _SHOWN)
         episode = Episode(fall.split, fall.task, (text,), weight * fall.after, paid)
-        return Finding(fall.hole, message, self.term.name, hint=_HINT, episode=episode)
+        return hole_of(fall.hole, message, self.term.name, hint=_HINT, episode=episode)
 
 
 @dataclass(frozen=True, slots=True)

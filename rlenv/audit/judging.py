@@ -10,7 +10,7 @@ from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.asking import SAME_CALLS
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Chapter, Way
-from rlenv.audit.report import Episode, Finding, Thresholds
+from rlenv.audit.report import Episode, Hole, Thresholds, hole_of
 from rlenv.audit.subject import same
 from rlenv.audit.verdicts import (
     ANY_ANSWER,
@@ -66,7 +66,7 @@ def judge_chapter(
     thresholds: Thresholds,
     chapter: Chapter,
     foreign: Mapping[str, tuple[float, Trajectory]],
-) -> list[Finding]:
+) -> list[Hole]:
     """The findings; `foreign` are terms that rose with what tools wrote."""
     verdicts = Verdicts(environment.spec.rewards, thresholds, chapter.golds)
     named = {adversary.name: adversary for adversary in ADVERSARIES}
@@ -126,7 +126,7 @@ def _judge_same_call(verdicts: Verdicts, chapter: Chapter) -> None:
             verdicts.judge(TRIED["same_call"].told(what), [beyond(way, controls)])
 
 
-def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
+def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
     """More than the oracle earns, for what it does done again."""
     for way in chapter.again:
         valid = {key: one for key, one in way.items() if one.reward.total is not None}
@@ -137,9 +137,9 @@ def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
     return []
 
 
-def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Finding]:
+def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
     """The first policy that is a success without what the reward asks for, and the first that outdoes the oracle."""
-    found: dict[str, Finding] = {}
+    found: dict[str, Hole] = {}
     # By default success is what the reward asks for, and a fault of it is one of the reward.
     is_known = environment.spec.success is None
     for adversary in ADVERSARIES if not chapter.unsteady else ():
@@ -175,9 +175,9 @@ def _beside(way: Way, chapter: Chapter) -> tuple[list[Trajectory], list[Trajecto
     return list(way.values()), [chapter.golds[key] for key in way]
 
 
-def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Finding:
+def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Hole:
     key = min(way, key=lambda one: (len(way[one].turns), one))
-    return Finding(hole, message, hint=hint, episode=episode_of(way[key], chapter.golds[key]))
+    return hole_of(hole, message, hint=hint, episode=episode_of(way[key], chapter.golds[key]))
 
 
 def _success_hint(environment: Environment) -> str:
@@ -195,7 +195,7 @@ def _judge_foreign_text(verdicts: Verdicts, chapter: Chapter, foreign: Mapping[s
         gold = chapter.golds.get((shown.split, shown.task_index))
         if gold is not None and math.inf not in verdicts.explained.get(term, {}).values():
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
-            found = Finding("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
+            found = hole_of("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
             verdicts.explain_whole(term, found)
 
 
@@ -221,29 +221,29 @@ def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
     verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
 
 
-def _named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
+def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """A finding under the name of its cause where that takes more than the script to tell."""
     tools = environment.parts.tools.values()
     term = next((term for term in environment.parts.terms if term.name == found.term), None)
     has_state = bool(environment.parts.resources) or any(tool.mutates for tool in tools)
     reads_state = has_state and term is not None and may_read_state(term.spec)
     if found.hole == "paid_for_ending" and reads_state:
-        return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
+        return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
     if found.hole in ("form_only", "paid_for_ending") and _is_empty(chapter, found.episode):
         named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
-        return dataclasses.replace(found, hole=named.hole, hint=named.hint)
+        return dataclasses.replace(found, code=named.hole, hint=named.hint)
     if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
         named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
-        found = dataclasses.replace(found, hole=named.hole, hint=named.hint)
+        found = dataclasses.replace(found, code=named.hole, hint=named.hint)
     if found.hole == "form_only" and found.episode is not None:
         if reads_state and term is not None and term.spec.kind == "verify":
-            return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
+            return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
         share = max(share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
-            return dataclasses.replace(found, hole="partial_tasks", hint=hint)
+            return dataclasses.replace(found, code="partial_tasks", hint=hint)
         if cause := _of_wrong(chapter):
-            return dataclasses.replace(found, hole=cause[0], hint=cause[1])
+            return dataclasses.replace(found, code=cause[0], hint=cause[1])
     return _penalty_named(environment, found, chapter)
 
 
@@ -258,7 +258,7 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
     return ("loose_match", _NEAR_HINT) if is_near else None
 
 
-def _penalty_named(environment: Environment, found: Finding, chapter: Chapter) -> Finding:
+def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """What is paid for an answer of any kind, where a penalty keeps it from whoever says something, and not others."""
     penalties = [name for name, spec in environment.spec.rewards.items() if spec.weight < 0]
     unsaid = [way for name in ("nothing", "empty", "empty_form") for way in chapter.all_ways(name)[:1]]
@@ -270,7 +270,7 @@ def _penalty_named(environment: Environment, found: Finding, chapter: Chapter) -
         bites = _paid(said, found.term) > SLACK and -_paid(said, name) > _paid(said, found.term) / 2
         if bites and least > SLACK and max(_paid(way, name) for way in unsaid) > -SLACK:
             message = f"{found.message}; '{name}' takes nothing from one that says nothing"
-            return dataclasses.replace(found, hole="penalty_avoided", term=name, message=message, hint=_UNSAID_HINT)
+            return dataclasses.replace(found, code="penalty_avoided", term=name, message=message, hint=_UNSAID_HINT)
     return found
 
 
@@ -388,7 +388,7 @@ def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
     term = max(shown[number].reward.terms.values(), key=lambda one: (one.value or 0.0) * one.weight).name
     message = f"a policy that chooses at random among the answers that a task lists earns {share:.2f} of the oracle's"
     verdicts.findings.append(
-        Finding(
+        hole_of(
             "chance",
             f"{message} reward: {term}",
             term,
@@ -402,7 +402,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
+def _invalid(environment: Environment, chapter: Chapter) -> list[Hole]:
     """Terms that could not be measured though they can be on what the oracle does."""
     found: dict[tuple[str, str], list[Trajectory]] = {}
     names = ("emptied_state", "asked_until_right", "leak")
@@ -419,7 +419,7 @@ def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
                 elif ended.failure is not None and ended.failure.reason == "reward":
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
                     found.setdefault((hole, name), []).append(ended)
-    made: list[Finding] = []
+    made: list[Hole] = []
     for (hole, name), episodes in found.items():
         least = min(episodes, key=_by_gain)
         why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
@@ -427,7 +427,7 @@ def _invalid(environment: Environment, chapter: Chapter) -> list[Finding]:
         message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
         hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
         gold = chapter.golds[least.split, least.task_index]
-        made.append(Finding(hole, message, name, hint, episode_of(least, gold)))
+        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlenv.audit.attacker import Tried, try_attacker
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
-from rlenv.audit.report import AttackerLimits, Finding, Report
+from rlenv.audit.report import AttackerLimits, Hole, Report
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UnknownEntry, UsageError
@@ -95,7 +95,7 @@ class ModelAttacks:
 
     def added(self, report: Report) -> Report:
         """The report with what models were asked."""
-        findings: list[Finding] = list(report.findings)
+        findings: list[Hole] = list(report.findings)
         notes = [*report.notes, *self.notes]
         if self.judged is not None:
             # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from rlenv.audit.report import Finding
+from rlenv.audit.report import Hole
 from rlenv.audit.subject import Action, Subject
 from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
@@ -158,9 +158,9 @@ class Chapter:
     """The oracle's actions with each call made several times."""
     only_said: Way = field(default_factory=dict)
     """The oracle's last action without what it does before."""
-    unsteady: dict[str, Finding] = field(default_factory=dict)
+    unsteady: dict[str, Hole] = field(default_factory=dict)
     """By the term that gives equal episodes other values."""
-    channels: list[Finding] = field(default_factory=list)
+    channels: list[Hole] = field(default_factory=list)
     """What one episode tells another."""
     constants: list[tuple[str, Way]] = field(default_factory=list)
     choices: list[Way] = field(default_factory=list)

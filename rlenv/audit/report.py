@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.errors import Finding
 from rlenv.runs.files import plain
 
 __all__ = [
-    "Attack", "AttackerLimits", "AttackerReport", "Episode", "Faults", "Finding", "JudgeFall", "JudgedTerm",
-        "LeastEpisode", "Report", "ReportCard", "StrategyResult", "Thresholds",
+    "Attack",
+    "AttackerLimits",
+    "AttackerReport",
+    "Episode",
+    "Faults",
+    "Hole",
+    "JudgeFall",
+    "JudgedTerm",
+    "LeastEpisode",
+    "Report",
+    "ReportCard",
+    "StrategyResult",
+    "Thresholds",
+    "hole_of",
 ]  # fmt: skip
 
 
@@ -148,22 +161,36 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A fault of the reward by name. `hole` is a stable word, `term` the reward's term ("" for the whole reward).
+class Hole(Finding):
+    """A fault of the reward. Its name is a stable word, `code`; `term` is the reward's term ("" for the whole reward).
 
     `hint` is what to change, `episode` the least one that shows it, `where` the place that gives an answer away (for
     `leak`), `also` are the other adversaries that earn by the same fault, and `splits` those whose rows a finding over
     rows is about.
     """
 
-    hole: str
-    message: str
     term: str = ""
-    hint: str = ""
     episode: Episode | None = None
-    where: str = ""
     also: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
+
+    @property
+    def hole(self) -> str:
+        """Its name: `code`."""
+        return self.code
+
+
+def hole_of(
+    code: str,
+    message: str,
+    term: str = "",
+    hint: str = "",
+    episode: Episode | None = None,
+    where: str = "",
+    splits: tuple[str, ...] = (),
+) -> Hole:
+    """The hole of that name."""
+    return Hole("error", message, hint, code, where, term=term, episode=episode, splits=splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +245,11 @@ class ReportCard:
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
         found: dict[str, Any] = plain(self)
+        for told in found["findings"]:
+            if isinstance(told, dict):  # no file has a part in it; `hole` is the name that reports had for `code`
+                told["hole"] = told["code"]
+                for key in ("file", "line", "column", "quote"):
+                    del told[key]
         return {"passes": self.passes, **found}
 
 
@@ -238,7 +270,7 @@ class Report(ReportCard):
     foreign_terms: tuple[str, ...]
     """Terms that rose when only what tools wrote was changed."""
     faults: Faults | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Hole, ...]
     notes: tuple[str, ...] = ()
     """What was not looked at, and why."""
     judged: tuple[JudgedTerm, ...] = ()

@@ -20,7 +20,7 @@ from rlenv.audit.place_rules import holds as is_whole
 from rlenv.audit.place_rules import learn
 from rlenv.audit.play import Chapter, Leak, Muting, Player, planted
 from rlenv.audit.probes import filler
-from rlenv.audit.report import Finding
+from rlenv.audit.report import hole_of
 from rlenv.audit.subject import Action, Aim, Subject, aim_of
 from rlenv.audit.texts import holds, shrug
 from rlenv.audit.verdicts import SLACK, episode_of
@@ -67,7 +67,7 @@ def _differ(chapter: Chapter, subject: Subject, played: Sequence[Trajectory], ho
             also = "; its tools give other results too" if len(told) > 1 else ""
             shown = ", ".join(f"{value:g}" for value in known)
             message = f"one and the same episode {how} has the values {shown} of '{name}'{also}"
-            chapter.unsteady[name] = Finding(
+            chapter.unsteady[name] = hole_of(
                 "unsteady_reward", message, name, hint, episode_of(played[0], subject.gold)
             )
 
@@ -95,7 +95,7 @@ async def tell_the_next(player: Player, chapter: Chapter, subjects: Sequence[Sub
                 message = (
                     f"what one episode tells {words[other]} another reads from the tool '{call.name}': {text[:80]!r}"
                 )
-                chapter.channels.append(Finding("shared_between_episodes", message, hint=_SHARED))
+                chapter.channels.append(hole_of("shared_between_episodes", message, hint=_SHARED))
                 return
 
 

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from rlenv._base.bounded import cut_middle
 from rlenv.audit.play import Chapter, Key, Way
-from rlenv.audit.report import Episode, Finding, Thresholds
+from rlenv.audit.report import Episode, Hole, Thresholds, hole_of
 from rlenv.episodes.environment import Environment
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
@@ -98,7 +98,7 @@ class Verdicts:
     rewards: Mapping[str, RewardSpec]
     thresholds: Thresholds
     golds: Mapping[Key, Trajectory]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Hole] = field(default_factory=list)
     explained: dict[str, dict[Key, float]] = field(default_factory=dict)
     """What is already paid for a cause that was found, by term and task."""
     by_term: dict[str, int] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Verdicts:
             for key, gold in self.golds.items():
                 known.setdefault(key, self._earned(gold).get(term, 0.0))
 
-    def explain_whole(self, term: str, finding: Finding) -> None:
+    def explain_whole(self, term: str, finding: Hole) -> None:
         """Takes a finding that makes all that a term pays worth nothing."""
         self.findings.append(finding)
         self.by_term[term] = len(self.findings) - 1
@@ -182,7 +182,7 @@ class Verdicts:
         key = _least(way, full or [key for key, value in rest.items() if value > SLACK] or list(way))
         shown = episode_of(way[key], self.golds[key])
         self.findings.append(
-            Finding(suspect.hole, message, term, suspect.hint, shown, suspect.where, ()),
+            hole_of(suspect.hole, message, term, suspect.hint, shown, suspect.where),
         )
         self.by_term[term] = len(self.findings) - 1
         paid = sum(self._earned(ended).get(term, 0.0) > SLACK for ended in way.values())
@@ -335,7 +335,7 @@ def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
         verdicts.findings[place] = dataclasses.replace(found, message=f"{found.message}; right there: {shown}{more}")
 
 
-def advised(environment: Environment, found: Finding) -> Finding:
+def advised(environment: Environment, found: Hole) -> Hole:
     """A finding with what its own term's rule and keys would have to be, where those are the cause."""
     spec = environment.spec.rewards.get(found.term)
     if spec is None or found.hole not in _TOO_WIDE:

@@ -22,7 +22,7 @@ from rlenv._base.jsonable import plain
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at
-from rlenv.audit.report import AttackerLimits, AttackerReport, Finding, Report, Thresholds
+from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, Report, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console
 from rlenv.cli.options import WithSpec, option
@@ -165,7 +165,7 @@ def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -
     return say
 
 
-def _show_finding(console: Console, finding: Finding) -> None:
+def _show_finding(console: Console, finding: Hole) -> None:
     """A finding with the least episode that shows it, and what to change."""
     console.print(f"[red]{escape(finding.hole)}[/red]: {escape(finding.message)}", soft_wrap=True)
     if (shown := finding.episode) is not None:

@@ -10,12 +10,12 @@ import pytest
 
 import rlenv
 from rlenv.audit.data import check_data
-from rlenv.audit.report import Finding
+from rlenv.audit.report import Hole
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
 from tests.support.planted import WORDS, Row, capital, claims, plant, rows_of
 
-Found = tuple[Sequence[Finding], Sequence[str]]
+Found = tuple[Sequence[Hole], Sequence[str]]
 MATCH = "{kind: rule, rule: exact_match}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "audit.md").read_text()
 MODULES = [ast.parse(path.read_text()) for path in sorted((ROOT / "rlenv" / "audit").glob("*.py"))]
-GIVES = ("Finding", "JudgeAttack", "report", "share")
+GIVES = ("hole_of", "JudgeAttack", "report", "share")
 """Calls whose first argument is a hole."""
 
 
