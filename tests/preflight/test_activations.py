@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rlenv.preflight.activations import Decoder, Pass, layer_bytes, passes_of
-from rlenv.preflight.known import KNOWN, known_config
-from rlenv.preflight.memory import known_model, model_of_config
+from rlenv.preflight.memory import KNOWN, known_config, known_model, model_of_config
 
 pytest.importorskip("transformers", reason="the verl extra is not installed")
 
