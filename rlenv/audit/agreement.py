@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rlenv.runs.figures.agreement import Estimate, between, spearmans_rho, table_of, weighted_kappa
+from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of, weighted_kappa
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
@@ -37,7 +37,7 @@ def distance(pairs: Pairs) -> float | None:
 
 
 def kappa(pairs: Pairs) -> float | None:
-    """Cohen's kappa with quadratic weights (`rlenv.runs.figures.agreement.weighted_kappa`); None without pairs too."""
+    """Cohen's kappa with quadratic weights (`rlenv.runs.figures.rewards.weighted_kappa`); None without pairs too."""
     return weighted_kappa(*table_of(pairs)) if pairs else None
 
 

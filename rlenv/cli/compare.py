@@ -20,7 +20,7 @@ from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, locks_of
-from rlenv.runs.prices import as_prices
+from rlenv.runs.usage import as_prices
 
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
@@ -274,7 +274,7 @@ class PlanCommand(Options):
 
     def execute(self) -> int:
         """Exit code 0."""
-        from rlenv.runs.statistics.power import Tasks, needed, spread_of_rate
+        from rlenv.runs.statistics.paired import Tasks, needed, spread_of_rate
 
         if not 0 < self.difference < 1:
             raise UsageError("D is between 0 and 1", hint="0.05 is five points")

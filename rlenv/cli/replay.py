@@ -20,12 +20,10 @@ from rlenv.errors import UsageError
 from rlenv.runs.cassettes import Player
 from rlenv.runs.events import Reel, is_recorded
 from rlenv.runs.folder import read_info
-from rlenv.runs.locks.lock import FOLDER, read_lock
-from rlenv.runs.locks.since import changed_since
-from rlenv.runs.prices import as_prices
+from rlenv.runs.locks.lock import FOLDER, changed_since, read_lock
 from rlenv.runs.recorded import whole_groups, with_ids
 from rlenv.runs.replay import Replayed, replay
-from rlenv.runs.usage import spending_line, spent
+from rlenv.runs.usage import as_prices, spending_line, spent
 from rlenv.secrets import leave_open
 
 __all__ = ["ReplayCommand"]

@@ -36,12 +36,11 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import KeptRun, read_info
 from rlenv.runs.locks.lock import lock_of
-from rlenv.runs.prices import as_prices
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
 from rlenv.runs.stage import Stage
 from rlenv.runs.summary import GroupSummary, summarise
-from rlenv.runs.usage import Spending, cost_of
+from rlenv.runs.usage import Spending, as_prices, cost_of
 from rlenv.runs.variants import Weights, varied
 
 __all__ = ["RescoreCommand"]

@@ -21,13 +21,12 @@ from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.spending import asked, asked_in
 from rlenv.runs.figures.steps import Listed, Overview, overview
+from rlenv.runs.figures.tools import asked, asked_in
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
 from rlenv.runs.pack import pack
-from rlenv.runs.prices import as_prices, prices_in
 from rlenv.runs.recorded import in_order
-from rlenv.runs.usage import Spending, money, spent_by
+from rlenv.runs.usage import Spending, as_prices, money, prices_in, spent_by
 
 __all__ = ["ExportCommand", "ListCommand", "PackCommand", "RemoveCommand", "ShowCommand", "find_runs"]
 

@@ -20,18 +20,16 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
 from rlenv.runs.ablation import Ablation, ablation
-from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
 from rlenv.runs.figures.charts import Row, interval_chart
+from rlenv.runs.figures.rewards import Agreement, Estimate, agreements
 from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import locks_of
-from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import rescore
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of
-from rlenv.runs.usage import Spending, spent_by
-from rlenv.runs.variants import shared
-from rlenv.runs.witnesses import held_to_record, witnesses
+from rlenv.runs.usage import Prices, Spending, as_prices, spent_by
+from rlenv.runs.variants import held_to_record, shared, witnesses
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [

@@ -13,8 +13,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.options import Options, option
 from rlenv.cli.terminal import say
 from rlenv.runs import usage
-from rlenv.runs.prices import Prices, as_prices
-from rlenv.runs.usage import Spending, money, notes_of, spending_line, tokens_said
+from rlenv.runs.usage import Prices, Spending, as_prices, money, notes_of, spending_line, tokens_said
 
 __all__ = ["WithPrices", "counting", "show_spending", "show_spending_line"]
 

@@ -13,7 +13,7 @@ from rlenv.errors import UsageError
 from rlenv.language.expressions import compile_expression
 from rlenv.rewards.base import Term
 from rlenv.rewards.scorer import Scorer
-from rlenv.runs.figures.agreement import Agreement, between
+from rlenv.runs.figures.rewards import Agreement, between
 from rlenv.runs.summary import GroupSummary, mean, summarise, task_of
 from rlenv.runs.variants import weighed
 from rlenv.trajectory import ModelUsage, Trajectory

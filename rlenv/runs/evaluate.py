@@ -21,9 +21,9 @@ from rlenv.policies.scripted import Act
 from rlenv.runs.folder import KeptRun, open_run, read_info
 from rlenv.runs.locks.files import Say
 from rlenv.runs.policies import Actor, PolicyChoice, actor_of
-from rlenv.runs.prices import Prices
 from rlenv.runs.stage import Stage, log
 from rlenv.runs.summary import Summary, success_width, summarise
+from rlenv.runs.usage import Prices
 from rlenv.tasks.rows import SEEDS, seed_of
 from rlenv.trajectory import Trajectory
 

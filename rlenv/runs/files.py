@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -20,13 +20,15 @@ from rlenv._base.bounded import cut_end
 from rlenv._base.jsonable import fields_of, plain
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation, ToolResult
+from rlenv.runs.journal import loads
+from rlenv.runs.schema import Tokens
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["MAX_LINE_BYTES", "append", "dump", "is_torn", "nested", "parse", "plain", "read", "write"]
+__all__ = ["MAX_LINE_BYTES", "Body", "append", "dump", "is_torn", "nested", "parse", "plain", "read", "write"]
 
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 """A longer line is no trajectory: what is kept of an episode is bounded far below."""
@@ -230,3 +232,34 @@ def is_torn(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """The whole record of an episode: its trajectory as JSON, and its tokens (empty without a tokenizer).
+
+    `events` are what it asked and was answered (`rlenv.runs.events`), None where that was not recorded. `ending` is
+    JSON of what it has ended as where that became known later, "" elsewhere.
+    """
+
+    id: str
+    record: bytes
+    tokens: Sequence[Tokens]
+    events: bytes | None = None
+    ending: str = ""
+
+    def as_json(self) -> Any:
+        """The record as JSON has it, with what it has ended as.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            held = loads(self.record)
+            return {**held, **loads(self.ending.encode())} if self.ending else held
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"the record of '{self.id}' cannot be read: {type(error).__name__}") from error
+
+    def trajectory(self) -> Trajectory:
+        """The record read."""
+        return parse(json.dumps(self.as_json())) if self.ending else parse(self.record)

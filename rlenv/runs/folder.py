@@ -27,8 +27,7 @@ from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import RunStopped, UsageError
 from rlenv.runs.blobs import clear_blobs
-from rlenv.runs.claim import Claim
-from rlenv.runs.journal import loads
+from rlenv.runs.journal import Claim, loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -210,7 +209,7 @@ def write_info(folder: Path, info: RunInfo) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from rlenv.runs.command import kept_command  # by what locks are kept by, which knows environments
+    from rlenv.runs.locks.files import kept_command  # by what locks are kept by, which knows environments
 
     info = replace(info, command=kept_command(info.command))
     beside = folder / f"run.json.{os.getpid()}.tmp"
@@ -275,7 +274,7 @@ class KeptRun:
 
     Raises:
         UsageError: the folder holds a run already, or one that is still written, or none and one was to be resumed, or
-            one of other rows or rewards (`rlenv.runs.locks.resumed`); or it cannot be written; or `resume` and
+            one of other rows or rewards (`rlenv.runs.locks.lock`); or it cannot be written; or `resume` and
             `overwrite` are both asked for.
     """
 
@@ -329,7 +328,7 @@ class KeptRun:
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
         if resume and before is not None and lock is not None:
-            from rlenv.runs.locks.resumed import check_resumed  # which knows environments
+            from rlenv.runs.locks.lock import check_resumed  # which knows environments
 
             check_resumed(folder, before.attempts[-1].lock if before.attempts else "", lock)
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.columns import arrow, flattened, late_schema, row_schema, rows_table
-from rlenv.runs.reader import Body
+from rlenv.runs.files import Body
 from rlenv.runs.schema import LATE, NESTED, Facts, row_of
 from rlenv.secrets import logger
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.runs.claim import Claim
 from rlenv.runs.columns import arrow, row_schema
-from rlenv.runs.journal import KINDS, path_of, segments
+from rlenv.runs.journal import KINDS, Claim, path_of, segments
 from rlenv.runs.parts import (
     GROUP,
     PACKED,

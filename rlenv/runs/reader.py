@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import UsageError
-from rlenv.runs import files, late
 from rlenv.runs.blobs import put_back
-from rlenv.runs.columns import arrow, flattened, late_schema, list_schema, row_schema, rows_table
-from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
+from rlenv.runs.columns import (
+    arrow,
+    completed,
+    flattened,
+    in_order,
+    late_schema,
+    list_schema,
+    row_schema,
+    rows_table,
+    said_last,
+)
+from rlenv.runs.files import Body
+from rlenv.runs.journal import Lines, path_of, read_body, segments
 from rlenv.runs.parts import Sealed, packed_in, part_of, read_part
 from rlenv.runs.schema import Tokens
-from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,37 +38,6 @@ _PLACE: Final = ("environment", "split", "task", "sample", "step", "mode")
 """Columns that say which sample a row is of."""
 _LOOKS: Final = 8
 """How often a refresh looks again where something was sealed or packed under its hands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The whole record of an episode: its trajectory as JSON, and its tokens (empty without a tokenizer).
-
-    `events` are what it asked and was answered (`rlenv.runs.events`), None where that was not recorded. `ending` is
-    JSON of what it has ended as where that became known later, "" elsewhere.
-    """
-
-    id: str
-    record: bytes
-    tokens: Sequence[Tokens]
-    events: bytes | None = None
-    ending: str = ""
-
-    def as_json(self) -> Any:
-        """The record as JSON has it, with what it has ended as.
-
-        Raises:
-            UsageError: it is none.
-        """
-        try:
-            held = loads(self.record)
-            return {**held, **loads(self.ending.encode())} if self.ending else held
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"the record of '{self.id}' cannot be read: {type(error).__name__}") from error
-
-    def trajectory(self) -> Trajectory:
-        """The record read."""
-        return files.parse(json.dumps(self.as_json())) if self.ending else files.parse(self.record)
 
 
 @dataclass(slots=True)
@@ -200,7 +177,7 @@ class RunReader:
             tables = [*self._parts.values(), rows_table(live, schema)]
             facts = {segment: rows_table(one.rows, late_schema()) for segment, one in self._late_open.items()}
             counted = self._counted(pa.concat_tables(tables))
-            self._table = late.completed(counted, late.in_order(facts | self._late_parts))
+            self._table = completed(counted, in_order(facts | self._late_parts))
         return self._table
 
     def _counted(self, table: pa.Table) -> pa.Table:
@@ -268,7 +245,7 @@ class RunReader:
     def _said_last(self, column: str) -> dict[str, Any]:
         if column not in self._last:
             live = {segment: one.rows for segment, one in self._late_open.items()}
-            self._last[column] = late.said_last(self._late_parts, live, column)
+            self._last[column] = said_last(self._late_parts, live, column)
         return self._last[column]
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:

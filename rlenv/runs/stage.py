@@ -16,16 +16,13 @@ from rlenv.concurrency.lanes import Lane, entered, here, offline
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RunStopped, UsageError
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.command import kept_settings
 from rlenv.runs.events import Reel
 from rlenv.runs.folder import STOP, KeptRun, Kind, RunInfo, read_info
-from rlenv.runs.locks.files import Say
-from rlenv.runs.locks.lock import FOLDER, Lock, lock_of
-from rlenv.runs.locks.since import changed_since
+from rlenv.runs.locks.files import Say, kept_settings
+from rlenv.runs.locks.lock import FOLDER, Lock, changed_since, lock_of
 from rlenv.runs.policies import Actor
-from rlenv.runs.prices import Prices, as_prices
 from rlenv.runs.schema import Facts, Mode
-from rlenv.runs.usage import Budget, cost_of, counting
+from rlenv.runs.usage import Budget, Prices, as_prices, cost_of, counting
 from rlenv.runs.writer import RunWriter
 from rlenv.secrets import leave_open, logger
 from rlenv.trajectory import Trajectory

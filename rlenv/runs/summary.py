@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlenv.runs.prices import Prices
-from rlenv.runs.statistics.intervals import clustered, mean_interval, mean_of_parts
-from rlenv.runs.statistics.passes import PassAtK, pass_curve
-from rlenv.runs.usage import Spending, spent
+from rlenv.runs.statistics.intervals import PassAtK, clustered, mean_interval, mean_of_parts, pass_curve
+from rlenv.runs.usage import Prices, Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [

@@ -37,8 +37,8 @@ from rlenv.runs.figures.query import ordered, parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.lines import LinesReader
-from rlenv.runs.prices import as_prices
 from rlenv.runs.recorded import expected_of, file_of, with_ids
+from rlenv.runs.usage import as_prices
 from rlenv.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from rlenv._base.pictures import bare_image
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.groups import MOST, group_of, members
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.spending import asked_in
-from rlenv.runs.files import nested
-from rlenv.runs.reader import Body
+from rlenv.runs.figures.tools import asked_in
+from rlenv.runs.files import Body, nested
 from rlenv.runs.recorded import expected_of
 from rlenv.runs.schema import Tokens
 from rlenv.runs.usage import shown as words

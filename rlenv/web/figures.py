@@ -13,11 +13,10 @@ from aiohttp import web
 from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
-from rlenv.runs.figures.facets import facets
 from rlenv.runs.figures.groups import aligned, drawn, members, over_steps, spread
 from rlenv.runs.figures.paired import compared
-from rlenv.runs.figures.spending import asked
-from rlenv.runs.figures.tools import tools
+from rlenv.runs.figures.reading import facets
+from rlenv.runs.figures.tools import asked, tools
 from rlenv.runs.journal import loads
 from rlenv.runs.usage import shown, spent_by
 from rlenv.web.answers import SHELF, Unconfirmed, answered, reading

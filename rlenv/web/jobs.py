@@ -25,7 +25,7 @@ from rlenv._base.nearest import did_you_mean
 from rlenv.cli.commands import COMMANDS
 from rlenv.cli.options import Option, Options, options_of
 from rlenv.errors import UsageError
-from rlenv.runs.command import kept_command
+from rlenv.runs.locks.files import kept_command
 
 __all__ = ["KINDS", "Job", "Jobs", "arguments", "job_options"]
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import parse
-from rlenv.runs.figures.search import Hit, searched
+from rlenv.runs.figures.reading import Hit, searched
 from rlenv.runs.folder import STOP
 from rlenv.runs.journal import loads
 from rlenv.web.answers import READ_ONLY, SHELF, answered, encoded

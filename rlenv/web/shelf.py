@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from rlenv.errors import UsageError
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
-from rlenv.runs.figures.spending import asked
 from rlenv.runs.figures.steps import overview
+from rlenv.runs.figures.tools import asked
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.lines import LinesReader
-from rlenv.runs.prices import Prices, prices_in
-from rlenv.runs.usage import spent_by
+from rlenv.runs.usage import Prices, prices_in, spent_by
 
 __all__ = ["OpenRun", "Shelf"]
 

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.runs.claim import Claim
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.runs.journal import path_of
+from rlenv.runs.journal import Claim, path_of
 from rlenv.runs.pack import is_alive, pack, seal_abandoned
 from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader

@@ -1,16 +1,21 @@
-"""Sums of what episodes asked for: nothing unknown is a number, and nothing recorded is paid again."""
+"""Sums of what episodes asked for: nothing unknown is a number, and nothing recorded is paid again.
+
+A list of prices: which model has which, what tokens cost by it, and where a list is at fault.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from rlenv.errors import SpecError
 from rlenv.language.document import parse_source
-from rlenv.runs.prices import Prices, PricesSpec
 from rlenv.runs.schema import Facts, row_of
 from rlenv.runs.summary import summarise
-from rlenv.runs.usage import Spending, asked_tokens, cost_of, spent
+from rlenv.runs.usage import Prices, PricesSpec, Spending, asked_tokens, cost_of, prices_in, read_prices, spent
 from rlenv.trajectory import ModelUsage, Trajectory
 from tests.support.runs import played
 
@@ -79,3 +84,100 @@ def test_a_row_has_the_tokens_of_all_models_and_their_cost() -> None:
 def test_a_summary_holds_them() -> None:
     summary = summarise(episodes((POLICY,)), seconds=1.0, prices=prices())
     assert summary.usage == spent(episodes((POLICY,)), prices=prices())
+
+
+LIST = """
+currency: EUR
+models:
+  "vendor/*": {input: 1, output: 4}
+  vendor/small: {input: 0.5, cached_input: 0.1, output: 2}
+  "*/small": {input: 9, output: 9}
+"""
+
+
+@pytest.fixture
+def prices_of_prices(tmp_path: Path) -> Prices:
+    path = tmp_path / "prices.yaml"
+    path.write_text(LIST, encoding="utf-8")
+    return read_prices(path)
+
+
+def asked(model: str, prompt: int = 1_000_000, completion: int = 0, *, cached_tokens: int = 0) -> ModelUsage:
+    counts = (prompt, cached_tokens, completion)
+    return ModelUsage("policy", model, 1, 0, 0, 0, *counts)
+
+
+def test_a_name_in_full_goes_before_patterns_and_these_by_their_order(prices_of_prices: Prices) -> None:
+    assert prices_of_prices.cost(asked("vendor/small")) == 0.5
+    assert prices_of_prices.cost(asked("vendor/large")) == 1.0
+    assert prices_of_prices.cost(asked("other/small")) == 9.0
+    assert prices_of_prices.cost(asked("vendor")) is None
+
+
+def test_tokens_that_a_server_kept_have_their_own_price_where_there_is_one(prices_of_prices: Prices) -> None:
+    assert prices_of_prices.cost(asked("vendor/small", 1000, 100, cached_tokens=800)) == pytest.approx(
+        (200 * 0.5 + 800 * 0.1 + 100 * 2) / 1e6
+    )
+    assert prices_of_prices.cost(asked("vendor/large", 1000, 100, cached_tokens=800)) == pytest.approx(
+        (1000 + 400) / 1e6
+    )
+
+
+def test_what_is_not_known_has_no_cost_and_what_a_record_answered_none_now(prices_of_prices: Prices) -> None:
+    assert prices_of_prices.cost(ModelUsage("user", "vendor/large", requests=2, unknown=2)) is None
+    assert (
+        prices_of_prices.cost(ModelUsage("user", "vendor/large", requests=2, unknown=1, prompt_tokens=1_000_000)) == 1.0
+    )
+    assert (
+        prices_of_prices.cost(ModelUsage("policy", "vendor/large", requests=1, prompt_tokens=9, is_recorded=True))
+        is None
+    )
+    assert prices_of_prices.cost(ModelUsage("judge good", "vendor/large", cached=3)) == 0.0
+
+
+def test_patterns_of_a_list_that_is_extended_go_before_the_own_ones(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text('currency: EUR\nmodels: {"vendor/*": {input: 1, output: 1}}\n')
+    (tmp_path / "own.yaml").write_text(
+        'extends: base.yaml\nmodels: {"vendor/big-*": {input: 9, output: 9}, vendor/big-1: {input: 5, output: 5}}\n'
+    )
+    found = read_prices(tmp_path / "own.yaml")
+    assert [found.cost(asked(model)) for model in ("vendor/big-2", "vendor/big-1")] == [1.0, 5.0]
+
+
+def test_a_list_may_be_json_and_may_stand_on_another(tmp_path: Path) -> None:
+    (tmp_path / "base.json").write_text('{"currency": "EUR", "models": {"a": {"input": 1, "output": 2}}}')
+    (tmp_path / "own.yaml").write_text("extends: base.json\nmodels: {b: {input: 3, output: 4}}\n")
+    found = read_prices(tmp_path / "own.yaml")
+    assert (found.currency, set(found.models)) == ("EUR", {"a", "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("currency: EUR\nmodels:\n  a: {input: -1, output: 2}\n", ":3:14: models.a.input: found -1"),
+        ("currency: EUR\nmodels:\n  a: {input: .inf, output: 2}\n", ":3:14: models.a.input: found inf"),
+        ("currency: EUR\nmodels:\n  a: {input: .nan, output: 2}\n", ":3:14: models.a.input: found nan"),
+        ("currency: EUR\nmodels:\n  a: {input: 1}\n", ":3:3: models.a.output: the key 'output' is missing"),
+        ("currency: EUR\nmodels:\n  a: {input: x, output: 2}\n", ':3:14: models.a.input: found the text "x"'),
+        ("currency: EUR\nmodel: {}\n", ":2:1: model: unknown key; did you mean 'models'?"),
+        ("models: {}\n", "currency: the key 'currency' is missing"),
+    ],
+)
+def test_faults_stand_at_their_line_and_column(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as failed:
+        read_prices(path)
+    assert said in str(failed.value)
+    assert str(failed.value).startswith(str(path))
+
+
+def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml"):
+        read_prices(tmp_path / "none.yaml")
+
+
+def test_a_run_keeps_its_prices_and_reads_no_others(prices_of_prices: Prices) -> None:
+    kept = json.loads(json.dumps({"prices": prices_of_prices.as_fact()}))
+    assert prices_in(kept) == prices_of_prices
+    assert [prices_in(facts) for facts in ({}, {"prices": 3}, {"prices": {"currency": "EUR"}})] == [None] * 3

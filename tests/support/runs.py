@@ -17,7 +17,7 @@ from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.runs.columns import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.reader import Body
+from rlenv.runs.files import Body
 from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Facts
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn

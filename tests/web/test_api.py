@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestClient
 from rlenv.messages import Image
 from rlenv.runs import files
 from rlenv.runs.folder import open_run
-from rlenv.runs.prices import Prices, PriceSpec
 from rlenv.runs.schema import Facts, Tokens
+from rlenv.runs.usage import Prices, PriceSpec
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import ModelUsage
 from rlenv.web.answers import SHELF

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlenv.concurrency.lanes import Lane
 from rlenv.runs.cassettes import Recorder
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.spending import asked
+from rlenv.runs.figures.tools import asked
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts

@@ -13,7 +13,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.runs.figures.query import Condition, Query
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import clusters, kept_points
-from rlenv.runs.statistics.passes import pass_curve
+from rlenv.runs.statistics.intervals import pass_curve
 
 __all__ = ["aligned", "by_task", "drawn", "group_of", "members", "over_steps", "spread"]
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.jsonable import plain
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.statistics.paired import agreeing, paired_change, sign_flips
-from rlenv.runs.statistics.power import Spread, Tasks, needed, spread_of
+from rlenv.runs.statistics.paired import Spread, Tasks, agreeing, needed, paired_change, sign_flips, spread_of
 
 __all__ = ["Pair", "compared", "pairs", "pilot", "spread_of_run"]
 

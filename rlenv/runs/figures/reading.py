@@ -1,18 +1,28 @@
-"""Which episodes of a run to read first."""
+"""Which episodes of a run to read first.
+
+What the rows of a list have in common: values of a column with how often each stands there.
+
+A text looked for in whole episodes: prompts, actions, results, evidence.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv.errors import UsageError
 from rlenv.runs.figures.groups import group_of
 from rlenv.runs.figures.rewards import high_reward
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import clusters, main_mode, recent
+from rlenv.runs.journal import loads
 
-__all__ = ["reading_list", "widest_groups"]
+__all__ = ["Hit", "facets", "hits", "reading_list", "searched", "widest_groups"]
 
 _EACH: Final = 3
 
@@ -89,3 +99,151 @@ def widest_groups(rows: Snapshot, places: NDArray[np.int64], *, most: int = _EAC
             }
         )
     return found
+
+
+_WORDS: Final = ("split", "mode", "reason", "failure", "fate", "why")
+_MOST: Final = 50
+"""Values of one column that are given, the most frequent ones."""
+_STEPS: Final = 24
+
+Facet = list[dict[str, Any]]
+
+
+def facets(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Facet]:
+    """For the rows at some places how many have each value, the most frequent first.
+
+    Steps stand in up to 24 ranges of equal width (`0..9`), in order; tools and outcomes count episodes, not calls.
+    Values are as `rlenv.runs.figures.query` reads them.
+    """
+    found = {name: _words(rows, name, places) for name in _WORDS}
+    success = rows.numbers("success")[places]
+    named = (("true", success == 1), ("false", success == 0), ("none", np.isnan(success)))
+    found["success"] = _sorted({name: int(holds.sum()) for name, holds in named})
+    for name, column in (("tool", "tool"), ("outcome", "outcome")):
+        found[name] = _called(rows, column, places)
+    found["step"] = _ranges(rows.numbers("step")[places].astype(np.int64))
+    return found
+
+
+def _sorted(counts: dict[str, int]) -> Facet:
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return [{"value": value, "count": count} for value, count in ordered if count][:_MOST]
+
+
+def _words(rows: Snapshot, name: str, places: NDArray[np.int64]) -> Facet:
+    codes, words = rows.words(name)
+    sizes = np.bincount(codes[places] + 1, minlength=len(words) + 1)[1:]
+    return _sorted({word: int(size) for word, size in zip(words, sizes.tolist(), strict=True) if word})
+
+
+def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
+    codes, words = rows.calls.words(column)
+    if not words:
+        return []
+    chosen = np.zeros(len(rows), dtype=bool)
+    chosen[places] = True
+    of = rows.calls.rows(column)
+    is_chosen = chosen[of] & (codes >= 0)
+    of, codes = of[is_chosen], codes[is_chosen]
+    # A policy may make up any number of names: of those that were called most the episodes are counted.
+    often = np.argsort(-np.bincount(codes, minlength=len(words)), kind="stable")[:_MOST]
+    found = {}
+    for code in often.tolist():
+        seen = np.zeros(len(rows), dtype=bool)
+        seen[of[codes == code]] = True
+        found[words[code]] = int(seen.sum())
+    return _sorted(found)
+
+
+def _ranges(steps: NDArray[np.int64]) -> Facet:
+    if not len(steps):
+        return []
+    low, high = int(steps.min()), int(steps.max())
+    width = max(1, -(-(high - low + 1) // _STEPS))
+    sizes = np.bincount((steps - low) // width)
+    found = []
+    for index, size in enumerate(sizes.tolist()):
+        first, last = low + index * width, min(low + (index + 1) * width - 1, high)
+        if size:
+            found.append({"value": str(first) if first == last else f"{first}..{last}", "count": size})
+    return found
+
+
+_AROUND: Final = 60
+_EACH_of_search: Final = 3
+"""Hits of one episode that are given."""
+_LEAST: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A place in an episode: `where` is the dotted path of its text, the rest what stands there and around it."""
+
+    id: str
+    where: str
+    before: str
+    hit: str
+    after: str
+
+
+def searched(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[list[Hit]]:
+    """The hits of each record, in any case of letters; an empty list for one without, so that its reader may stop.
+
+    A record is read as bytes first, and parsed only where the text may stand in it.
+
+    Raises:
+        UsageError: the text is shorter than two characters.
+    """
+    if len(text) < _LEAST:
+        raise UsageError(f"a text of {_LEAST} characters or more is expected")
+    needles = {
+        json.dumps(text.lower(), ensure_ascii=is_ascii)[1:-1].encode(errors="replace") for is_ascii in (False, True)
+    }
+    # Letters beyond ASCII have no lower case as bytes: a text with such is looked for in every record.
+    is_told = text.isascii() or text.lower() == text.upper()
+    for id, record in records:
+        lowered = record.lower() if is_told else record
+        if is_told and not any(needle in lowered for needle in needles):
+            yield []
+            continue
+        yield hits(id, loads(record), text)
+
+
+def hits(id: str, record: Mapping[str, Any], text: str) -> list[Hit]:
+    """The first three places of a text in a record."""
+    found: list[Hit] = []
+    wanted = text.lower()
+    for where, held in _texts(record):
+        lowered = held.lower()
+        # Lowering may change a text's length (U+0130), after which places do not fit: it is then found as it stands.
+        at = lowered.find(wanted) if len(lowered) == len(held) else held.find(text)
+        if at >= 0:
+            end = at + len(text)
+            parts = (held[max(0, at - _AROUND) : at], held[at:end], held[end : end + _AROUND])
+            found.append(Hit(id, where, *parts))
+            if len(found) == _EACH_of_search:
+                break
+    return found
+
+
+def _texts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts of a record that people read, by their paths; what stands twice is given once."""
+    for index, message in enumerate(record.get("messages", ())):
+        if message.get("role") not in ("system", "user"):
+            break  # what follows stands with its turn
+        yield f"messages.{index}.content", str(message.get("content", ""))
+    for index, turn in enumerate(record.get("turns", ())):
+        yield f"turns.{index}.action", str(turn.get("action", ""))
+        for number, result in enumerate(turn.get("results", ())):
+            yield f"turns.{index}.results.{number}.name", str(result.get("name", ""))
+            yield f"turns.{index}.results.{number}.text", str(result.get("text", ""))
+        observation = turn.get("observation") or {}
+        if not turn.get("results"):
+            for number, message in enumerate(observation.get("messages", ())):
+                yield f"turns.{index}.observation.messages.{number}.content", str(message.get("content", ""))
+    yield "answer", str(record.get("answer") or "")
+    for name, term in record.get("reward", {}).get("terms", {}).items():
+        yield f"reward.terms.{name}.evidence", str(term.get("evidence") or "")
+        yield f"reward.terms.{name}.error", str(term.get("error") or "")
+    failure = record.get("failure") or {}
+    yield "failure.message", str(failure.get("message", ""))

@@ -20,13 +20,11 @@ from rlenv.runs.figures.charts import Line, line_chart
 from rlenv.runs.figures.paired import compared
 from rlenv.runs.figures.reading import reading_list
 from rlenv.runs.figures.snapshot import MOST_TERMS, Snapshot
-from rlenv.runs.figures.spending import asked
 from rlenv.runs.figures.steps import counts, overview, series
-from rlenv.runs.figures.tools import tools
+from rlenv.runs.figures.tools import asked, tools
 from rlenv.runs.folder import open_run, read_info
-from rlenv.runs.prices import Prices, prices_in
 from rlenv.runs.reader import RunReader
-from rlenv.runs.usage import money, notes_of, spending_line, spent_by, tokens_said
+from rlenv.runs.usage import Prices, money, notes_of, prices_in, spending_line, spent_by, tokens_said
 from rlenv.trajectory import Trajectory
 
 __all__ = ["report"]

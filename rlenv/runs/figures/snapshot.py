@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.bounded import encodable
 from rlenv.runs.figures.entries import Entries, numbers_of, sorted_by, words_of
-from rlenv.runs.reader import Body
+from rlenv.runs.files import Body
 
 if TYPE_CHECKING:
     import pyarrow as pa

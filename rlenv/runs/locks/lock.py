@@ -6,6 +6,10 @@ A digest of what could not be read says so, and two of these are never called eq
 
 HASH is the first 12 digits of the SHA-256 of the file's JSON without `host` and `started`, with sorted keys, without
 blanks and in ASCII.
+
+Whether a run may go on with a lock: its episodes and the new ones have to be of the same rows and rewards.
+
+What has changed since a tape was recorded, by its locks.
 """
 
 from __future__ import annotations
@@ -23,12 +27,24 @@ from typing import Any, Final
 
 from rlenv._base.paths import read_file
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UsageError
+from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.locks import parts
 from rlenv.runs.locks.files import UNREADABLE, Say, canonical, kept
 from rlenv.runs.locks.machine import Code, machine, packages
 
-__all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "diff", "entries", "lock_of", "locks_of", "read_lock"]
+__all__ = [
+    "FOLDER",
+    "SECTIONS",
+    "Lock",
+    "LockEntry",
+    "changed_since",
+    "check_resumed",
+    "diff",
+    "entries",
+    "lock_of",
+    "locks_of",
+    "read_lock",
+]
 
 FOLDER: Final = "locks"
 _FORMAT: Final = 1
@@ -248,3 +264,80 @@ def locks_of(run: str | Path) -> dict[str, Lock]:
     files = [path for path in folder.iterdir() if _FILE.fullmatch(path.name)] if folder.is_dir() else []
     found = sorted((read_lock(path) for path in files), key=lambda lock: (lock.started, lock.hash12))
     return {lock.hash12: lock for lock in found}
+
+
+_SHOWN: Final = 3
+_SHOWN_CHARS: Final = 20
+
+
+def check_resumed(run: Path, before: str, lock: Lock) -> None:
+    """Refuses to go on where what was kept is of other rows or rewards than what would be played.
+
+    An episode is found again by its split, its task's number and its seed, which any environment has. Whatever else
+    differs (limits, packages, the host) makes other episodes of the same tasks; `rlenv runs lock diff` names it.
+
+    Args:
+        before: the hash of the run's last lock; nothing is looked at where the run has none.
+
+    Raises:
+        UsageError: it is of another environment, other rows of a split or other rewards; or its lock cannot be read.
+    """
+    path = run / FOLDER / f"{before}.json"
+    if not before or not path.is_file():
+        return
+    old = read_lock(path)
+    if old.spec.get("id") != lock.spec.get("id"):
+        raise UsageError(
+            f"{run} holds episodes of {old.spec.get('id')}, not of {lock.spec.get('id')}", hint="name another folder"
+        )
+    found = list(_differences(old, lock))
+    if not found:
+        return
+    said = "; ".join(f"{place}: {_short(a)} → {_short(b)}" for place, a, b in found[:_SHOWN])
+    said += f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    rows = any(place.startswith("data.") for place, _, _ in found)
+    hint = "name another folder" if rows else f"name another folder, or `rlenv rescore {run} --spec SPEC -o NEW`"
+    raise UsageError(f"{run} holds episodes of other {'rows' if rows else 'rewards'} ({said})", hint=hint)
+
+
+def _differences(old: Lock, new: Lock) -> Iterator[tuple[str, Any, Any]]:
+    a, b = entries(old), entries(new)
+    for section, key in sorted(a.keys() | b.keys()):
+        if section == "rewards":
+            is_meant = True
+        else:  # of splits that both played; where the file of rows lies is no matter
+            split, _, name = key.rpartition(".")
+            is_meant = section == "data" and name == "sha256" and split in old.data and split in new.data
+        values = a.get((section, key)), b.get((section, key))
+        if is_meant and canonical(values[0]) != canonical(values[1]):
+            yield f"{section}.{key}", *values
+
+
+def _short(value: Any) -> str:
+    text = "–" if value is None else str(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+
+
+_FIRST: Final = ("tools", "prompts", "endpoints", "user", "rewards", "dialect", "resources", "data")
+"""What decides a request; the other sections say why these changed."""
+_NAMED: Final = 4
+
+
+def changed_since(run: str | Path, hash12: str, environment: Environment) -> str:
+    """What is not as it was when the lock `hash12` was written into a run, in words; "" where nothing is known.
+
+    What only the run has, its policy, seed and samples, is left out, as are the splits that it did not play.
+    """
+    try:
+        then = read_lock(Path(run) / FOLDER / f"{hash12}.json")
+        splits = [split for split in then.data if split in environment.spec.tasks]
+        now = lock_of(environment, splits=splits)
+    except RlenvError:
+        return ""
+    found = diff(then.of_a_spec(), now.of_a_spec())
+    order = [*_FIRST, *SECTIONS]
+    places = [f"{one.section} {one.key}" for one in sorted(found, key=lambda one: order.index(one.section))]
+    if not places:
+        return ""
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"since lock {hash12} these differ: {', '.join(places[:_NAMED])}{more}"

@@ -10,8 +10,8 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.runs.prices import Prices, PriceSpec
 from rlenv.runs.schema import Facts
+from rlenv.runs.usage import Prices, PriceSpec
 from rlenv.trajectory import ModelUsage
 from tests.support.kept import episode
 

@@ -29,9 +29,8 @@ import yaml
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.command import kept_command
 from rlenv.runs.folder import STOP, State
-from rlenv.runs.locks.files import Say, digest_of, tree_sha256
+from rlenv.runs.locks.files import Say, digest_of, kept_command, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_train.attempts import Attempt, attempts_of, begin_attempt, write_run

@@ -16,8 +16,8 @@ from typing import Any
 
 from rlenv.collect import Manifest
 from rlenv.errors import UsageError
-from rlenv.runs.command import kept_command
 from rlenv.runs.folder import State
+from rlenv.runs.locks.files import kept_command
 from rlenv_train.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_train.launch import STATES, Ending
 from rlenv_train.progress import plot_png, plot_text
