@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from rlenv import dialects
-from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import ToolCall
 from rlenv.testing.dialects import check_reading
 from rlenv.tokens.chat_template import ChatTemplate
 from tests.support import real
-from tests.support.arguments import KEYS, PLAIN, TOOLS, value
+from tests.support.arguments import KEYS, PLAIN, TOOLS, value, written
 
 # Templates whose calls are JSON, a name and JSON, or whole Python. Those of Llama 3.2 and ToolACE (Python) write texts
 # without quotes, and Gemma 3's leaves out the commas: no reading can tell their values apart.
@@ -35,27 +33,6 @@ ROWS = {
     "muse_glimmer": ("muse",),
 }
 CASES = [(family, row) for family, rows in ROWS.items() for row in rows]
-ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|eot|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
-SCHEMAS = [{"type": "function", "function": {"description": "d", **tool}} for tool in TOOLS.values()]
-
-
-def written(template: ChatTemplate, calls: list[tuple[str, dict[str, Any]]], content: str) -> str | None:
-    """The assistant's turn behind the generation prompt; None where the template refuses several calls."""
-    user = {"role": "user", "content": "Which?"}
-    listed = [
-        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": name, "arguments": given}}
-        for number, (name, given) in enumerate(calls)
-    ]
-    said = {"role": "assistant", "content": content, "tool_calls": listed}
-    prompt = template.render([user], tools=SCHEMAS)
-    try:
-        whole = template.render([user, said], tools=SCHEMAS, add_generation_prompt=False)
-    except UnsupportedTemplate:
-        return None
-    head, text = prompt[prompt.rindex("Which?") :], whole[whole.rindex("Which?") :]
-    same = next((at for at, (one, other) in enumerate(zip(head, text, strict=False)) if one != other), len(head))
-    text = text[same:].rstrip()
-    return text.removesuffix(next((end for end in ENDS if text.endswith(end)), ""))
 
 
 @pytest.mark.shared_data

@@ -11,9 +11,8 @@ from rlenv import dialects
 from rlenv.dialects.built_in import FAMILIES, family_text, row_of
 from rlenv.messages import ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
-from tests.dialects.test_own_templates import written
 from tests.real.shelf import templates
-from tests.support.arguments import TOOLS
+from tests.support.arguments import TOOLS, written
 
 pytestmark = pytest.mark.real_data
 NAMED = re.compile(r"# Source: (?P<file>\S+)\.jinja of (?P<package>\S+) ")
