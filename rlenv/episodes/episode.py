@@ -204,7 +204,7 @@ class Episode:
         if self._trajectory is None:
             if action is not None:
                 self._sampled = action if isinstance(action, Sampled) else _UNSAID
-                text, parsed = await self._read(action.action if isinstance(action, Sampled) else action)
+                text, parsed = await self.read(action.action if isinstance(action, Sampled) else action)
                 self._add_turn(text, parsed, time.monotonic())
             await self._end(terminated=False, reason=reason)
         return self.trajectory
@@ -253,7 +253,7 @@ class Episode:
         if type(action) is str and len(action) <= _READ_AT_ONCE:
             text, parsed = environment.parse(action)
         else:
-            text, parsed = await self._read(action)
+            text, parsed = await self.read(action)
         self._chars += len(text)
         if begun >= deadline:
             self._add_turn(text, parsed, begun)
@@ -286,7 +286,7 @@ class Episode:
         self._add_turn(text, parsed, begun, results, observation, malformed)
         return await self._go_on(observation, deadline)
 
-    async def _read(self, action: str | Message) -> tuple[str, ParsedAction]:
+    async def read(self, action: str | Message) -> tuple[str, ParsedAction]:
         """The action's text and its reading; the slowest text of a megabyte takes seconds, and several come at once."""
         size = len(action if isinstance(action, str) else action.content)
         if size <= _READ_AT_ONCE:

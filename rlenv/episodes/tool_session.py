@@ -131,7 +131,7 @@ class ToolSession:
         episode = self.episode
         said = [Message("assistant", transcript)] if isinstance(transcript, str) else _said(transcript)
         if not episode.is_ended:
-            turns, left = self._turns(said)
+            turns, left = await self._turns(said)
             whole = len(left) - bool(left and left[-1][0] is self._answer)  # an answer leaves out what stands beside it
             for part in filter(None, (left[:whole], left[whole:])):
                 calls = Message("assistant", "", tuple(call for call, _ in part))
@@ -145,7 +145,7 @@ class ToolSession:
         await self.aclose()
         return episode.trajectory
 
-    def _turns(
+    async def _turns(
         self, said: Sequence[Message]
     ) -> tuple[list[tuple[Message, list[ToolResult | None]]], list[tuple[ToolCall, ToolResult | None]]]:
         """Each message with the results of its calls (None for one that was not run), and the calls of no message."""
@@ -153,7 +153,7 @@ class ToolSession:
         turns = []
         for message in said:
             results: list[ToolResult | None] = []
-            for call in message.tool_calls:
+            for call in (await self.episode.read(message))[1].calls:  # its text may hold them too
                 places = [at for at, (made, _) in enumerate(left) if made.id is not None and made.id == call.id]
                 places += [at for at, (made, _) in enumerate(left) if _asks_the_same(made, call)]
                 results.append(left.pop(places[0])[1] if places else None)

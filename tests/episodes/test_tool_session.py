@@ -216,3 +216,20 @@ def test_a_spec_with_a_simulated_user_has_no_session(tmp_path: Path) -> None:
     environment = loaded(tmp_path, spec=SPEC + "user: {kind: scripted, replies: [Go on.]}\n")
     with pytest.raises(rlenv.UsageError, match="simulated user"):
         rlenv.ToolSession(environment)
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (['{"name": "double", "arguments": {"n": 1}}'], ["ok"]),
+        (['{"name": "double", "arguments": {"n": 2}}', '{"name": "double", "arguments": {"n": 1}}'], ["skipped", "ok"]),
+        (['{"name": "double", "arguments": {"n": 1}}', '{"name": '], ["ok", "malformed"]),
+    ],
+)
+def test_calls_that_a_message_holds_as_text_have_the_results_of_those_that_were_made(
+    tmp_path: Path, texts: list[str], wanted: list[str]
+) -> None:
+    said = "".join(f"<tool_call>{text}</tool_call>" for text in texts)
+    _, ended = played(loaded(tmp_path), [(1, "a")], [Message("assistant", said), ENDS[-1]])
+    assert [[one.outcome for one in turn.results] for turn in ended.turns] == [wanted, []]
+    assert ended.reward.total == pytest.approx(1.1)
