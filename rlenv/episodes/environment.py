@@ -317,7 +317,7 @@ class Environment:
         if not action.tool_calls:
             return content, read
         # Structured calls win over text that looks like a call: the server has already split the two.
-        calls = tuple(map(_sound, action.tool_calls))
+        calls = tuple(map(sound, action.tool_calls))
         text = dialect.render_action(replace(action, tool_calls=calls))
         # Where the family writes calls in front, the content stands elsewhere than where it was read.
         places = read.content_at if text.startswith(content) else ()
@@ -347,12 +347,22 @@ class Environment:
         return handle
 
 
-def _sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
-    """A call that came as data, malformed where its arguments are not JSON: the guarantee of one that is read."""
-    if isinstance(call, ToolCall) and (fault := value_fault(dict(call.arguments))):
+def sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    """A call that came as data, malformed where its name or arguments are none: the guarantee of one that is read."""
+    if isinstance(call, MalformedCall):
+        return call
+    name, arguments = call.name, call.arguments
+    if not isinstance(name, str):
+        name, reason = None, f"the name is {type(name).__name__}; expected text"
+    elif arguments is None:  # as servers give a call without arguments
+        return replace(call, arguments={})
+    elif not isinstance(arguments, Mapping):
+        reason = f"the arguments are {type(arguments).__name__}; expected an object"
+    elif fault := value_fault(dict(arguments)):
         reason = f"the arguments are not JSON: {fault}"
-        return MalformedCall(repr(call.arguments)[:_MAX_SHOWN], reason, name=call.name, id=call.id)
-    return call
+    else:
+        return call
+    return MalformedCall(repr(arguments)[:_MAX_SHOWN], reason, name=name, id=call.id)
 
 
 def _said(

@@ -127,6 +127,11 @@ class Episode:
         return self.tools.resources
 
     @property
+    def is_open(self) -> bool:
+        """True once the episode was opened, also where that failed."""
+        return self._is_open
+
+    @property
     def is_ended(self) -> bool:
         """True once the episode terminated or was truncated."""
         return self._trajectory is not None

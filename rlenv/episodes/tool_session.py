@@ -6,21 +6,20 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlenv.dialects.base import result_messages
 from rlenv.endpoints.wire import UnreadableAnswer, read_chat
+from rlenv.episodes.environment import Environment, sound
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.answer import extract
 from rlenv.trajectory import Trajectory
 
-if TYPE_CHECKING:
-    from rlenv.episodes.environment import Environment
-
 __all__ = ["ToolSession"]
 
 _OVER = "Not run: the episode is over."
+_STOPPED = "Stopped by the caller before it had ended."
 _ANSWER = "The answer is taken; the episode ends here."
 
 
@@ -59,8 +58,8 @@ class ToolSession:
         if environment.parts.simulated is not None:
             raise UsageError("a session of tools has no simulated user", hint="play the spec by environment.start()")
         self._environment = environment
-        self._made: list[tuple[ToolCall, ToolResult | None]] = []
-        self._answer: ToolCall | None = None
+        self._made: list[tuple[ToolCall | MalformedCall, ToolResult | None]] = []
+        self._answer: ToolCall | MalformedCall | None = None
         mutates = any(tool.mutates for tool in environment.parts.tools.values())
         self._alone = asyncio.Lock() if mutates else None
         self.episode = environment.start(task=task, split=split, seed=seed)
@@ -85,13 +84,19 @@ class ToolSession:
         """The tools as JSON schemas, in OpenAI's form."""
         return self._environment.tool_schemas
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, id: str | None = None) -> ToolResult:
+    async def call(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: str | None = None) -> ToolResult:
         """The result of a call, its text as the model reads it; never raises for what a model wrote.
 
         Args:
             id: the loop's own, by which its transcript is read; equal calls are told apart by it.
+
+        Raises:
+            UsageError: the session is not open.
         """
-        call = ToolCall(name, arguments, id)
+        if not self.episode.is_open:
+            raise UsageError("the session is not open", hint="use `async with rlenv.ToolSession(...) as session`")
+        call = sound(ToolCall(name, arguments, id))  # type: ignore[arg-type]  # None becomes {} there
+        name = call.name or ""
         async with AsyncExitStack() as stack:
             if self._alone is not None:
                 await stack.enter_async_context(self._alone)
@@ -103,8 +108,8 @@ class ToolSession:
                 self._made.append((call, None))
                 self._answer = call
                 return ToolResult(name, _ANSWER, call_id=id)
-            at = len(self._made)
-            self._made.append((call, None))  # its place in the order is that of its beginning
+            at = len(self._made)  # its place in the order is that of its beginning
+            self._made.append((call, ToolResult(name, _STOPPED, "timeout", call_id=id, reason="late", whose="unclear")))
             try:
                 deadline = episode.tools.begun + spec.limits.episode_s
                 (result,) = await episode.tools.run((call,), turn=len(episode.turns), deadline=deadline)
@@ -147,7 +152,7 @@ class ToolSession:
 
     async def _turns(
         self, said: Sequence[Message]
-    ) -> tuple[list[tuple[Message, list[ToolResult | None]]], list[tuple[ToolCall, ToolResult | None]]]:
+    ) -> tuple[list[tuple[Message, list[ToolResult | None]]], list[tuple[ToolCall | MalformedCall, ToolResult | None]]]:
         """Each message with the results of its calls (None for one that was not run), and the calls of no message."""
         left = list(self._made)
         turns = []
@@ -161,8 +166,10 @@ class ToolSession:
         return turns, left
 
 
-def _asks_the_same(made: ToolCall, call: ToolCall | MalformedCall) -> bool:
-    return isinstance(call, ToolCall) and (made.name, dict(made.arguments)) == (call.name, dict(call.arguments))
+def _asks_the_same(made: ToolCall | MalformedCall, call: ToolCall | MalformedCall) -> bool:
+    if isinstance(made, ToolCall) and isinstance(call, ToolCall):
+        return (made.name, dict(made.arguments)) == (call.name, dict(call.arguments))
+    return type(made) is type(call) and (made.name or "") == (call.name or "")
 
 
 def _said(transcript: Sequence[Message | Mapping[str, Any]]) -> list[Message]:

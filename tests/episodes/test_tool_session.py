@@ -233,3 +233,55 @@ def test_calls_that_a_message_holds_as_text_have_the_results_of_those_that_were_
     _, ended = played(loaded(tmp_path), [(1, "a")], [Message("assistant", said), ENDS[-1]])
     assert [[one.outcome for one in turn.results] for turn in ended.turns] == [wanted, []]
     assert ended.reward.total == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "outcome"),
+    [
+        ("double", None, "bad_arguments"),
+        ("double", 5, "malformed"),
+        ("double", "n=1", "malformed"),
+        ("double", [["n", 1]], "malformed"),
+        (7, {}, "malformed"),
+        (None, None, "malformed"),
+    ],
+)
+def test_a_call_that_is_none_is_the_models_mistake(tmp_path: Path, name: Any, arguments: Any, outcome: str) -> None:
+    async def main() -> tuple[rlenv.ToolResult, rlenv.Trajectory, rlenv.Trajectory]:
+        async with loaded(tmp_path) as environment:
+            async with rlenv.ToolSession(environment) as session:
+                result = await session.call(name, arguments)
+                ended = await session.finish("<answer>6</answer>")
+            async with environment.start() as episode:
+                await episode.step(Message("assistant", "", (ToolCall(name, arguments),)))
+                await episode.step("<answer>6</answer>")
+            return result, ended, episode.trajectory
+
+    result, ended, wanted = asyncio.run(main())
+    assert result.outcome == outcome
+    assert scored(ended) == scored(wanted)
+    assert ended.reward.total == pytest.approx(1.0)
+
+
+def test_a_session_that_is_not_open_makes_no_call(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with loaded(tmp_path) as environment:
+            await rlenv.ToolSession(environment).call("double", {"n": 1})
+
+    with pytest.raises(rlenv.UsageError, match="not open"):
+        asyncio.run(main())
+
+
+def test_a_call_that_the_loop_stops_is_recorded_as_stopped(tmp_path: Path) -> None:
+    async def main() -> rlenv.Trajectory:
+        async with loaded(tmp_path) as environment, rlenv.ToolSession(environment) as session:
+            call = asyncio.ensure_future(session.call("double", {"n": 1}, id="c1"))
+            await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            return await session.finish([Message("assistant", "", CALLS[:1]), ENDS[-1]])
+
+    (result,) = asyncio.run(main()).turns[0].results
+    assert (result.outcome, result.reason, result.whose) == ("timeout", "late", "unclear")
+    assert "Stopped" in result.text
