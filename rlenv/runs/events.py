@@ -120,13 +120,11 @@ def _event(held: Any, where: str) -> Event:
 
 
 def is_recorded(run: str | Path) -> bool:
-    """Whether a run holds the events of its episodes."""
+    """Whether a run holds the events of an episode: a later attempt may have recorded what the first did not."""
     run = Path(run)
     if (run / "tape").is_dir():
         return True
-    reader = open_run(run) if is_run(run) else None
-    first = next((row["id"] for row in reader.rows() if row["has_body"]), "") if reader is not None else ""
-    return bool(first) and reader is not None and reader.body(first).events is not None
+    return is_run(run) and open_run(run).has_events()
 
 
 class Reel:

@@ -335,6 +335,16 @@ class Sealed:
         for id, record, names in zip(table["id"].to_pylist(), table["record"].to_pylist(), named, strict=True):
             yield id, put_back(run, record, names or ())
 
+    def has_events(self) -> bool:
+        """Whether any body holds events; a row group at a time, to the first that does."""
+        arrow()
+        import pyarrow.parquet as pq
+
+        with told(self.path), pq.ParquetFile(self.path) as file:
+            groups = range(file.num_row_groups if "events" in file.schema_arrow.names else 0)
+            held = (file.read_row_group(group, columns=["events"])["events"] for group in groups)
+            return any(events.null_count < len(events) for events in held)
+
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
         arrow()

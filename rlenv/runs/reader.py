@@ -352,6 +352,21 @@ class RunReader:
 
     # bodies
 
+    def has_events(self) -> bool:
+        """Whether the events of any episode were recorded."""
+        kept = (row["id"] for one in self._open.values() for row in one.rows if row["has_body"])
+        return any(self._part_has_events(part) for part in self._parts) or any(
+            self.body(id).events is not None for id in kept
+        )
+
+    def _part_has_events(self, part: str) -> bool:
+        try:
+            return Sealed(part_of(self.run, "bodies", part)).has_events()
+        except FileNotFoundError:
+            # Either no body of it was kept, or it was packed since the last look.
+            is_there = part_of(self.run, "episodes", part).exists()
+            return not is_there and self._part_has_events(self._moved_to(part)[0])
+
     def body(self, id: str) -> Body:
         """The whole record of an episode.
 

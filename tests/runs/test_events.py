@@ -13,7 +13,7 @@ import pytest
 from rlenv.concurrency.lanes import Answer, Asked, Lane
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.cassettes import Player, Recorder
-from rlenv.runs.events import Event, Reel, canonical, content_of, dumped, parsed
+from rlenv.runs.events import Event, Reel, canonical, content_of, dumped, is_recorded, parsed
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import RunWriter
 from rlenv.secrets import resolve
@@ -109,8 +109,30 @@ def test_a_run_whose_events_were_not_recorded_has_no_tape(tmp_path: Path) -> Non
     writer.append(episode(), Facts())
     with pytest.raises(UsageError, match="has no tape"):
         Reel.of(tmp_path)
-    writer.append(episode(), Facts(events=b"[]"))
     writer.close()
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_run_is_recorded_where_any_of_its_episodes_is(tmp_path: Path, is_sealed: bool) -> None:
+    if is_sealed:
+        pytest.importorskip("pyarrow")
+    writer = RunWriter(tmp_path)
+    failed = writer.append(episode(), Facts())
+    assert not is_recorded(tmp_path)
+    if is_sealed:
+        writer.roll()
+    recorder = Recorder()
+    lane = recorder.lane()
+    ask(recorder, lane, "what", "answer")
+    kept = writer.append(episode(), Facts(events=recorder.taken(lane)))
+    if is_sealed:
+        writer.close()
+    player = Player(Reel.of(tmp_path))
+    writer.close()
+    assert is_recorded(tmp_path)
+    assert again(player, player.lane(kept), "what") == "answer"
+    with pytest.raises(CassetteError, match=r"nothing of this episode was recorded"):
+        again(player, player.lane(failed), "what")
 
 
 def test_a_run_without_a_tape_says_how_to_record_one(tmp_path: Path) -> None:
