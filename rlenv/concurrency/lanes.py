@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from rlenv.errors import CassetteError
 
 __all__ = [
+    "POLICY",
     "Answer",
     "Asked",
     "Lane",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+POLICY: Final = "policy "
+"""What the place of a policy's request begins with."""
 Outcome = Literal["ok", "failed", "refused", "cancelled"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlenv.concurrency.lanes import Lane, entered, here
+from rlenv.concurrency.lanes import POLICY, Lane, entered, here
 from rlenv.dialects.base import Cut
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
@@ -81,7 +81,7 @@ async def advance(episode: Episode, session: PolicySession, messages: list[Messa
         action = await _acted(session, messages)
     else:  # an agent's turn stands inside of the call that plays it
         turn, is_agent = f"turn {len(episode.turns)}", bool(lane.place)
-        place = turn if is_agent else f"policy {turn}"
+        place = turn if is_agent else f"{POLICY}{turn}"
         with entered(lane.at(place, is_live=not is_agent and lane.tape.lets_out(""))):
             action = await _acted(session, messages)
     said = action.action if isinstance(action, Sampled) else action

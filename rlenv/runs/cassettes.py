@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from rlenv._base.bounded import cut_end
-from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot
+from rlenv.concurrency.lanes import POLICY, Answer, Asked, Lane, Slot
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.events import Event, Reel, as_given, content_of, dumped
 from rlenv.secrets import redact_value
@@ -35,7 +35,7 @@ class Recorder:
     """Keeps what is asked and answered, in memory until the episode is kept.
 
     Args:
-        wants_local: keep also what tools of this process give.
+        wants_local: keep also what tools of this process give, and what the policy asks.
     """
 
     is_offline = False
@@ -67,7 +67,13 @@ class Recorder:
         return Slot(lane, asked, content, ordinal, time.time())
 
     def keep(self, slot: Slot, answer: Answer) -> None:
-        """Takes an event of an episode."""
+        """Takes an event of an episode.
+
+        What the policy asks is left out by default: a replay takes its recorded actions, and each of its requests
+        repeats the conversation so far.
+        """
+        if not self.wants_local and slot.lane.place.startswith(POLICY):
+            return
         asked, took = slot.asked, max(time.time() - slot.started, 0.0)
         event = Event(
             slot.lane.place,

@@ -499,8 +499,9 @@ def test_an_agent_replays_with_what_it_was_told_at_each_of_its_turns(
     assert {f"{agent} 0", f"{agent} 1", f"{agent} 0 call 0", f"{agent} 1 call 0"} <= places
 
 
-def test_a_policy_behind_an_endpoint_is_recorded_at_its_turns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("record", [[], ["--record"]])
+def test_a_policy_behind_an_endpoint_is_recorded_at_its_turns_where_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: list[str]
 ) -> None:
     def act(body: Mapping[str, Any]) -> Message:
         if body["messages"][-1]["role"] == "tool":
@@ -510,9 +511,10 @@ def test_a_policy_behind_an_endpoint_is_recorded_at_its_turns(
     with answering() as address, served(FakeEndpoint(act)) as server:
         policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
         argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "-n", "1"]
-        assert run(capsys, *argv, "-o", str(tmp_path / "run"))[0] == 0
+        assert run(capsys, *argv, *record, "-o", str(tmp_path / "run"))[0] == 0
     same(capsys, tmp_path / "run", episodes=1)
-    assert [one.place for one in events(tmp_path / "run")] == ["policy turn 0", "turn 0 call 0", "policy turn 1"]
+    places = ["policy turn 0", "turn 0 call 0", "policy turn 1"]
+    assert [one.place for one in events(tmp_path / "run")] == (places if record else ["turn 0 call 0"])
 
 
 def test_an_episode_whose_policy_failed_is_played_up_to_there(
