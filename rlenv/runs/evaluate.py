@@ -276,6 +276,7 @@ class _Run:
 
     def _append(self, index: int, trajectory: Trajectory) -> None:
         """Keeps an episode as it ends, so that a run that is cut off keeps what it has."""
+        self._stage.keep_asked()
         if self._out is not None:
             job, k = self._jobs[index], self._k
             group = f"{job.split}/{job.task}" if k > 1 else ""

@@ -68,6 +68,7 @@ class Stage:
     budget: Budget = field(init=False)
     _recorder: Recorder | None = field(init=False)
     _player: Player | None = field(init=False, default=None)
+    _flush: Callable[[], None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.overwrite and self.resume:
@@ -211,7 +212,13 @@ class Stage:
 
             flush()
             stack.callback(flush)
+            self._flush = flush if out is None else None
             yield
+
+    def keep_asked(self) -> None:
+        """Has kept what was asked until now, where no run's episodes hold it: a run that is killed loses none."""
+        if self._flush is not None:
+            self._flush()
 
     async def stoppable(self, work: Coroutine[Any, Any, _T]) -> _T:
         """The result of `work`, which is cancelled once a file `stop` is in the run's folder, or the budget is spent.

@@ -24,6 +24,7 @@ from rlenv.language.shipped import shipped
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files
 from rlenv.runs.cassettes import Player
+from rlenv.runs.evaluate import evaluate
 from rlenv.runs.events import Event, Reel
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded, with_ids
@@ -233,6 +234,21 @@ def test_what_the_tape_lacks_is_asked_and_added_where_that_is_said(
         same(capsys, tape, "--set", f"oracle={json.dumps(other)}", episodes=2)
     else:
         same(capsys, tape, episodes=8)
+
+
+def test_what_is_added_to_a_tape_is_there_as_each_episode_ends(http_run: Path, tmp_path: Path) -> None:
+    oracle = [{"call": {"ask": {"what": "three"}}}, {"say": "<answer>1</answer>"}]
+    before, held = len(events(http_run)), list[int]()
+    with answering() as address:
+        evaluate(
+            tmp_path / "env.yaml",
+            tape=http_run,
+            record=True,
+            concurrency=1,
+            set={"oracle": oracle, "vars.server": address},
+            on_end=lambda *ended: held.append(len(events(http_run)) - before),
+        )
+    assert held == [1, 2]
 
 
 NESTED = f"""{TASKS}
