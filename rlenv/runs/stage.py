@@ -80,6 +80,13 @@ class Stage:
                 raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")
         if self.record and not self.out and not self.tape:
             raise UsageError("--record needs a folder to keep the run in", hint="add -o DIR")
+        if self.tape and self.out and self.overwrite:
+            tape = Path(self.tape).resolve()
+            if Path(self.out).resolve() in (tape, *tape.parents):
+                raise UsageError(
+                    f"--overwrite would delete {self.out}, which holds the tape that --tape reads",
+                    hint="name another folder with -o",
+                )
         self.costs = as_prices(self.prices)
         self.budget = Budget(self.max_cost, self.costs, self.say)
         self._recorder = Recorder(wants_local=self.record) if self.record or self.out else None

@@ -34,6 +34,7 @@ def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytes
         (["replay", "FILE", "--all-tools"], "--all-tools is for a recorded run"),
         (["replay", "FILE", "--live", "calculate"], "--live is for a recorded run"),
         (["replay", "RUN", "--live", "calculate", "--no-tape"], "with --no-tape everything is asked again"),
+        (["eval", "arithmetic", "--tape", "RUN", "-o", "LINK", "--overwrite"], "--overwrite would delete"),
         (["replay", "RUN", "--live", "calculat"], "there is no tool 'calculat'; did you mean 'calculate'?"),
     ],
 )
@@ -44,8 +45,11 @@ def test_options_that_do_not_fit_are_told(
     if {"RUN", "FILE"} & set(argv):
         assert main(["eval", "arithmetic", "-n", "1", "-o", run, "--json"]) == 0
         files.write(file, recorded(run))
-    assert main([{"RUN": run, "FILE": file}.get(word, word) for word in argv]) == 2
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    assert main([{"RUN": run, "FILE": file, "LINK": str(link)}.get(word, word) for word in argv]) == 2
     assert message in capsys.readouterr().err
+    assert Path(run).is_dir() == ("RUN" in argv or "FILE" in argv)
 
 
 @pytest.mark.slow
