@@ -41,7 +41,8 @@ class Option:
     """An option, or with no `flags` a positional argument.
 
     `kind` is the type of a value (str, int, float, bool or Path), of each value with `is_list`. Options of one record
-    with the same `one_of` exclude each other. `writes` is true where the value names what the command writes.
+    with the same `one_of` exclude each other. `writes` is true where the value names what the command writes, `local`
+    where the option is the command line's alone: no page may give it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Option:
     one_of: str = ""
     required: bool = False
     writes: bool = False
+    local: bool = False
     least: float | None = None
     above: float | None = None
     read: Callable[[str], Any] | None = None

@@ -40,6 +40,8 @@ KINDS: Final = ("validate", "audit", "eval", "train")
 """The commands that a page may start."""
 _WAITS: Final = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 _PACKAGES: Final = [str(Path(__file__).resolve().parents[2])]
+_RUNS: Final = ("out", "output")
+"""The options that name the run, where a command writes something beside it."""
 _WORDS: Final = {
     str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"
 }  # fmt: skip
@@ -77,15 +79,16 @@ def arguments(
         if any("\0" in text or encodable(text) is not text for text in _texts(value)):
             raise UsageError("a text that no command can be given", key=f"options.{name}")
         if wanted.writes:
-            written = confine(value)
-            value = os.fspath(written)
+            value = confine(value)
+            written = value if written is None or name in _RUNS else written
+            value = os.fspath(value)
         argv += _words(wanted.flag, value)
     return argv, written
 
 
 def job_options(record: type[Options]) -> dict[str, Option]:
-    """The options that a command's record declares, by their names without dashes."""
-    return {one.flag.lstrip("-").replace("-", "_"): one for one in options_of(record) if one.flags}
+    """The options of a command's record that a page may give, by their names without dashes."""
+    return {one.flag.lstrip("-").replace("-", "_"): one for one in options_of(record) if one.flags and not one.local}
 
 
 def _texts(value: Any) -> list[str]:

@@ -97,7 +97,7 @@ class TrainCommand(Options):
         "play the preset's whole data flow at its full batch shape on this machine, with a tiny model and scripted"
         " tokens: STEPS (1) steps, a checkpoint and one more step from it"
     )
-    ray_address: str | None = _how("join this Ray cluster and ship the specs to it", metavar="ADDRESS")
+    ray_address: str | None = _how("join this Ray cluster and ship the specs to it", metavar="ADDRESS", local=True)
 
 
 def parser() -> argparse.ArgumentParser:
