@@ -215,7 +215,8 @@ def _check_source(args: CollectCommand) -> None:
     """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
     if args.records:
         own = [one for one in options_of(type(args)) if one.name in ("policy", "n", "k", "concurrency")]
-        if named := [one.flag for one in (*own, *args.given_to_policy()) if getattr(args, one.name)]:
+        own = [one for one in own if getattr(args, one.name) not in (None, "")]
+        if named := [one.flag for one in (*own, *args.given_to_policy())]:
             raise UsageError("--from reads recorded episodes and plays none", hint=f"leave out {', '.join(named)}")
         return
     args.policy = args.policy or "oracle"

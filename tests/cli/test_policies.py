@@ -64,6 +64,10 @@ def test_collect_names_the_option_as_it_is_written_there(tmp_path: Path, capsys:
         (["--policy-chat-template", "chatml"], "--policy-chat-template is for --policy hf:MODEL"),
         (["--from", "runs", "--retries", "3"], "leave out --retries"),
         (["--from", "runs", "--mode", "text"], "leave out --mode"),
+        *[
+            (["--from", "runs", option, "0"], f"leave out {option}")
+            for option in ("--temperature", "--top-p", "--retries", "--max-tokens")
+        ],
     ):
         assert main([*given, *more]) == 2
         assert said in capsys.readouterr().err
