@@ -113,7 +113,7 @@ def _told(handler: _Handler) -> _Handler:
             return await handler(request)
         except SpecError as error:
             faults = error.faults
-            return _json({"error": str(faults[0]), "faults": [plain(fault) for fault in faults]}, status=422)
+            return _json({"error": str(faults[0]), "faults": [fault.as_dict() for fault in faults]}, status=422)
         except UsageError as error:
             return _json({"error": str(error)}, status=400)
         except RlenvError as error:

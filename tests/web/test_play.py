@@ -239,7 +239,7 @@ def test_the_routes_play_an_episode(spec: Path) -> None:
         assert "no session" in await ask.refused("POST", f"{route}/step", {})
         bad = {"spec": "toy.yaml", "text": TOY.replace("name: toy", "name: Toy")}
         status, answer = await ask("POST", "/api/play", bad)
-        assert (status, answer["faults"][0]["line"]) == (422, 2)
+        assert (status, answer["faults"][0]["line"], answer["faults"][0]["path"]) == (422, 2, "name")
         assert "base_url" in await ask.refused("POST", "/api/play", {"spec": "toy.yaml", "policy": "openai"})
 
     served((spec.parent,), play)
