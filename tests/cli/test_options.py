@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -96,6 +97,12 @@ def test_an_old_name_does_the_same_and_says_the_new_one(capsys: pytest.CaptureFi
     assert old.out == told[1].out
     assert old.err == "rlenv: `rlenv power` is now `rlenv compare --plan`; the old name goes with the next version\n"
     assert told[1].err == ""
+
+
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_trainers_take_the_name_that_other_commands_give_to_what_they_write(name: str) -> None:
+    parser = parser_named(name, record_of(name))
+    assert [parsed(parser, [flag, "r"]).output for flag in ("-o", "--output", "--out")] == [Path("r")] * 3
 
 
 @dataclass

@@ -89,7 +89,7 @@ class TrainCommand(Options):
     validation_tasks: int | None = _length("held-out tasks a spec; the preset's otherwise", metavar="N", read=count)
     save_every: int | None = _length("a checkpoint each N steps; the preset's otherwise", metavar="N", read=count)
     time_limit: float | None = _length("stop training after this long", metavar="SECONDS")
-    output: Path | None = _length("the run's folder; by default runs/NAME-TIME", "-o", "--output", writes=True)
+    output: Path | None = _length("the run's folder; by default runs/NAME-TIME", "-o", "--output", "--out", writes=True)
     resume: Path | None = _how("go on from the last checkpoint of the run in a folder", metavar="RUN", writes=True)
     eval: bool = _how("validate only; with --resume the run's last checkpoint")
     dry_run: bool = _how("write the run's folder, print the command, start nothing")
@@ -146,7 +146,7 @@ class SftCommand(Options):
     save_every: int | None = _length("a checkpoint each N steps, to resume from", metavar="N", read=count)
     time_limit: float | None = _length("stop training after this long", metavar="SECONDS")
     output: Path | None = _length(
-        "a new folder; the policy is in OUT/trained", "-o", "--output", metavar="OUT", writes=True
+        "a new folder; the policy is in OUT/trained", "-o", "--output", "--out", metavar="OUT", writes=True
     )
     resume: Path | None = _how("go on from the last checkpoint of the run in a folder", metavar="OUT", writes=True)
     dry_run: bool = _how("write the run's folder, print the command, start nothing")
