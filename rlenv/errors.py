@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from rlenv._base.nearest import all_known, did_you_mean
@@ -88,6 +88,7 @@ class Finding:
     level: Literal["fault", "error", "warning", "unknown"]
     message: str
     hint: str = ""
+    _: KW_ONLY
     code: str = ""
     where: str = ""
     file: str = ""
@@ -125,7 +126,7 @@ class Finding:
 
 
 Fault = Finding
-"""The name that findings of specs had."""
+"""The name that findings of specs had; their fields stood in another order, so that all but three go by name."""
 
 
 class RlenvError(Exception):

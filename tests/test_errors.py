@@ -115,3 +115,8 @@ def test_the_module_gives_out_its_own_exceptions() -> None:
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
     assert set(errors.__all__) == own | {"all_known", "did_you_mean", "under"}  # functions
+
+
+def test_a_fault_in_the_order_of_older_versions_is_refused() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Fault("a.yaml", 3, 5, "tools.add", "it is wrong")  # type: ignore[call-arg, arg-type]

@@ -160,7 +160,7 @@ class Episode:
     oracle: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hole(Finding):
     """A fault of the reward. Its name is a stable word, `code`; `term` is the reward's term ("" for the whole reward).
 
@@ -190,7 +190,7 @@ def hole_of(
     splits: tuple[str, ...] = (),
 ) -> Hole:
     """The hole of that name."""
-    return Hole("error", message, hint, code, where, term=term, episode=episode, splits=splits)
+    return Hole("error", message, hint, code=code, where=where, term=term, episode=episode, splits=splits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,9 @@ class Span:
     def fault(self, path: str, message: str, hint: str = "", *, at: tuple[int, int] | None = None) -> Finding:
         """A fault here, or `at` another line and column of the same file; `path` is the dotted place to print."""
         line, column = at or (self.line, self.column)
-        return Finding("fault", message, hint, "", path, self.file, line, column, self.quote(line))
+        return Finding(
+            "fault", message, hint, where=path, file=self.file, line=line, column=column, quote=self.quote(line)
+        )
 
     def inside(self, find: str = "", line: int = 1) -> tuple[int, int]:
         """The line and column of a text in the value, or of a line of the value; its start where neither is there."""
