@@ -9,8 +9,23 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.runs.events import Reel
 from tests.trainers.groups import ALONE, BREAKS, RIGHT, SPEC, STUCK, TOOLS, WRONG, figures, info, play_group
 from tests.trainers.loops import CALL, Server, hangs
+
+ASKS = """
+from rlenv.concurrency.lanes import Answer, Asked, here, through
+
+
+async def asked(context):
+    async def ask():
+        return 1.0
+
+    if (lane := here()) is None:
+        return await ask()
+    ways = {"again": lambda slot, answer: answer.response, "kept": lambda value: Answer("ok", value)}
+    return await through(lane, Asked("grade", "station", {}), ask, **ways, failed=lambda error: None)
+"""
 
 
 def test_terms_that_compare_the_samples_are_measured_in_training(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -113,6 +128,21 @@ def test_stragglers_are_cut_and_keep_what_was_sampled(verl: Any, tmp_path: Path,
     assert 1 in late.response_mask
     assert (info(late)["truncated"], info(late)["success"], info(late)["turns"]) == (1.0, 0.0, 1.0)
     assert [figures(output)["ended"] for output in outputs[:3]] == ["answer"] * 3
+
+
+def test_what_a_stragglers_reward_asks_is_recorded(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    outputs = play_group(
+        tmp_path,
+        tokenizer,
+        [[RIGHT], [STUCK]],
+        spec=ALONE.replace("success:", '  asked: {kind: rule, python: "asks.py:asked"}\nsuccess:'),
+        files={"tools.py": TOOLS, "asks.py": ASKS},
+        stragglers={"share": 0.5, "grace_s": 0.0},
+    )
+    assert [figures(output)["ended"] for output in outputs] == ["answer", "straggler"]
+    reel = Reel.of(tmp_path / "records")
+    held = [[one.name for one in reel.events(id)] for id in reel.ids]
+    assert held == [["station"], ["station"]]
 
 
 def test_a_stragglers_pending_call_is_cancelled_and_its_action_stays(verl: Any, tmp_path: Path, tokenizer: Any) -> None:

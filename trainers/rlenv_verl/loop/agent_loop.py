@@ -249,26 +249,26 @@ class RlenvAgentLoop(AgentLoopBase):
         )
         sibling.episode = episode = played.episode
         play.lane = None if self.keeper is None else self.keeper.recorder.lane()
-        try:
-            with entered(play.lane):
+        with entered(play.lane):  # a straggler's judges are asked once its time is over
+            try:
                 async with sibling.timeout():
                     play.activity.waits_for("resources")
                     await played.open()
                     play.tokens = played.tokens
                     await self._play(played, sampling, play)
-        except TimeoutError as error:
-            if sibling.is_cut:
-                await _cut_short(played)
-            else:
-                episode.fail(CRASH, f"TimeoutError: {error}")
-        except (_ServerFault, UnsupportedTemplate, InvalidReward):
-            raise
-        except Exception as error:  # the episode's boundary; what was sampled so far is kept beside the failure
-            episode.fail(CRASH, f"{type(error).__name__}: {error}")
-        finally:
-            if played.step_s:
-                play.metrics["tool_calls"] = played.step_s
-            await played.aclose()
+            except TimeoutError as error:
+                if sibling.is_cut:
+                    await _cut_short(played)
+                else:
+                    episode.fail(CRASH, f"TimeoutError: {error}")
+            except (_ServerFault, UnsupportedTemplate, InvalidReward):
+                raise
+            except Exception as error:  # the episode's boundary; what was sampled so far is kept beside the failure
+                episode.fail(CRASH, f"{type(error).__name__}: {error}")
+            finally:
+                if played.step_s:
+                    play.metrics["tool_calls"] = played.step_s
+                await played.aclose()
         if play.tokens is not None:
             play.rows = self._rows(play.tokens)
             play.respelled = await asyncio.to_thread(play.tokens.respelled)
