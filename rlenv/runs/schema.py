@@ -18,6 +18,7 @@ from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
 from rlenv.runs.usage import asked_tokens
+from rlenv.secrets import logger
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 __all__ = [
@@ -116,6 +117,9 @@ ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "fail
 NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed", "step", "mode", "has_body"))
 """What every row says."""
 
+_BESIDE: Final = frozenset(("at", "lies", "blobs", "index", "row"))
+"""What stands beside the columns in journals and tables."""
+_log = logger(__name__)
 _ANSWER, _TITLE, _MESSAGE, _ERROR, _NAME = 200, 120, 300, 200, 1_000
 _INT64: Final = 2**63 - 1
 _INT32: Final = 2**31 - 1
@@ -222,16 +226,42 @@ def add_column(name: str, kind: str, fold: Fold) -> None:
 
     Args:
         kind: the name of an Arrow type, such as `int32` or `string`.
-        fold: what the column says of an episode.
+        fold: what the column says of an episode. Where it raises, or gives no value of `kind`, the row is null there,
+            and the log says so once.
 
     Raises:
         UsageError: there is such a column, or no such type.
     """
-    if name in ROW or name in NESTED or name in LATE or not name.isidentifier():
+    if name in {*ROW, *NESTED, *LATE, *_BESIDE} or not name.isidentifier():
         raise UsageError(f"'{name}' is a column already, or no name of one")
     if kind not in {*ROW.values(), *CALLS.values()}:
         raise UsageError(f"the column '{name}' is of '{kind}'", hint="string, bool, int16 to int64, float32 or float64")
-    ROW[name], _FOLDS[name] = kind, fold
+    from rlenv.runs import columns  # which reads this module
+
+    ROW[name], _FOLDS[name] = kind, _fitting(name, kind, fold)
+    columns.row_schema.cache_clear()
+    columns.list_schema.cache_clear()
+
+
+def _fitting(name: str, kind: str, fold: Fold) -> Fold:
+    """A plug-in's fold that ends no run and makes no row unreadable."""
+    has_told = False
+
+    def value(trajectory: Trajectory, facts: Facts) -> Any:
+        nonlocal has_told
+        try:
+            found = fold(trajectory, facts)
+            if _fit({name: found}, {name: kind}):
+                return float(found) if found is not None and kind.startswith("float") else found
+            why = f"{type(found).__name__} {cut_end(repr(found), _TITLE)} is no value of {kind}"
+        except Exception as error:  # a plug-in's own
+            why = f"{type(error).__name__}: {error}"
+        if not has_told:
+            _log.warning("the column '%s' is null where its plug-in fails: %s", name, why)
+            has_told = True
+        return None
+
+    return value
 
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
+from rlenv.runs import columns, schema
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
-from tests.support.kept import episode
+from tests.support.kept import episode, keep
 
 PLUG_IN = """
 import json, sys
@@ -53,6 +55,60 @@ def test_a_column_of_a_plug_in_is_kept_searched_and_null_in_old_rows(tmp_path: P
     assert hits == 2
     assert "did you mean 'long_turns'" in told
     assert "long_turns" not in open_run(new).table.column_names  # who has not the plug-in reads the run all the same
+
+
+@pytest.fixture
+def added() -> Iterator[None]:
+    """Columns that are added are gone after the test."""
+    held, folds = dict(ROW), dict(schema._FOLDS)
+    yield
+    for now, before in ((ROW, held), (schema._FOLDS, folds)):
+        for name in now.keys() - before.keys():
+            del now[name]
+    columns.row_schema.cache_clear()
+    columns.list_schema.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("int32", 2**40),
+        ("float32", object()),
+        ("float32", float("nan")),
+        ("string", "\ud800"),
+        ("bool", 1),
+        ("int64", "1"),
+    ],
+)
+@pytest.mark.usefixtures("added")
+def test_a_value_that_does_not_fit_its_column_is_null_and_told_once(
+    kind: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_column("own", kind, lambda trajectory, facts: value)
+    rows = [row_of(episode(), Facts(), id="a-0", attempt=0, lock="") for _ in range(2)]
+    assert [row["own"] for row in rows] == [None, None]
+    assert len(caplog.records) == 1
+    assert f"is no value of {kind}" in caplog.text
+
+
+@pytest.mark.usefixtures("added")
+def test_a_column_that_raises_ends_nothing_and_one_that_is_added_late_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("pyarrow")
+    keep(tmp_path / "old", 1)  # which has asked for the schema
+    add_column("raises", "int32", lambda trajectory, facts: 1 // 0)
+    add_column("large", "float64", lambda trajectory, facts: 2**70)
+    keep(tmp_path / "new", 2)
+    table = open_run(tmp_path / "new").table
+    assert (table["raises"].to_pylist(), table["large"].to_pylist()) == ([None] * 2, [2.0**70] * 2)
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
+@pytest.mark.parametrize("name", ["at", "lies", "blobs", "index", "row"])
+def test_a_column_does_not_take_the_name_of_what_stands_beside_them(name: str) -> None:
+    with pytest.raises(UsageError, match="is a column already"):
+        add_column(name, "int32", lambda trajectory, facts: 0)
 
 
 @pytest.mark.parametrize("name", ["reward", "terms", "fate", "no name"])
