@@ -85,6 +85,7 @@ _WHERE = {
     "trajectory": "Step Trajectory",
 }
 _LAZY = {name: f"rlenv.{module}" for module, names in _WHERE.items() for name in names.split()}
+_RENAMED = {"Sampling": "SamplingSpec"}
 
 __all__ = ["CompileContext", "EndpointError", "Environment", "Episode", "EpisodeError", "Evaluation", "Fault"]
 __all__ += ["Finding", "Image"]
@@ -100,7 +101,8 @@ __all__ += ["make_vec", "open_run", "play", "rollout", "run_sync"]
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'rlenv' has no attribute '{name}'")
+    hint = f"; it is rlenv.{_RENAMED[name]} now" if name in _RENAMED else ""
+    raise AttributeError(f"module 'rlenv' has no attribute '{name}'{hint}")
 
 
 def __dir__() -> list[str]:

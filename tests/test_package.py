@@ -38,6 +38,13 @@ def kept(*folders: str) -> set[str]:
     return set(listed.stdout.splitlines())
 
 
+def test_a_name_that_is_gone_says_the_new_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Sampling'; it is rlenv\.SamplingSpec now"):
+        rlenv.Sampling  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Samplin'$"):
+        rlenv.Samplin  # noqa: B018
+
+
 def test_the_wheel_holds_the_packages_and_the_shipped_specs_and_nothing_else(
     built: tuple[set[str], set[str], str],
 ) -> None:
