@@ -51,11 +51,15 @@ def _struct(columns: Mapping[str, str]) -> pa.DataType:
     return pa.struct([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
 
 
-@cache
 def row_schema(*, is_nested: bool = True) -> pa.Schema:
     """The Arrow schema of rows; without their lists where not `is_nested`."""
+    return _row_schema(tuple(ROW.items()), is_nested=is_nested)  # a plug-in may have added a column
+
+
+@cache
+def _row_schema(columns: tuple[tuple[str, str], ...], *, is_nested: bool) -> pa.Schema:
     pa = arrow()
-    flat = [(name, pa.type_for_alias(kind)) for name, kind in ROW.items()]
+    flat = [(name, pa.type_for_alias(kind)) for name, kind in columns]
     nested = [(name, pa.list_(_struct(columns))) for name, columns in NESTED.items()]
     return pa.schema(flat + nested if is_nested else flat)
 

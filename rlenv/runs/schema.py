@@ -236,11 +236,7 @@ def add_column(name: str, kind: str, fold: Fold) -> None:
         raise UsageError(f"'{name}' is a column already, or no name of one")
     if kind not in {*ROW.values(), *CALLS.values()}:
         raise UsageError(f"the column '{name}' is of '{kind}'", hint="string, bool, int16 to int64, float32 or float64")
-    from rlenv.runs import columns  # which reads this module
-
     ROW[name], _FOLDS[name] = kind, _fitting(name, kind, fold)
-    columns.row_schema.cache_clear()
-    columns.list_schema.cache_clear()
 
 
 def _fitting(name: str, kind: str, fold: Fold) -> Fold:

@@ -12,7 +12,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv.runs import columns, schema
+from rlenv.runs import schema
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
 from tests.support.kept import episode, keep
@@ -65,8 +65,6 @@ def added() -> Iterator[None]:
     for now, before in ((ROW, held), (schema._FOLDS, folds)):
         for name in now.keys() - before.keys():
             del now[name]
-    columns.row_schema.cache_clear()
-    columns.list_schema.cache_clear()
 
 
 @pytest.mark.parametrize(
