@@ -104,7 +104,9 @@ class ToolSession:
             if episode.is_ending or self._answer is not None:
                 return ToolResult(name, _OVER, "skipped", call_id=id, reason="skipped", whose="policy")
             spec = environment.spec
-            if environment.answer_is_explicit and extract(spec.answer, ParsedAction("", calls=(call,))) is not None:
+            read = ParsedAction("", calls=(call,))
+            is_answer = environment.answer_is_explicit and extract(spec.answer, read) is not None
+            if is_answer and environment.executor.takes(call):
                 self._made.append((call, None))
                 self._answer = call
                 return ToolResult(name, _ANSWER, call_id=id)

@@ -206,6 +206,20 @@ def test_a_call_that_is_the_answer_ends_the_session(tmp_path: Path) -> None:
     assert [[one.outcome for one in turn.results] for turn in ended.turns] == [["ok"], ["skipped"]]
 
 
+def test_an_answer_that_its_tool_refuses_does_not_end_the_session(tmp_path: Path) -> None:
+    submit = SPEC.replace("{from: tag}", "{from: tool, tool: double, argument: n}")
+
+    async def main() -> tuple[rlenv.ToolResult, rlenv.Trajectory]:
+        async with loaded(tmp_path, spec=submit) as environment, rlenv.ToolSession(environment) as session:
+            refused = await session.call("double", {"n": "six"})
+            await session.call("double", {"n": 6})
+            return refused, await session.finish([])
+
+    refused, ended = asyncio.run(main())
+    assert refused.outcome == "bad_arguments"
+    assert (ended.answer, ended.reason) == ("6", "answer")
+
+
 @pytest.mark.parametrize("transcript", [[5], [{"role": "assistant", "tool_calls": 5}]])
 def test_what_is_no_transcript_is_refused(tmp_path: Path, transcript: Any) -> None:
     with pytest.raises(rlenv.UsageError, match="message 0"):
