@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.runs.columns import arrow
 from rlenv.runs.folder import is_run, open_run
@@ -88,7 +89,10 @@ def dumped(events: Iterable[Event]) -> bytes:
     try:
         return orjson.dumps(held)
     except TypeError:  # a lone surrogate, or an integer of more than 64 bits
-        return as_given(held).encode("ascii")
+        try:
+            return as_given(held).encode("ascii")
+        except (TypeError, ValueError, RecursionError):  # a plug-in's answer that is no JSON
+            return as_given(plain(held)).encode("ascii")
 
 
 def parsed(text: bytes, where: str) -> list[Event]:

@@ -55,6 +55,23 @@ def test_events_are_written_as_they_are_read_without_what_is_at_its_default() ->
 
 
 @pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        (1j, "1j"),
+        ({"a": {1}}, {"a": [1]}),
+        ({(1, 2): b"x"}, {"(1, 2)": "b'x'"}),
+        pytest.param(10**5_000, "… (an integer of 16610 bits left out) …", id="long"),
+    ],
+)
+def test_an_answer_that_is_no_json_is_kept_as_json_can_hold_it(answer: object, kept: object) -> None:
+    recorder = Recorder()
+    lane = recorder.lane()
+    ask(recorder, lane, "a", answer)
+    ask(recorder, lane, "b", ["fine"])
+    assert [one.response for one in parsed(recorder.taken(lane), "here")] == [kept, ["fine"]]
+
+
+@pytest.mark.parametrize(
     ("held", "message"),
     [
         ({"a": 1}, "here: these are no events; bring the run back from a copy"),
