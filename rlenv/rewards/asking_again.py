@@ -129,13 +129,14 @@ class _Turns(Generic[_T]):
     def _is_done(self) -> bool:
         """Whether the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
         so many rounds it is the very question that fails, and never the known one."""
-        well, failed = self.tries.well - self.well_before, self.tries.failed - self.failed_before
-        if not self.rounds or well < self.each * self.rounds:
+        if not self.rounds or self.tries.well < self.well_at_round + self.each - 1:
             return False
-        rounds, refused = self.most, self.refused
+        rounds = self.most
         if not self._has_room:
             rounds = min(rounds, _FEWEST_SLOW if self.quickest_s >= _SLOW_S else _FEWEST)
-        return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(refused + failed + well, refused)
+        refused, failed = self.refused, self.tries.failed - self.failed_before
+        asked = refused + failed + self.tries.well - self.well_before
+        return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     @property
     def _has_room(self) -> bool:
