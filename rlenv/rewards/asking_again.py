@@ -198,4 +198,4 @@ async def in_turn(
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
     until = time.monotonic() + within_s
     tries = tries or Known()
-    return await _Turns(known, very, most, until, each, took_s or inf, tries, tries.well, tries.failed).given()
+    return await _Turns(known, very, most, until, each, inf, tries, tries.well, tries.failed).given()

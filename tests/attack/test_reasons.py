@@ -257,7 +257,7 @@ def test_a_call_that_code_made_is_asked_again_where_it_was_kept(kept: Any, expec
 
 @pytest.mark.parametrize("reason", [reason for reason, whose in WHOSE.items() if whose != "policy"])
 def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: str) -> None:
-    code = replace(TOOL, name="run", kind="code", example=None)
+    code = replace(TOOL, name="run", kind="code", example=None, options={"tools": ["tool"]})
     term = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL, "run": code})
     lost = replace(failed(reason), name="run")
     made = ToolResult("run", "", "ok", details={"called": {"tool": {"ok": 1}}})
@@ -273,6 +273,15 @@ def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: s
     assert worth(made, ok()) == 1.0
     assert worth(lost, ok()) == (0.0 if WHOSE[reason] == "unclear" else INVALID)
     assert worth(lost, failed("server_down")) == INVALID
+
+    # The policy ran the same code again itself: what that made is what the lost one may have made.
+    for again, expected in ((made, 1.0), (replace(ok(), name="run"), 0.0)):
+        turns.append(Turn(1, "c", turns[0].parsed, (again,)))
+        assert verdict(term, reward_context(turns=turns)) == expected
+        turns.pop()
+    # Code that cannot call the tool has not called it.
+    alone = compile_term(rule="tool_called", tool="tool", tools={"tool": TOOL, "run": replace(code, options={})})
+    assert verdict(alone, reward_context(turns=turns)) == 0.0
 
 
 def test_calls_that_code_made_are_calls() -> None:

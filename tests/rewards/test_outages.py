@@ -53,9 +53,9 @@ def test_a_call_that_takes_long_is_asked_less_often_and_the_known_one_more(
     assert seconds <= 36.0
 
 
-@pytest.mark.parametrize("slow", [0, 1, 2])
+@pytest.mark.parametrize(("slow", "asked"), [(0, 1), (1, 4), (2, 4)])
 def test_one_try_that_a_machine_made_slow_leaves_time_for_the_others(
-    slow: int, monkeypatch: pytest.MonkeyPatch
+    slow: int, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = iter(range(99))
 
@@ -72,7 +72,28 @@ def test_one_try_that_a_machine_made_slow_leaves_time_for_the_others(
         assert await in_turn(ask_known, ask_very, within_s=36.0, took_s=0.01, is_dear=True) is None
 
     run_skipping(main())
-    assert next(tries) == 4
+    assert next(tries) == asked
+
+
+@pytest.mark.parametrize("slow_s", [1.0, 10.0, 20.0, 29.0])
+def test_a_call_that_fails_at_once_and_stalls_when_it_is_asked_again_masks_nothing(
+    slow_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask_known() -> Answered[str]:
+        await passes(0.02)
+        return Answered("well")
+
+    async def ask_very() -> Answered[str] | Refused:
+        await passes(slow_s)
+        return Refused("it fell")
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        assert await in_turn(ask_known, ask_very, within_s=36.0, took_s=0.05, is_dear=True) is None
+        return loop.time()
+
+    assert run_skipping(main()) <= 36.0
 
 
 def test_the_terms_of_an_episode_ask_again_once() -> None:

@@ -14,6 +14,7 @@ from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import Lost, count_against, is_lost, lost_calls, settling
 from rlenv.rewards.rule import RuleSpec, check_range
+from rlenv.tools.base import Tool
 from rlenv.trajectory import Where
 
 __all__ = [
@@ -142,7 +143,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
-    callers = {name for name, tool in context.tools.items() if tool.kind == "code"}
+    callers = _callers(spec.tool, context.tools)
     asked = {name: tool for name, tool in context.tools.items() if name == spec.tool or name in callers}
 
     def fits(count: int) -> bool:
@@ -176,7 +177,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         lost = _lost(spec.tool, lost_calls(context, last_only=last_only), callers)
         if not lost:
             return measured(found)
-        repeated, lost = _repeated(lost, context)
+        repeated, lost = _repeated(spec.tool, lost, context)
         unsettled = list(lost)
         left, error = sum(_MOST_OF_CODE if one.tool in callers else 1 for one in lost), None
         async for result in settling(lost, context=context, tools=asked):
@@ -193,6 +194,11 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         return measured(found, found + repeated)
 
     return Term(name=name, spec=spec, measure_async=measure_async, where=where)
+
+
+def _callers(tool: str, tools: Mapping[str, Tool]) -> set[str]:
+    """The tools whose code can call a tool."""
+    return {name for name, one in tools.items() if one.kind == "code" and tool in one.options.get("tools", ())}
 
 
 def _lost(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
@@ -219,16 +225,24 @@ def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> W
     return tuple(found)
 
 
-def _repeated(lost: Sequence[Lost], context: RewardContext) -> tuple[int, list[Lost]]:
-    """How many lost calls were made again and went well then, so that they may count or not; and the other ones."""
+def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[int, list[Lost]]:
+    """How many calls of a tool the lost ones may have made that went well when made again; and the other lost ones."""
     well = [
-        (call.name, call.arguments)
+        (call.name, call.arguments, result)
         for turn in context.turns
         for call, result in zip(turn.parsed.calls, turn.results, strict=False)
         if isinstance(call, ToolCall) and result.outcome == "ok"
     ]
-    left = [one for one in lost if (one.tool, one.arguments) not in well]
-    return len(lost) - len(left), left
+    repeated, left = 0, list[Lost]()
+    for one in lost:
+        again = [
+            _well(result, tool) for name, arguments, result in well if (name, arguments) == (one.tool, one.arguments)
+        ]
+        if again:
+            repeated += max(again)
+        else:
+            left.append(one)
+    return repeated, left
 
 
 def _differ(fits: Callable[[int], bool], found: int, lost: int, repeated: int) -> bool:
