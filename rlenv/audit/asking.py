@@ -366,6 +366,8 @@ def other_arguments(subject: Subject) -> dict[tuple[str, str, int], list[Action]
 def _others(subject: Subject, name: str, key: str, right: Any) -> list[Any]:
     """Nothing, and wrong values: of another task, or of the right one's shape; far above and far below a number."""
     told = set(texts_of(subject.task))
+    # What every task asks for stands in no row, and is right here as well.
+    told |= {str(call.arguments.get(key)) for call, _ in subject.oracle_calls() if call.name == name}
     wrong = next((one for one in _values_of(subject, name, key) if str(one) not in told), None)
     if isinstance(right, bool) or not isinstance(right, (int, float)):
         made = shaped(right, random.Random(0)) if isinstance(right, str) else None
