@@ -105,6 +105,10 @@ def moved(context):
     return float(wanted in (context.resources["board"].target or []))
 
 
+def moved_ashore(context):
+    return float((context.task["answer"], "ashore") in (context.resources["board"].target or []))
+
+
 def every_move(context):
     wanted = (context.task["answer"], context.task["question"])
     return float((context.resources["board"].target or []).count(wanted))
@@ -196,6 +200,13 @@ def test_a_rule_that_opens_a_hole_is_found_under_its_name_and_the_sound_one_pass
     for name, rule, expected in (("open", open_rule, {hole}), ("sound", sound_rule, set())):
         (tmp_path / name).mkdir()
         assert found(tmp_path / name, rows, rule, **keys) - {"oracle_below_maximum"} == expected
+
+
+@pytest.mark.slow
+def test_an_argument_that_every_task_gives_alike_is_not_called_unchecked(tmp_path: Path) -> None:
+    rows = rows_of(14, lambda index: {**capital(index), "question": f"{capital(index)['question']} Move it ashore."})
+    keys = {**MOVES, "call": "{move: {source: '{{ task.answer }}', goal: ashore}}"}
+    assert found(tmp_path, rows, PYTHON % "moved_ashore", **keys) == set()
 
 
 @pytest.mark.slow

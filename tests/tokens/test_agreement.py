@@ -15,16 +15,19 @@ from tests.tokens.kinds import KINDS, Oracle, Said, bound, dialogues
 
 def judged(name: str, with_users: bool) -> Any:
     """The verdict for a prompt, with how its turns think, each looked at once."""
-    encoder, found = bound(KINDS[name]), {}
+    encoder, oracle, found = bound(KINDS[name]), Oracle(KINDS[name]), {}
 
     def verdict(prompt: list[Any], tools: list[Any], turns: list[Said]) -> Verdict:
-        thinks = tuple(sorted({"some" if turn.said.thinking else "none" for turn in turns}))
+        thinks = {
+            "some" if turn.said.thinking else "empty" if "<think>" in oracle.said(turn.turn()) else "none"
+            for turn in turns
+        }
         if encoder.growth.opens(encoder.story(prompt, tools)):
-            thinks = tuple(sorted({"empty" if kind == "none" else kind for kind in thinks}))
-        key = (len(prompt), bool(tools), thinks)
+            thinks = {"empty" if kind == "none" else kind for kind in thinks}
+        key = (len(prompt), bool(tools), frozenset(thinks))
         if key not in found:
             answers = [("tool",), ("tool",) * 2, ("tool",) * 3, *([("user",)] if with_users else [])]
-            found[key] = judge(encoder, Played(prompt, tools, answers=answers, thinks=thinks))
+            found[key] = judge(encoder, Played(prompt, tools, answers=answers, thinks=sorted(thinks)))
         return found[key]
 
     return encoder, verdict
