@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.nearest import all_known
 from rlenv.cli.commands import ALIASES, COMMANDS, command_at, parser_named
-from rlenv.cli.options import Options, options_of, parsed, refuse_unknown
+from rlenv.cli.options import Executes, Options, options_of, parsed, refuse_unknown
 from rlenv.cli.terminal import say, show_traceback, write, write_error
 from rlenv.errors import RlenvError, RunStopped, SpecError
 from rlenv.secrets import logger, redact
@@ -64,7 +65,7 @@ def _main(argv: list[str]) -> int:
         return _guard(lambda: own(rest), may_exit=True)
     record = command.record(name)
     given = vars(parsed(parser_named(name, record), rest))
-    return _guard(lambda: _checked(record(**given)).execute())
+    return _guard(lambda: cast("Executes", _checked(record(**given))).execute())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
@@ -17,6 +17,7 @@ from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
 
 __all__ = [
+    "Executes",
     "Option",
     "Options",
     "WithOut",
@@ -124,14 +125,17 @@ def _field(said: dict[str, Any], default: Any) -> Any:
 
 @dataclass
 class Options:
-    """The base of commands: a record whose fields are its options, and `execute`, which does the work."""
+    """The base of commands: a record whose fields are its options. A command is one that `Executes` too."""
 
     usage: ClassVar[str | None] = None
     epilog: ClassVar[str | None] = None
 
+
+class Executes(Protocol):
+    """What does a command's work."""
+
     def execute(self) -> int:
         """Runs the command; returns its exit code."""
-        raise NotImplementedError
 
 
 @dataclass
