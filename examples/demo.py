@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    out: Path = args.out
+    out = free(args.out)
+    if out != args.out:
+        sys.stdout.write(f"{args.out} is there already; this run goes to {out}\n")
     steps: list[tuple[str, list[object]]] = [
         ("The environment is one YAML file", ["validate", SPEC]),
         ("Its scripted oracle earns the maximum", ["eval", SPEC, "--policy", "oracle", "--min-success", "1"]),
@@ -53,6 +56,12 @@ def main() -> int:
         f"  {out}/eval-after             its trajectories on held-out tasks\n"
     )
     return 0
+
+
+def free(folder: Path) -> Path:
+    """The folder, or `NAME-2`, `NAME-3`, … beside it where it is there: a demo may be run again."""
+    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
+    return next(one for one in names if not (ROOT / one).exists())
 
 
 def _evaluate(model: Path, out: Path) -> list[object]:

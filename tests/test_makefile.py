@@ -1,9 +1,10 @@
-"""What the Makefile does with the Python that it is told to take."""
+"""The Makefile takes the Python that it is told to, and its demo a folder that is free."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -55,3 +56,10 @@ def test_an_environment_of_the_python_asked_for_is_taken_as_it_is(place: str, tm
 
 def test_a_python_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
     assert make("VENV", tmp_path, f"PYTHON={tmp_path}/none").returncode != 0
+
+
+def test_a_demo_may_be_run_again(tmp_path: Path) -> None:
+    free = runpy.run_path(str(ROOT / "examples" / "demo.py"))["free"]
+    for name in ("demo", "demo-2", "demo-3"):
+        assert free(tmp_path / "demo") == tmp_path / name
+        (tmp_path / name).mkdir()
