@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rlenv.errors import MissingExtra
-from rlenv.runs.schema import LATE, NESTED, ROW, TERMS
+from rlenv.runs.schema import BESIDE, LATE, NESTED, ROW, TERMS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,8 @@ __all__ = [
     "row_schema",
     "rows_table",
     "said_last",
+    "schema_with",
+    "whole_schema",
 ]
 
 
@@ -88,6 +90,42 @@ def late_schema() -> pa.Schema:
     return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS))), ("events", pa.string())])
 
 
+def schema_with(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """A schema with what rows say beyond it, as those of a plug-in or of a newer version do: nothing is left out.
+
+    Raises:
+        pyarrow.ArrowException, OverflowError: Arrow has no type for what they say.
+    """
+    pa = arrow()
+
+    def beyond(held: Sequence[Mapping[str, Any]], known: frozenset[str]) -> list[Any]:
+        new = {name: None for one in held if not one.keys() <= known for name in one if name not in known}
+        said = {name: [value for one in held if (value := one.get(name)) is not None] for name in new}
+        return [pa.field(name, pa.array(values).type) for name, values in said.items() if values]
+
+    fields = []
+    for one in schema:
+        if one.name in NESTED:
+            inside = one.type.value_type
+            entries = [entry for row in rows for entry in row.get(one.name) or ()]
+            if more := beyond(entries, frozenset(field.name for field in inside)):
+                one = pa.field(one.name, pa.list_(pa.struct([*inside, *more])))
+        fields.append(one)
+    return pa.schema([*fields, *beyond(rows, BESIDE.union(schema.names))])
+
+
+def whole_schema(schema: pa.Schema, held: Iterable[pa.Schema]) -> pa.Schema:
+    """A schema with what parts hold beyond it.
+
+    Raises:
+        pyarrow.ArrowException: two of them hold values of different types under one name.
+    """
+    pa = arrow()
+    flat = {one.name for one in schema if not pa.types.is_list(one.type)}
+    others = [pa.schema([one for one in part if one.name not in flat]) for part in held]
+    return pa.unify_schemas([schema, *others], promote_options="permissive")
+
+
 @cache
 def body_schema() -> pa.Schema:
     """The Arrow schema of bodies."""
@@ -138,7 +176,7 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(
-            [array_of([value.get(one.name) for value in values], one.type) for one in fields], fields=fields
+            [array_of([(value or {}).get(one.name) for value in values], one.type) for one in fields], fields=fields
         )
     return pa.array(values, kind, from_pandas=False)
 

@@ -55,6 +55,7 @@ class LinesReader:
     def _begin(self) -> None:
         self._tables: list[pa.Table] = []
         self._rows: list[dict[str, Any]] = []
+        self._schema = row_schema()
         self._starts, self._lengths = array("q"), array("q")
         self._samples: Counter[tuple[str, int]] = Counter()
         self._at = self._line = 0
@@ -80,9 +81,10 @@ class LinesReader:
         with self.run.open("rb") as file:
             state = os.fstat(file.fileno())
             seen = (state.st_size, state.st_mtime_ns, state.st_ino, state.st_dev)
-            if seen == self._seen and self.is_at_end:
+            is_late = self._schema.names != row_schema().names  # a plug-in was imported since: its columns are read too
+            if seen == self._seen and self.is_at_end and not is_late:
                 return False
-            if is_other := seen[0] < self._at or self._edges(file) != self._known:
+            if is_other := is_late or seen[0] < self._at or self._edges(file) != self._known:
                 self._begin()
             self._seen, self.is_at_end = seen, False
             try:
@@ -130,13 +132,13 @@ class LinesReader:
         self._lengths.append(len(line))
         self._rows.append(row_of(trajectory, facts, id=f"line-{len(self._starts)}", attempt=0, lock=""))
         if len(self._rows) == _CHUNK:
-            self._tables.append(rows_table(self._rows, row_schema()))
+            self._tables.append(rows_table(self._rows, self._schema))
             self._rows = []
         return True
 
     def _all(self) -> pa.Table:
         if self._whole is None:
-            self._whole = arrow().concat_tables([*self._tables, rows_table(self._rows, row_schema())])
+            self._whole = arrow().concat_tables([*self._tables, rows_table(self._rows, self._schema)])
         return self._whole
 
     @property

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.runs.columns import arrow, row_schema
+from rlenv.runs.columns import arrow, body_schema, row_schema, whole_schema
 from rlenv.runs.journal import KINDS, Claim, path_of, segments
 from rlenv.runs.parts import (
     GROUP,
@@ -29,6 +29,7 @@ from rlenv.runs.parts import (
     packed_in,
     part_of,
     read_part,
+    schema_of,
     seal,
     told,
     write_part,
@@ -216,18 +217,27 @@ def _alone(run: Path) -> Iterator[None]:
 
 
 def _merged(run: Path, group: Sequence[str]) -> int:
-    """Merges the parts of segments, and returns how many; bodies first, since rows make them count."""
+    """Merges the parts of segments, and returns how many; bodies first, since rows make them count.
+
+    What their writers had columns for stays, whoever packs; where two wrote different types, their parts stay.
+    """
     held, rows, bodies = [], 0, 0
     tables: list[pa.Table] = []
+    try:
+        schema = whole_schema(row_schema(), _schemas(run, "episodes", group))
+        inside = whole_schema(body_schema(), _schemas(run, "bodies", group))
+    except arrow().ArrowException as error:
+        _log.warning("%s: %d parts are not packed, whose columns do not go together: %s", run, len(group), error)
+        return 0
     for segment in group:
-        table = read_part(part_of(run, "episodes", segment), row_schema())
+        table = read_part(part_of(run, "episodes", segment), schema)
         held.append([segment, rows, bodies])
         rows += len(table)
         bodies += int(table["has_body"].to_numpy().sum())
         tables.append(table)
     name = f"P-{hashlib.blake2b(orjson.dumps(held), digest_size=8).hexdigest()}"
     if bodies:
-        _merge_bodies(run, group, part_of(run, "bodies", name))
+        _merge_bodies(run, group, part_of(run, "bodies", name), inside)
     whole = arrow().concat_tables(tables).replace_schema_metadata({PACKED: orjson.dumps(held)})
     write_part(whole, part_of(run, "episodes", name))
     for segment in group:
@@ -236,19 +246,26 @@ def _merged(run: Path, group: Sequence[str]) -> int:
     return len(group)
 
 
-def _merge_bodies(run: Path, group: Sequence[str], path: Path) -> None:
+def _schemas(run: Path, kind: str, group: Sequence[str]) -> Iterator[pa.Schema]:
+    """What the parts of segments hold."""
+    for segment in group:
+        with contextlib.suppress(FileNotFoundError):
+            yield schema_of(part_of(run, kind, segment))
+
+
+def _merge_bodies(run: Path, group: Sequence[str], path: Path, schema: pa.Schema) -> None:
     """One part of the bodies of several, group of rows by group of rows, so that memory stays small."""
     import pyarrow.parquet as pq
 
     left: list[pa.Table] = []
-    with bodies_writer(path) as write:
+    with bodies_writer(path, schema) as write:
         for segment in group:
             part = part_of(run, "bodies", segment)
             if not part.exists():
                 continue
             with told(part), pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
-                    left.append(bodies_in(source.read_row_group(index, use_threads=False)))
+                    left.append(bodies_in(source.read_row_group(index, use_threads=False), schema))
                     whole = arrow().concat_tables(left)
                     done = len(whole) // GROUP * GROUP
                     write(whole.slice(0, done))

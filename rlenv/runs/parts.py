@@ -22,7 +22,16 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from rlenv._base.bounded import encodable
 from rlenv.errors import UsageError
 from rlenv.runs.blobs import put_back
-from rlenv.runs.columns import array_of, arrow, body_schema, late_schema, offsets_of, row_schema, rows_table
+from rlenv.runs.columns import (
+    array_of,
+    arrow,
+    body_schema,
+    late_schema,
+    offsets_of,
+    row_schema,
+    rows_table,
+    schema_with,
+)
 from rlenv.runs.journal import KINDS, entries_of, loads, path_of, read_body
 from rlenv.runs.schema import NEVER_NULL, Tokens
 
@@ -38,6 +47,7 @@ __all__ = [
     "packed_in",
     "part_of",
     "read_part",
+    "schema_of",
     "seal",
     "told",
     "write_part",
@@ -61,21 +71,28 @@ def seal(run: Path, segment: str) -> None:
     Raises:
         MissingExtra: pyarrow is not installed.
         OSError: the parts cannot be written; the journals stay.
-        UsageError: a journal holds what is no entry, or no record; it stays.
+        UsageError: a journal holds what is no entry, no record, or what a part cannot hold; it stays.
     """
     rows_at, late_at = path_of(run, segment, "rows"), path_of(run, segment, "late")
     if late_at.exists():
-        late = entries_of(late_at)
-        write_part(rows_table(late, late_schema()), part_of(run, "late", segment))
+        _write_rows(entries_of(late_at), late_schema(), part_of(run, "late", segment))
     if rows_at.exists():
         rows = entries_of(rows_at)
         kept = [row for row in rows if row["has_body"]]
         if kept:
             _seal_bodies(run, segment, kept)
         if rows:
-            write_part(rows_table(rows, row_schema()), part_of(run, "episodes", segment))
+            _write_rows(rows, row_schema(), part_of(run, "episodes", segment))
     for kind in KINDS:  # bodies last: without its rows a body is nothing
         path_of(run, segment, kind).unlink(missing_ok=True)
+
+
+def _write_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
+    """Writes all that rows say, also what this process has no column for."""
+    try:
+        write_part(rows_table(rows, schema_with(schema, rows)), path)
+    except (arrow().ArrowException, OverflowError) as error:
+        raise UsageError(f"{path} cannot hold what the journal does: {str(error).splitlines()[0][:200]}") from error
 
 
 def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -87,13 +104,13 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 @contextlib.contextmanager
-def bodies_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+def bodies_writer(path: Path, schema: pa.Schema | None = None) -> Iterator[Callable[[pa.Table], None]]:
     """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
     arrow()
     import pyarrow.parquet as pq
 
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with _beside(path) as part, pq.ParquetWriter(part, body_schema(), **heavy) as writer:
+    with _beside(path) as part, pq.ParquetWriter(part, schema or body_schema(), **heavy) as writer:
         yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
@@ -221,6 +238,15 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
         return table.replace_schema_metadata(metadata)
 
 
+def schema_of(path: Path) -> pa.Schema:
+    """The columns that a part holds, known or not; raises as `read_part`."""
+    arrow()
+    import pyarrow.parquet as pq
+
+    with told(path):
+        return pq.read_schema(path).remove_metadata()
+
+
 def _opened(path: Path, schema: pa.Schema) -> Any:
     """A part that gives as numbers of words what `schema` has so, of what it holds: pyarrow refuses to look for a
     column that was not written yet."""
@@ -266,8 +292,8 @@ def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def bodies_in(table: pa.Table) -> pa.Table:
-    """The columns of bodies in a group of any version's part.
+def bodies_in(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of bodies in a group of any version's part, by a schema that has those of `body_schema`.
 
     Raises:
         KeyError: it lacks what every version wrote.
@@ -275,7 +301,7 @@ def bodies_in(table: pa.Table) -> pa.Table:
     for name in body_schema().names:
         if name not in ("blobs", "events"):
             table.field(name)
-    return _conformed(table, body_schema())
+    return _conformed(table, schema)
 
 
 def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:

@@ -21,10 +21,11 @@ from rlenv.runs.columns import (
     row_schema,
     rows_table,
     said_last,
+    whole_schema,
 )
 from rlenv.runs.files import Body
 from rlenv.runs.journal import Lines, path_of, read_body, segments
-from rlenv.runs.parts import Sealed, packed_in, part_of, read_part
+from rlenv.runs.parts import Sealed, packed_in, part_of, read_part, schema_of
 from rlenv.runs.schema import Tokens
 
 if TYPE_CHECKING:
@@ -174,6 +175,9 @@ class RunReader:
             pa = arrow()
             schema = row_schema(is_nested=False)
             live = [row for segment in self._open.values() for row in segment.rows]
+            for part, held in self._parts.items():
+                if held.schema.names != schema.names:  # a plug-in was imported since it was read
+                    self._parts[part] = self._part(part, schema)
             tables = [*self._parts.values(), rows_table(live, schema)]
             facts = {segment: rows_table(one.rows, late_schema()) for segment, one in self._late_open.items()}
             counted = self._counted(pa.concat_tables(tables))
@@ -314,20 +318,25 @@ class RunReader:
         return not is_begun or self._validated_again().isdisjoint(is_begun)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they were written, with their lists, in the order of their segments."""
+        """The rows as they were written, with their lists and what this process has no column for, in the order of
+        their segments."""
         for segment in sorted({*self._parts, *self._open}):
             if segment in self._open:
                 yield from self._open[segment].rows
                 continue
-            yield from self._part(segment, row_schema()).to_pylist()
+            yield from self._part(segment, None).to_pylist()
 
-    def _part(self, part: str, schema: pa.Schema) -> pa.Table:
-        """Columns of the rows of a part as they were when it was taken, wherever they are now."""
+    def _part(self, part: str, schema: pa.Schema | None) -> pa.Table:
+        """Columns of the rows of a part as they were when it was taken, wherever they are now; all without a schema."""
+
+        def read(path: Path) -> pa.Table:
+            return read_part(path, schema or whole_schema(row_schema(), [schema_of(path)]))
+
         try:
-            return read_part(part_of(self.run, "episodes", part), schema)
+            return read(part_of(self.run, "episodes", part))
         except FileNotFoundError:
             moved, row, _ = self._moved_to(part)
-            return read_part(part_of(self.run, "episodes", moved), schema).slice(row, len(self._parts[part]))
+            return read(part_of(self.run, "episodes", moved)).slice(row, len(self._parts[part]))
 
     def _moved_to(self, segment: str) -> tuple[str, int, int]:
         """Where a segment's rows and bodies are that were packed since the last look.

@@ -22,6 +22,7 @@ from rlenv.secrets import logger
 from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 __all__ = [
+    "BESIDE",
     "CALLS",
     "ENDING",
     "LATE",
@@ -117,7 +118,7 @@ ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "fail
 NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed", "step", "mode", "has_body"))
 """What every row says."""
 
-_BESIDE: Final = frozenset(("at", "lies", "blobs", "index", "row"))
+BESIDE: Final = frozenset(("at", "lies", "blobs", "index", "row"))
 """What stands beside the columns in journals and tables."""
 _log = logger(__name__)
 _ANSWER, _TITLE, _MESSAGE, _ERROR, _NAME = 200, 120, 300, 200, 1_000
@@ -232,7 +233,7 @@ def add_column(name: str, kind: str, fold: Fold) -> None:
     Raises:
         UsageError: there is such a column, or no such type.
     """
-    if name in {*ROW, *NESTED, *LATE, *_BESIDE} or not name.isidentifier():
+    if name in {*ROW, *NESTED, *LATE, *BESIDE} or not name.isidentifier():
         raise UsageError(f"'{name}' is a column already, or no name of one")
     if kind not in {*ROW.values(), *CALLS.values()}:
         raise UsageError(f"the column '{name}' is of '{kind}'", hint="string, bool, int16 to int64, float32 or float64")
@@ -262,12 +263,9 @@ def _fitting(name: str, kind: str, fold: Fold) -> Fold:
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
     """The row of an episode: the columns of `ROW`, and `terms`, `calls` and `usage`; all text can be encoded."""
+    known = {"id": id, "attempt": attempt, "lock": lock, "has_body": True}
     return {
-        "id": id,
-        "attempt": attempt,
-        "lock": lock,
-        **{name: fold(trajectory, facts) for name, fold in _FOLDS.items()},
-        "has_body": True,
+        **{name: known[name] if name in known else _FOLDS[name](trajectory, facts) for name in ROW},
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
         "calls": [call_of(one, turn.index, at) for turn in trajectory.turns for at, one in enumerate(turn.results)],
         "usage": [usage_of(one) for one in trajectory.usage],

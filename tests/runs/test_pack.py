@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -86,6 +87,60 @@ def test_a_journal_of_a_writer_that_is_gone_is_sealed_and_a_living_ones_is_not(t
     assert not is_alive(gone)
     assert pack(tmp_path, force=True).left == (segments[2],)
     assert sorted(RunReader(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
+
+
+def newer(run: Path, segment: str, number: int, **more: object) -> str:
+    """Gives an open segment to a writer that is gone and knew more of its episode than this version does."""
+    for path, said in (
+        (path_of(run, segment, "rows"), {"own": number}),
+        (path_of(run, segment, "late"), {"since": 0.5}),
+    ):
+        row = json.loads(path.read_bytes()) | said | more
+        for term in row.get("terms") or ():
+            term["shares"] = [number, 0.25]
+        path.write_bytes(json.dumps(row).encode() + b"\n")
+    return orphaned(run, segment, owner=f"{host_name()}-{dead()}")
+
+
+def test_no_fact_is_lost_by_who_has_no_column_for_it(tmp_path: Path) -> None:
+    """Neither where a journal is sealed nor where parts become one, nor of its lists, late facts and bodies."""
+    for number in range(2):
+        writer = RunWriter(tmp_path)
+        id = writer.append(episode(number), Facts())
+        writer.late(id, {"fate": "trained"})
+        newer(tmp_path, id.rpartition("-")[0], number)
+    keep(tmp_path, 1, first=2)
+    seal_abandoned(tmp_path)
+    for path in (tmp_path / "bodies").iterdir():
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("sound", [[path.name.encode()] * len(table)]), path)
+    sounds = {path.name.encode() for path in (tmp_path / "bodies").iterdir()}
+    for merged in (0, 3):
+        rows = sorted(RunReader(tmp_path).rows(), key=lambda row: row["task"])
+        assert [row.get("own") for row in rows] == [0, 1, None]
+        assert [row["terms"][0].get("shares") for row in rows] == [[0, 0.25], [1, 0.25], None]
+        assert pack(tmp_path).merged == 3 - merged
+    (bodies,) = (tmp_path / "bodies").iterdir()
+    assert {*pq.read_table(bodies)["sound"].to_pylist()} == sounds
+    assert [pq.read_table(path)["since"].to_pylist() for path in (tmp_path / "late").iterdir()] == [[0.5], [0.5]]
+    assert RunReader(tmp_path).table["fate"].to_pylist().count("trained") == 2
+    assert [RunReader(tmp_path).body(row["id"]).trajectory() for row in rows] == [
+        episode(number) for number in range(3)
+    ]
+
+
+def test_what_a_part_cannot_hold_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kinds: list[object] = ["text", 1, {}]
+    for number, own in enumerate(kinds):
+        writer = RunWriter(tmp_path)
+        id = writer.append(episode(number), Facts())
+        writer.late(id, {"fate": "trained"})
+        newer(tmp_path, id.rpartition("-")[0], number, own=own)
+    done = pack(tmp_path)
+    assert (done.sealed, done.merged, len(done.left)) == (2, 0, 1)
+    assert caplog.text.count("do not go together") == 1
+    rows = sorted(RunReader(tmp_path).rows(), key=lambda row: row["task"])
+    assert [row["own"] for row in rows] == kinds
 
 
 @pytest.mark.skipif(not kernel_name(), reason="only Linux tells containers apart")

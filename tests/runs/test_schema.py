@@ -12,9 +12,11 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv.runs import schema
+from rlenv.runs import files, schema
 from rlenv.runs.folder import open_run
+from rlenv.runs.lines import LinesReader
 from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
+from rlenv.runs.writer import RunWriter
 from tests.support.kept import episode, keep
 
 PLUG_IN = """
@@ -101,6 +103,25 @@ def test_a_column_that_raises_ends_nothing_and_one_that_is_added_late_is_written
     table = open_run(tmp_path / "new").table
     assert (table["raises"].to_pylist(), table["large"].to_pylist()) == ([None] * 2, [2.0**70] * 2)
     assert caplog.text.count("ZeroDivisionError") == 1
+
+
+@pytest.mark.usefixtures("added")
+def test_a_column_that_is_added_once_a_run_is_open_is_read_as_one_that_was_there_before(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    add_column("early", "int32", lambda trajectory, facts: 7)
+    keep(tmp_path / "run", 1)
+    del ROW["early"], schema._FOLDS["early"]
+    files.write(tmp_path / "run.jsonl", [episode()])
+    lines, reader = LinesReader(tmp_path / "run.jsonl"), open_run(tmp_path / "run")
+    assert "early" not in reader.table.column_names
+    add_column("early", "int32", lambda trajectory, facts: 7)
+    writer = RunWriter(tmp_path / "run")
+    writer.append(episode(1), Facts())
+    lines.refresh()
+    reader.refresh()
+    assert (reader.table["early"].to_pylist(), lines.table["early"].to_pylist()) == ([7, 7], [7])
+    assert list(row_of(episode(), Facts(), id="a-0", attempt=0, lock="")) == [*ROW, *NESTED]
+    writer.close()
 
 
 @pytest.mark.parametrize("name", ["at", "lies", "blobs", "index", "row"])
