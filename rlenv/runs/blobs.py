@@ -2,10 +2,10 @@
 
     RUN/blobs/ab/SHA256     the bytes of an image, or a text in UTF-8, whose SHA-256 begins with "ab"
 
-In the record that shows one stands its name: `{"rlenv.base64": SHA256}` in the place of an image's base64, and
-`{"rlenv.text": SHA256}` in the place of a text. A body lists the names that it holds: whatever else looks like one is
-what somebody wrote. A blob has its place before the row that needs it is written, by a rename, so that two writers of
-one image do not disturb each other.
+In the record or the events that hold one stands its name: `{"rlenv.base64": SHA256}` in the place of an image's base64,
+and `{"rlenv.text": SHA256}` in the place of a text. A body lists the names that it holds: whatever else looks like one
+is what somebody wrote. A blob has its place before the row that needs it is written, by a rename, so that two writers
+of one image do not disturb each other.
 """
 
 from __future__ import annotations
@@ -49,17 +49,16 @@ class Blobs:
         self.fresh: list[Path] = []
         """Those that the machine was not yet asked to keep."""
 
-    def taken_out(self, record: bytes) -> tuple[bytes, list[str]]:
-        """A record with the names of its images and long texts in their places, and these names.
+    def taken_out(self, *texts: bytes) -> tuple[list[bytes], list[str]]:
+        """JSON texts of one body with the names of their images and long texts in their places, and these names.
 
         What would not come back to the letter stays where it is.
 
         Raises:
             OSError: a blob cannot be written.
         """
-        has_images = b'","base64":"' in record
-        if not (has_images or len(record) > LONG_BYTES) or _NAME.search(record):
-            return record, []
+        if any(_NAME.search(text) for text in texts):
+            return list(texts), []
         names: dict[str, None] = {}
 
         def image(found: re.Match[bytes]) -> bytes:
@@ -83,11 +82,8 @@ class Blobs:
             names[name] = None
             return f'{{"rlenv.{kind}":"{name}"}}'.encode()
 
-        if has_images:
-            record = _IMAGE.sub(image, record)
-        if len(record) > LONG_BYTES:
-            record = _STRING.sub(text, record)
-        return record, list(names)
+        taken = [_IMAGE.sub(image, one) if b'","base64":"' in one else one for one in texts]
+        return [_STRING.sub(text, one) if len(one) > LONG_BYTES else one for one in taken], list(names)
 
     def _put(self, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()

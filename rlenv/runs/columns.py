@@ -87,7 +87,8 @@ def late_schema() -> pa.Schema:
     """The Arrow schema of late facts."""
     pa = arrow()
     flat = [(name, pa.type_for_alias(kind)) for name, kind in LATE.items()]
-    return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS))), ("events", pa.string())])
+    beside = [("terms", pa.list_(_struct(TERMS))), ("events", pa.string()), ("blobs", pa.list_(pa.string()))]
+    return pa.schema([*flat, *beside])
 
 
 def schema_with(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:

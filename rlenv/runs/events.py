@@ -159,7 +159,7 @@ class Reel:
             raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
         reader = open_run(run) if is_run(run) else None
         for text in reader.facts_of_the_run() if reader is not None else ():
-            loose.setdefault("", []).extend(parsed(text.encode(), f"{run / 'late'}"))
+            loose.setdefault("", []).extend(parsed(text, f"{run / 'late'}"))
         for id, event in _old_events(run / "tape"):
             loose.setdefault(id, [])
             if event is not None:

@@ -263,7 +263,7 @@ def _opened(path: Path, schema: pa.Schema) -> Any:
 def _coded(schema: pa.Schema) -> list[str]:
     """The paths in a part of what `schema` has as numbers of words."""
     types = arrow().types
-    lists = [(one.name, one.type.value_type) for one in schema if types.is_list(one.type)]
+    lists = [(one.name, one.type.value_type) for one in schema if _has_fields(one.type)]
     return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
 
 
@@ -273,7 +273,7 @@ def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
     for one in schema:
         if one.name not in part.names:
             continue
-        if arrow().types.is_list(one.type):
+        if _has_fields(one.type):
             asked = {field.name for field in one.type.value_type}
             held = {field.name for field in part.field(one.name).type.value_type}
             if asked < held:
@@ -281,6 +281,11 @@ def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
                 continue
         found.append(one.name)
     return found
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    types = arrow().types
+    return bool(types.is_list(kind) and types.is_struct(kind.value_type))
 
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -352,6 +357,9 @@ class Sealed:
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
         events = table["events"][0].as_py() if "events" in table.column_names else None
+        if events:
+            blobs = table["blobs"][0].as_py() if "blobs" in table.column_names else None
+            events = put_back(self.path.parent.parent, events, blobs or ())
         return next(self._records(table))[1], rows, events
 
     def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:

@@ -53,9 +53,9 @@ class RunReader:
     """The rows and bodies of a run's folder. Each `refresh` reads only what is new; nothing is ever written.
     Between two refreshes it answers from one state.
 
-    Rows of an older attempt beyond the step at which a later one went
-    on do not count, nor its validation of that step where the later one has made it again: `from_steps` says where each
-    attempt began. Nor does the sample of an evaluation that a later attempt has played again.
+    Rows of an older attempt beyond the step at which a later one went on do not count, nor its validation of that step
+    where the later one has made it again: `from_steps` says where each attempt began. Nor does the sample of an
+    evaluation that a later attempt has played again.
 
     Raises:
         UsageError: the folder is not there.
@@ -261,7 +261,6 @@ class RunReader:
         import pyarrow.compute as pc
 
         pa = arrow()
-        # An id names its segment: a page of a list reads the parts of its own rows.
         whole = pa.concat_tables(self._lists(column, None if ids is None else self._held_in(ids), ()))
         asked = self.table["id"].combine_chunks() if ids is None else pa.array(list(ids), pa.string())
         whole = self._with_late(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
@@ -282,7 +281,7 @@ class RunReader:
         return flattened(self._with_late(whole, column), column)
 
     def _held_in(self, ids: Collection[str]) -> set[str]:
-        """The parts and open segments that hold some episodes."""
+        """The parts and open segments that hold some episodes: an id names its segment."""
         segments = {id.rpartition("-")[0] for id in ids}
         return {self._packed.get(segment, (segment,))[0] for segment in segments}
 
@@ -318,8 +317,7 @@ class RunReader:
         return not is_begun or self._validated_again().isdisjoint(is_begun)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they were written, with their lists and what this process has no column for, in the order of
-        their segments."""
+        """The rows as they were written, with all that they say, in the order of their segments."""
         for segment in sorted({*self._parts, *self._open}):
             if segment in self._open:
                 yield from self._open[segment].rows
@@ -353,11 +351,12 @@ class RunReader:
             raise UsageError(f"{part_of(self.run, 'episodes', segment)} is not there", hint="its rows are lost")
         return self._moved[segment]
 
-    def facts_of_the_run(self) -> list[str]:
+    def facts_of_the_run(self) -> list[bytes]:
         """The events of no kept episode, as they were written."""
-        sealed = [text for table in self._late_parts.values() for text in table["events"].to_pylist()]
-        live = [row.get("events") for one in self._late_open.values() for row in one.rows]
-        return [text for text in (*sealed, *live) if text]
+        sealed = [row for table in self._late_parts.values() for row in table.select(["events", "blobs"]).to_pylist()]
+        live = [row for one in self._late_open.values() for row in one.rows]
+        said = [(row["events"].encode(), row.get("blobs") or ()) for row in (*sealed, *live) if row.get("events")]
+        return [put_back(self.run, *one) for one in said]
 
     # bodies
 
@@ -408,7 +407,8 @@ class RunReader:
         try:
             with path_of(self.run, segment, "bodies").open("rb") as file:
                 record, tokens, events = read_body(file.fileno(), rows[at])
-            return put_back(self.run, bytes(record), rows[at].get("blobs") or ()), tokens, events
+            blobs = rows[at].get("blobs") or ()
+            return put_back(self.run, bytes(record), blobs), tokens, events and put_back(self.run, events, blobs)
         except FileNotFoundError:  # sealed since the last look, which takes all rows of a journal or none
             return self._sealed_body(segment, sum(row["has_body"] for row in rows[:at]))
 

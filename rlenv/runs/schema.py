@@ -120,6 +120,7 @@ NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed
 
 BESIDE: Final = frozenset(("at", "lies", "blobs", "index", "row"))
 """What stands beside the columns in journals and tables."""
+_LATE_ASIDE: Final = ("terms", "events", "blobs")
 _log = logger(__name__)
 _ANSWER, _TITLE, _MESSAGE, _ERROR, _NAME = 200, 120, 300, 200, 1_000
 _INT64: Final = 2**63 - 1
@@ -319,15 +320,16 @@ def usage_of(usage: ModelUsage) -> dict[str, Any]:
 def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of `LATE`, null where `facts` say nothing, `terms` (null where they do not change) and `events`.
 
-    Events are those of no kept episode, JSON as in a body; they are said of the run, whose id is "".
+    Events, with their `blobs`, are those of no kept episode, JSON as in a body; they are said of the run, whose id is
+    "".
 
     Raises:
         KeyError: a fact that has no column.
     """
-    unknown = facts.keys() - LATE.keys() - {"terms", "events"}
+    unknown = facts.keys() - LATE.keys() - {*_LATE_ASIDE}
     if unknown:
         raise KeyError(f"no column for {', '.join(sorted(unknown))}")
-    return {**dict.fromkeys(LATE), "terms": None, "events": None, **facts, "id": id}
+    return {**dict.fromkeys((*LATE, *_LATE_ASIDE)), **facts, "id": id}
 
 
 def ending_of(trajectory: Trajectory) -> dict[str, Any]:
@@ -357,9 +359,7 @@ def is_row(held: Any) -> bool:
     if not all(_are_entries(held.get(name), columns) for name, columns in NESTED.items()):
         return False
     return not held["has_body"] or (
-        _are_counts(held.get("at"), 3)
-        and _are_tokens(held.get("lies"))
-        and all(isinstance(name, str) for name in held.get("blobs") or ())
+        _are_counts(held.get("at"), 3) and _are_tokens(held.get("lies")) and _are_names(held.get("blobs"))
     )
 
 
@@ -371,6 +371,7 @@ def is_late(held: Any) -> bool:
         and _fit(held, LATE)
         and _are_entries(held.get("terms"), TERMS)
         and _fit(held, {"events": "string"})
+        and _are_names(held.get("blobs"))
     )
 
 
@@ -401,6 +402,10 @@ def _are_entries(held: Any, columns: Mapping[str, str]) -> bool:
     return held is None or (
         isinstance(held, list) and all(isinstance(one, dict) and _fit(one, columns) for one in held)
     )
+
+
+def _are_names(held: Any) -> bool:
+    return held is None or (isinstance(held, list) and all(isinstance(name, str) for name in held))
 
 
 def _are_counts(held: Any, length: int) -> bool:

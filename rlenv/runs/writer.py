@@ -148,8 +148,9 @@ class RunWriter:
         row = row_of(trajectory, facts, id=id, attempt=self.attempt, lock=self.lock if lock is None else lock)
         row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written + self._blobs.written)
         if row["has_body"]:
-            record, row["blobs"] = self._blobs.taken_out(files.dump(trajectory))
-            body, row["lies"] = body_of(record, facts.tokens, facts.events)
+            held = [files.dump(trajectory), *(() if facts.events is None else (facts.events,))]
+            (record, *events), row["blobs"] = self._blobs.taken_out(*held)
+            body, row["lies"] = body_of(record, facts.tokens, *events)
             row["at"] = [journal.put("bodies", body), len(record), len(body)]
             self._written += len(body)
         journal.put("rows", orjson.dumps(row) + b"\n")
@@ -166,7 +167,11 @@ class RunWriter:
         """
         self._roll_where_full()
         self._said = max(self._said, time.time())  # a clock that is set back does not change what was said last
-        self._journal.put("late", orjson.dumps(late_of(id, {"said": self._said, **facts})) + b"\n")
+        facts = {"said": self._said, **facts}
+        if "events" in facts:
+            (events,), facts["blobs"] = self._blobs.taken_out(facts["events"].encode())
+            facts["events"] = events.decode()
+        self._journal.put("late", orjson.dumps(late_of(id, facts)) + b"\n")
         self._syncing.of(self._journal)
 
     def _roll_where_full(self) -> None:

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlenv._base.jsonable import plain
 from rlenv.messages import Image
 from rlenv.runs.blobs import LONG_BYTES, Blobs, blob_of, clear_blobs, put_back
+from rlenv.runs.events import Event, Reel, dumped
 from rlenv.runs.folder import clear
 from rlenv.runs.pack import pack
 from rlenv.runs.reader import RunReader
@@ -53,6 +55,23 @@ def test_an_image_and_a_long_text_are_kept_once_and_read_as_they_were(tmp_path: 
         assert dict(reader.records()) == {id: reader.body(id).record for id in ids}
         pack(tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.glob("journal/*")) < 50_000
+
+
+@pytest.mark.parametrize("own", [None, {"x": {"rlenv.text": "0" * 64}}])
+def test_what_events_hold_is_kept_once_with_what_the_record_holds(tmp_path: Path, own: object) -> None:
+    """Images and long texts of an answer stand in the episode's results too, and in answers of no kept episode."""
+    answer = Event(name="draw", response={"images": [plain(Image.of(PICTURE))], "text": LONG, "value": own})
+    made = played(images=[Image.of(PICTURE)], result=LONG)
+    writer = RunWriter(tmp_path, keep=KeepPolicy(keep_gb=(len(PICTURE) + len(LONG.encode())) / 0.5e9))
+    ids = [writer.append(made, Facts(events=dumped([answer]))) for _ in range(2)]
+    writer.late("", {"events": dumped([answer]).decode()})
+    for step in (lambda: None, writer.close, lambda: pack(tmp_path)):
+        step()
+        reel = Reel.of(tmp_path)
+        assert [reel.events(id) for id in (*ids, "")] == [(answer,)] * 3
+    if own is None:
+        assert set(blobs(tmp_path).values()) == {PICTURE, LONG.encode()}
+        assert sum(path.stat().st_size for kind in ("bodies", "late") for path in (tmp_path / kind).iterdir()) < 50_000
 
 
 def test_messages_name_their_images(tmp_path: Path) -> None:
