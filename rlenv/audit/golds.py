@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlenv.checks.scores import gold_fault
+from rlenv.checks.oracle import gold_fault
 from rlenv.episodes.environment import Environment
 from rlenv.language.kinds import kind_of
 from rlenv.language.templates import TemplateError, compile_template, compile_value, texts_in

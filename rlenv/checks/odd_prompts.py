@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean, nearest
-from rlenv.checks.odd_rows import COUNTS, Asked, asked_of, fixed_text, gold_of
+from rlenv.checks.odd_rows import Asked, asked_of, fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.kinds import kind_of
@@ -37,9 +37,6 @@ _UNFINISHED: Final = re.compile(
 )
 _ADJECTIVES: Final = frozenset("a any appropriate available best correct first following given last next only other "
                                "provided relevant right same second single suitable".split())  # fmt: skip
-_WORDS: Final = re.compile(
-    r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
-)
 _ACTS: Final = re.compile(r"\b(?:call|search|look|quer|tool|code|run|use)", re.IGNORECASE)
 _MOST_SHOWN: Final = 1_000
 
@@ -65,10 +62,7 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
         text = asked[0].texts[0]
         yield from _forms(subject, text)
         yield from _tools(subject, text)
-        yield from _limits(subject, subject.loaded.spec.prompt.system or "")
         yield from _named(subject)
-        yield from _shots(subject)
-        yield from _sizes(subject, text)
         yield from _marks(subject)
         if (found := _UNFINISHED.search(f"{text} {subject.loaded.spec.description}")) is not None:
             yield subject.document.warning(
@@ -220,29 +214,6 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     yield document.warning(place, message, fix, "answer-form", at="key")
 
 
-def _limits(subject: Subject, text: str) -> Iterator[Finding]:
-    """Numbers of turns and calls that the prompt promises and the limits do not keep."""
-    limits = subject.loaded.spec.limits
-    at_once = re.search(
-        r"(?i)\b(?:calls?|searches|queries|tools)\b[^.]{0,40}\b(?:at once|in parallel|in one message)", text
-    )
-    if at_once is not None and limits.calls_per_turn == 1:
-        message = f"the prompt says '{at_once[0][:60]}', and limits.calls_per_turn is 1: the others are not run"
-        yield subject.document.warning("prompt", message, "raise limits.calls_per_turn", "limits", at="key")
-    for key, words in (
-        ("turns", "turns|steps|attempts|questions"),
-        ("tool_calls", "tool calls|calls|searches|queries"),
-    ):
-        for number in re.findall(rf"(?i)\b(\d{{1,4}}|{'|'.join(COUNTS)})\s+(?:{words})\b", text):
-            found = COUNTS.get(number.lower()) or int(number)
-            is_asked = subject.loaded.spec.user is not None or "questions" not in text
-            if found > getattr(limits, key) and is_asked:
-                told = f"{found} {words.partition('|')[0]}"
-                message = f"the prompt speaks of {told}, and limits.{key} is {getattr(limits, key)}"
-                yield subject.document.warning("prompt", message, f"raise limits.{key}, or mend it", "limits", at="key")
-                return
-
-
 def _tools(subject: Subject, text: str) -> Iterator[Finding]:
     """Tools that the prompt names and that are not there."""
     refused = re.search(r"(?i)\b(?:do not|don't|never|without) (?:use|using|call|calling) (?:any |the )?tools?\b", text)
@@ -300,58 +271,6 @@ def _named(subject: Subject) -> Iterator[Finding]:
     if twice is not None and unread and "{%" not in spec.prompt.user:
         message = f"it shows the column '{twice}' twice, and nothing reads '{unread[0]}'"
         yield subject.document.warning("prompt.user", message, f"show task.{unread[0]}", "unread-column")
-
-
-def _shots(subject: Subject) -> Iterator[Finding]:
-    """Examples in the prompt: those that are rows, and answers of another form than the golds."""
-    spec, said = subject.loaded.spec, fixed_text(subject)
-    if spec.prompt.system is not None and spec.prompt.system.strip() == spec.prompt.user.strip():
-        message = "it says what the system message says"
-        yield subject.document.warning("prompt.user", message, "say it once", "same-prompt")
-    rows = [(split.name, index, value) for split in subject.splits.values() for index, row in enumerate(split.rows)
-            for value in row.values() if isinstance(value, str) and len(value) > 20]  # fmt: skip
-    shown = next(((name, index) for name, index, value in rows if value in said), None)
-    if shown is not None:
-        message = f"the prompt says to every task what row {shown[1] + 1} of split '{shown[0]}' holds"
-        yield subject.document.warning("prompt", message, "take another example", "one-row", at="key")
-    tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if hasattr(one.spec, "expect")), None)
-    example = re.search(rf"<{tag}>(?!\s*(?:and|or|to)\b)\s*([^<>{{}}]+?)\s*</{tag}>", said)
-    golds = (
-        [gold_of(subject, term, row) or "" for split in subject.splits.values() for row in split.rows] if term else []
-    )
-    if example is None or not golds or not all(golds):
-        return
-    are_numbers = {re.fullmatch(r"[-+$€£]?\d[\d,.]*%?", gold) is not None for gold in golds}
-    is_number = re.fullmatch(r"[-+$€£]?\d[\d,.]*%?", example[1]) is not None
-    with_unit = re.fullmatch(r"[-+]?\d[\d,.]*\s?[A-Za-z]+", example[1]) is not None
-    if are_numbers == {not is_number} and (is_number or with_unit):
-        message = f"the prompt's example answers {example[1][:40]!r}, and a gold value is {golds[0][:40]!r}"
-        yield subject.document.warning("prompt", message, "show one of the golds' form", "gold-form", at="key")
-
-
-def _sizes(subject: Subject, text: str) -> Iterator[Finding]:
-    """A length that the prompt allows and a term does not pay."""
-    between = re.search(r"\b(\d+) (?:to|and|-|–) (\d+) (word|char)(?:s|acters)\b", text)
-    for name, reward in subject.loaded.spec.rewards.items() if between is not None else ():
-        least, most = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or 10**9
-        ends = (int(between[1]), int(between[2])) if between is not None else (0, 0)
-        is_same = between is not None and getattr(reward, "unit", "") == f"{between[3]}s"
-        if getattr(reward, "rule", "") == "length" and (not is_same or least > ends[0] or most < ends[1]):
-            message = f"the prompt asks for {between and between[0]}, and '{name}' pays for others"
-            yield subject.document.warning("prompt", message, "ask for what is paid", "limits", at="key")
-    for found in _WORDS.finditer(text):
-        size = int(found[2])
-        for name, reward in subject.loaded.spec.rewards.items():
-            if getattr(reward, "rule", "") != "length" or getattr(reward, "unit", "") != found[3].replace(
-                "aracter", "ar"
-            ):
-                continue
-            least, most = getattr(reward, "min", None), getattr(reward, "max", None)
-            is_most = found[1] in ("at most", "no more than", "up to", "under")
-            if (is_most and least and least > size) or (not is_most and most and most < size):
-                message = f"the prompt asks for {found[0]}, and '{name}' pays for {least or 0} to {most or 'any'}"
-                yield subject.document.warning("prompt", message, "ask for what is paid", "limits", at="key")
-                return
 
 
 def _marks(subject: Subject) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +17,13 @@ from rlenv.language.templates import Template, TemplateError, compile_template, 
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
 
-__all__ = ["COUNTS", "Asked", "asked_of", "check_rows", "fixed_text", "gold_of"]
+__all__ = ["Asked", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
 _TOLD: Final = re.compile(r"(?i)\b(?:answer|solution|label|gold|result)\W{1,4}")
 _LOOKED_AT: Final = 1_000
 _NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
-COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +35,6 @@ class Asked:
     users: Sequence[str]
 
 
-def _is_between(gold: str) -> bool:
-    return bool(_NUMBER.fullmatch(gold)) and 0 < float(re.sub(r"[^\d.]", "", gold)) < 1 and "%" not in gold
-
-
-_FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
-    ("yes or no", r"\b(?:yes or no|yes/no)\b|\"yes\" or \"no\"", lambda gold: gold.lower() in ("yes", "no")),
-    ("true or false", r"\btrue or false\b|\btrue/false\b", lambda gold: gold.lower() in ("true", "false")),
-    ("one letter", r"\b(?:single|one|the) letter (?:of|alone|between|only)|\bA, B, C,? (?:or|and) D\b",
-     lambda gold: len(gold.strip("(). ")) == 1),
-    ("one word", r"\b(?:one|a single|in one) word\b", 
-     lambda gold: len(gold.split()) == 1 and re.search(r"[^\W\d_]", gold)),
-    ("a whole number", r"\b(?:whole number|an? integer)\b|\bin (?:cents|pence|whole \w+)\b",
-     lambda gold: re.fullmatch(r"[-+]?[\d,]+(?:\.0*)?", gold)),
-    ("a number", r"\bwrite (?:only |just )?(?:the|a) (?:final )?number\b|\b(?:the|a) number (?:alone|only|between)\b",
-     lambda gold: re.search(r"\d", gold)),
-    ("YYYY-MM-DD", r"\bYYYY-MM-DD\b", re.compile(r"\d{4}-\d\d-\d\d").search),
-    ("HH:MM", r"\bHH:MM\b", re.compile(r"\d\d?:\d\d").search),
-    ("DD.MM.YYYY", r"\bDD\.MM\.YYYY\b", re.compile(r"\d\d?\.\d\d?\.\d{4}").search),
-    ("capital letters", r"\b(?:in|all) (?:capitals|capital letters|upper ?case)\b", lambda gold: gold == gold.upper()),
-    ("lower case", r"\bin lower ?case\b|\bin small letters\b", lambda gold: gold == gold.lower()),
-    ("a unit", r"\bwith (?:its|the|a) (?:correct |right )?units?\b", re.compile(r"[^\W\d_]|[%$€£°]").search),
-    ("a percentage", r"\b(?:what|which|as a|give the|in) (?:percent|percentage)\b", lambda gold: not _is_between(gold)),
-)  # fmt: skip
-"""What a prompt may ask for, how that is said, and which golds are of that form."""
-
-
 def check_rows(subject: Subject) -> Iterator[Finding]:
     """Warnings of `tasks`, and of golds beside prompts."""
     prompt = subject.loaded.spec.prompt
@@ -70,7 +43,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     yield from _same(subject, templates, asked)
     yield from _rows(subject, asked)
     yield from _splits(subject)
-    term = next((one for one in subject.terms if _has_gold(subject, one)), None)
+    term = gold_term(subject)
     prompts = _prompts(subject, asked)
     golds = [[None if term is None else gold_of(subject, term, row) for row in one.split.rows] for one in asked]
     yield from _twice(subject, asked, prompts, golds)
@@ -78,13 +51,25 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
         return
     path = f"rewards.{term.name}.expect" if subject.document.has(f"rewards.{term.name}.expect") else "tasks"
     for one, told in zip(asked, golds, strict=True):
-        told = told[:_LOOKED_AT]
-        given = [gold.strip() for gold in told if gold is not None and gold.strip()]
-        if given and len(given) == len(told):
-            yield from _forms(subject, path, one, given, term)
+        if given := _whole(told):
             yield from _outliers(subject, path, one, given)
     yield from _labels(subject, path, term, [gold for told in golds for gold in told if gold is not None])
     yield from _keys(subject)
+
+
+def gold_term(subject: Subject) -> Term | None:
+    """The first term that compares with a gold value of the row."""
+    return next((one for one in subject.terms if _has_gold(subject, one)), None)
+
+
+def golds_of(subject: Subject, term: Term, one: Asked) -> list[str]:
+    """The gold values of the first rows as text; none where one is empty, or is no text."""
+    return _whole([gold_of(subject, term, row) for row in one.split.rows[:_LOOKED_AT]])
+
+
+def _whole(golds: Sequence[str | None]) -> list[str]:
+    given = [gold.strip() for gold in golds[:_LOOKED_AT] if gold is not None and gold.strip()]
+    return given if len(given) == len(golds[:_LOOKED_AT]) else []
 
 
 def _has_gold(subject: Subject, term: Term) -> bool:
@@ -280,46 +265,6 @@ def _twice(
             message = f"{len(shared)} of its {len(texts)} rows ask what others ask ({which})"
             code = "duplicate-rows" if split == one.split.name else "shared-rows"
             yield subject.document.warning(place, message, "take them out", code, at="key")
-
-
-def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Finding]:
-    """Golds that are not of the form that their own prompt asks for."""
-    warn, where = subject.document.warning, f"of split '{one.split.name}'"
-    rule, name = getattr(term.spec, "rule", ""), one.split.name
-    if rule in ("json_match", "json_schema", "sql_match") or term.spec.kind != "rule":
-        return
-    for index, (text, gold) in enumerate(zip(one.texts, golds, strict=False)):
-        asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
-        loose = ["capital letters", "lower case"] if getattr(term.spec, "normalise", "case") != "none" else []
-        loose += ["a unit"] if rule in ("math_equal", "f1", "contains") else []
-        loose += ["a whole number"] if getattr(term.spec, "tolerance", 0) >= 0.5 else []
-        if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
-            message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
-            yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
-            return
-        found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
-        places = 0 if found is None else COUNTS.get(found[1].lower()) or int(found[1])
-        if found is not None and getattr(term.spec, "tolerance", 0) >= 10 * 0.1**places:
-            message = f"row {index + 1} {where} asks for {found[0]}, and the tolerance is {term.spec.tolerance:g}"  # type: ignore[attr-defined]
-            yield warn(f"rewards.{term.name}.tolerance", message, "make it smaller", "any-answer")
-            return
-        if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
-            places = COUNTS.get(found[1].lower()) or int(found[1])
-            most = max(
-                getattr(term.spec, "tolerance", 0), abs(float(gold)) * getattr(term.spec, "relative_tolerance", 0)
-            )
-            if abs(float(gold) - round(float(gold), places)) > most + 1e-12:
-                message = f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value is {gold}"
-                yield warn(path, message, "round the gold value, or allow a tolerance", "gold-form")
-                return
-        found = re.search(r"(?:at most|no more than|up to|fewer than|under) (\d+|\w+) words\b", text, re.IGNORECASE)
-        most_words = None if found is None else COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
-        if found is not None and most_words and len(gold.split()) > most_words:
-            message = (
-                f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value has {len(gold.split())}"
-            )
-            yield warn(path, message, "shorten the gold value", "gold-form")
-            return
 
 
 def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlenv.checks.odd_parts import never_fits
 from rlenv.checks.odd_rows import gold_of
-from rlenv.checks.scores import no_call
+from rlenv.checks.oracle import no_call
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression

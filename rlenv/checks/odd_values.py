@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.nearest import nearest
-from rlenv.checks.odd_rows import fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import kind_of
@@ -69,21 +68,6 @@ _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(
 _SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
 
 
-_IMAGE: Final = re.compile(
-    r"\b(?:look at|see|in|from|describe|read|given|attached|this)\s+(?:the |this |an? )?(?:attached |following )?"
-    r"(?:image|picture|photo|photograph|screenshot)s?\b",
-    re.IGNORECASE,
-)
-_UNITS: Final = (
-    (r"celsius|metric|°C", r"fahrenheit|imperial|°F"),
-    (r"kilomet(?:re|er)s?|km", r"miles?"),
-    (r"kilograms?|kg", r"pounds?|lbs?"),
-    (r"euros?|EUR", r"dollars?|USD"),
-    (r"met(?:re|er)s", r"feet|inches"),
-)
-"""Units of which a prompt names one, and an entry another."""
-
-
 def check_values(subject: Subject) -> Iterator[Finding]:
     """Warnings of values that are odd whatever stands beside them, and of texts that cut what others need."""
     yield from _numbers(subject)
@@ -107,8 +91,6 @@ def check_values(subject: Subject) -> Iterator[Finding]:
     yield from _extends(subject)
     yield from _user(subject)
     yield from _told_gold(subject)
-    yield from _images(subject)
-    yield from _units(subject)
     for index, kind in enumerate(subject.loaded.spec.calls.coerce or ()):
         types = re.findall(r"'type': '?\[?'?(\w+)", str([tool.parameters for tool in subject.tools.values()]))
         if kind not in types and not (kind == "number" and "integer" in types):
@@ -343,34 +325,6 @@ def _extends(subject: Subject) -> Iterator[Finding]:
     if (other.name, other.version) == (spec.name, spec.version) and other != spec:
         message = f"'{spec.name}' version {spec.version} is what it extends too: their results are mixed up"
         yield document.warning("name", message, "give it another name", "same-name")
-
-
-def _images(subject: Subject) -> Iterator[Finding]:
-    """A prompt that speaks of an image where nothing shows one, and one image for every task."""
-    prompt = subject.loaded.spec.prompt
-    if prompt.images and not any("task" in text or "resources" in text for text in prompt.images):
-        message = "every task shows the same images"
-        yield subject.document.warning("prompt.images", message, "name a column of the row", "same-prompt", at="key")
-    may_show = any(tool.kind in ("python", "mcp", "model") for tool in subject.tools.values())
-    for key in ("system", "user"):
-        found = _IMAGE.search(getattr(prompt, key) or "")
-        if found is not None and not prompt.images and not may_show:
-            message = f"'{found[0]}' is spoken of, and no image is shown"
-            yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
-
-
-def _units(subject: Subject) -> Iterator[Finding]:
-    said = fixed_text(subject)
-    for name in subject.loaded.spec.tools:
-        entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))
-        for pair in _UNITS:
-            for mine, other in (pair, pair[::-1]):
-                here, there = (re.search(rf"(?i)\b(?:{mine})\b", text) for text in (said, entry))
-                strange = re.search(rf"(?i)\b(?:{other})\b", entry)
-                if here and strange and not there and not re.search(rf"(?i)\b(?:{other})\b", said):
-                    message = f"the prompt speaks of {here[0]}, and the tool of {strange[0]}"
-                    yield subject.document.warning(("tools", name), message, "take one unit", "other-unit", at="key")
-                    return
 
 
 def _user(subject: Subject) -> Iterator[Finding]:
