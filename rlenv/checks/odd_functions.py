@@ -1,37 +1,342 @@
-"""Warnings of the author's own Python."""
+"""Warnings of the author's own Python: what a function returns, waits for, draws, keeps, opens and pays for."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.checks.subject import Subject
+from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 
 __all__ = ["check_functions"]
 
-_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove update".split())
+Def = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Said = tuple[str, str, str]
+"""A message, a hint and a code."""
+
+_IN_PLACE: Final = frozenset("add append appendleft clear discard extend insert pop popleft remove setdefault "
+                             "update".split())  # fmt: skip
 _TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array"}
-_WAITS: Final = frozenset(("time.sleep", "sleep", "requests.get", "requests.post", "subprocess.run"))
+_WAITS: Final = re.compile(
+    r"time\.sleep|input|os\.system|(?:requests|httpx)\.(?:get|post|put|patch|delete|head|request)"
+    r"|subprocess\.(?:run|call|check_call|check_output|getoutput)|urllib\.request\.(?:urlopen|urlretrieve)"
+)
+_DRAWS: Final = re.compile(
+    r"random\.(?!Random|SystemRandom|seed|getstate|setstate)[a-z]\w*|secrets\.\w+|os\.urandom"
+    r"|numpy\.random\.(?!default_rng|RandomState|Generator|seed)\w+"
+)
+_CLOCK: Final = re.compile(r"datetime\.(?:date|datetime)\.(?:today|now|utcnow)|time\.(?:time|localtime)")
+_OPENS: Final = re.compile(r"(?:io\.)?open|pathlib\.Path|(?:sqlite3|duckdb)\.connect|pandas\.read_\w+|os\.listdir")
+_MUTABLE: Final = frozenset("Counter OrderedDict bytearray defaultdict deque dict list set".split())
+_KEPT_ON_PURPOSE: Final = re.compile(r"(?i)cache|memo|lock|pool|client|conn|index|load|model|regist|log")
+_SAID: Final = re.compile(r"\b(?:answer|final_text|transcript|messages?|completion|response)\b")
+_ROLES: Final = {"tools": "tool", "resources": "world", "rewards": "reward", "user": "user"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A function or a class that the spec names, and the definitions of its file that it reaches."""
+
+    path: tuple[str | int, ...]
+    role: str
+    file: Path
+    entry: Any
+    node: Def
+    reached: Sequence[Def]
+    module: ast.Module
+    names: Mapping[str, str]
+    """What the file imports, by the name that it has there."""
+    golds: Mapping[str, Sequence[str]]
+    """The columns of right answers, with the first of their values."""
+
+    def walk(self) -> Iterator[ast.AST]:
+        for one in self.reached:
+            yield from ast.walk(one)
+
+    def calls(self) -> Iterator[tuple[str, ast.Call]]:
+        """Each call with the full name of what it calls."""
+        for one in self.walk():
+            if isinstance(one, ast.Call):
+                first, dot, rest = ast.unparse(one.func).partition(".")
+                yield self.names.get(first, first) + dot + rest, one
 
 
 def check_functions(subject: Subject) -> Iterator[Finding]:
-    """Warnings of the functions of tools: what they never read, change unsaid, wait for, or take of another type."""
-    for name, entry in subject.loaded.spec.tools.items():
-        place, _, function = str(getattr(entry, "function", "")).partition(":")
-        if name == subject.loaded.spec.answer.tool:
+    """Warnings of the functions that a spec names; a file that cannot be read is reported where it is compiled."""
+    for use in _uses(subject):
+        is_tool = use.role == "tool"
+        if is_tool and use.path[1] == subject.loaded.spec.answer.tool:
             continue  # it is not run
+        if is_tool and isinstance(use.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _function(subject, f"tools.{use.path[1]}", use.node, use.entry)
+        for rule in (_returns, _waits, _chance, _keeps, _opens, _tells, _pays):
+            said = next(rule(use), None)
+            if said is not None:
+                yield subject.document.warning(use.path, *said)
+
+
+def _uses(subject: Subject) -> Iterator[_Use]:
+    rewards = subject.document.data.get("rewards", {})
+    read = {found for _, text in strings_in(rewards, ()) for found in re.findall(r"task\.(\w+)", text)}
+    read = read or {*re.findall(r"\btask(?:\.get\(|\[)['\"](\w+)", subject.code or ""), "answer"}
+    rows = [row for split in subject.splits.values() for row in split.rows[:50]]
+    golds = {name: [str(row[name]) for row in rows if name in row] for name in read
+             if all(isinstance(row.get(name), (str, int, float)) for row in rows)}  # fmt: skip
+    for path, text in strings_in(subject.document.data, ()):
+        place = re.fullmatch(r"([\w./-]+\.py)(?::(\w+))?", text)
+        role = "server" if path[-2:-1] == ("command",) else _ROLES.get(str(path[0]), "")
+        if place is None or not role or (role == "server") == bool(place[2]):
+            continue
+        file = subject.loaded.base_of(".".join(map(str, path))) / place[1]
         try:
-            tree = ast.parse((subject.loaded.base_of(f"tools.{name}.function") / place).read_text(encoding="utf-8"))
+            module = ast.parse(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, SyntaxError):
             continue
-        for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function:
-                yield from _function(subject, f"tools.{name}", node, entry)
+        made = {one.name: one for one in module.body if isinstance(one, Def)}
+        names = dict(pair for one in ast.walk(module) for pair in _imported(one))
+        start = list(made) if role == "server" else [place[2]]
+        reached: dict[str, Def] = {}
+        while start:
+            name = start.pop()
+            if name in made and name not in reached:
+                reached[name] = made[name]
+                start += [one.id for one in ast.walk(made[name]) if isinstance(one, ast.Name)]
+        if reached:
+            entry = getattr(subject.loaded.spec, str(path[0]), {})
+            entry = entry.get(path[1]) if isinstance(entry, Mapping) else entry
+            first = next(iter(reached.values()))
+            yield _Use(path, role, file, entry, first, [*reached.values()], module, names, golds)
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Import):
+        yield from ((one.asname or one.name.partition(".")[0], one.name if one.asname else one.name.partition(".")[0])
+                    for one in node.names)  # fmt: skip
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((one.asname or one.name, f"{node.module}.{one.name}") for one in node.names)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a function, and not in one that it defines."""
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, (Def, ast.Lambda)):
+            yield one
+            yield from _own(one)
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    """True for statements after which no other one is reached."""
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return bool(last.orelse) and _ends(last.body) and _ends(last.orelse)
+    if isinstance(last, (ast.With, ast.AsyncWith)):
+        return _ends(last.body)
+    if isinstance(last, ast.Try):
+        goes = _ends(last.orelse or last.body) and all(_ends(one.body) for one in last.handlers)
+        return goes or bool(last.finalbody and _ends(last.finalbody))
+    if isinstance(last, ast.Match):
+        return all(_ends(one.body) for one in last.cases) and ast.unparse(last.cases[-1].pattern) == "_"
+    endless = isinstance(last, ast.While) and isinstance(last.test, ast.Constant) and bool(last.test.value)
+    return endless or isinstance(last, (ast.Return, ast.Raise))
+
+
+def _returns(use: _Use) -> Iterator[Said]:
+    """A tool that returns nothing, and a function that does so on one of its ways."""
+    inside = [*_own(use.node)]
+    if (
+        use.role not in ("tool", "reward")
+        or isinstance(use.node, ast.ClassDef)
+        or any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in inside)
+    ):
+        return
+    given = [one for one in inside if isinstance(one, ast.Return) and one.value is not None]
+    gives = [one for one in given if not (isinstance(one.value, ast.Constant) and one.value.value is None)]
+    prints = any(isinstance(one, ast.Call) and ast.unparse(one.func) == "print" for one in inside)
+    if not gives and prints and use.role == "tool":
+        yield "it prints, and returns nothing: the model reads an empty result", "return what it prints", "no-result"
+    elif gives and len(gives) == len(given) and not _ends(use.node.body):
+        what = "the model reads an empty result" if use.role == "tool" else "the term is skipped, and counts nothing"
+        yield f"on one of its ways it returns nothing: {what}", "return a value at its end", "no-result"
+
+
+def _waits(use: _Use) -> Iterator[Said]:
+    """A call that holds up the loop, and with it all episodes."""
+    is_async = isinstance(use.node, ast.AsyncFunctionDef)
+    if is_async or getattr(use.entry, "run_in", None) == "loop":
+        for name, call in use.calls():
+            inside = [one for one in use.reached if isinstance(one, ast.AsyncFunctionDef) or not is_async]
+            if _WAITS.fullmatch(name) and any(call is one for part in inside for one in ast.walk(part)):
+                hint = "await what does not block, or write it without 'async'" if is_async else "write run_in: thread"
+                yield f"the function waits in '{name}', which holds up all episodes", hint, "odd-policy"
+
+
+def _chance(use: _Use) -> Iterator[Said]:
+    """What no seed rules: a random draw, the clock, and the order of a set."""
+    calls = [*use.calls()]
+    is_seeded = any(name.endswith("random.seed") and call.args for name, call in calls)
+    hint = "draw from the seed, and give the day as a column or a constant"
+    for name, call in calls:
+        drawn = _DRAWS.fullmatch(name) is not None and not is_seeded
+        if drawn or (name in ("random.Random", "numpy.random.default_rng") and not call.args):
+            yield f"it draws with {name}(), which no seed rules: the same calls give something else", hint, "unsteady"
+        if name == "hash" and use.role != "server":
+            yield "it asks hash(), which is another one in each process", "take hashlib, or sort", "unsteady"
+    counted = [ast.dump(one) for part in use.walk() if isinstance(part, (ast.BinOp, ast.Compare))
+               for one in ast.walk(part)]  # fmt: skip
+    for name, call in calls:
+        into = [ast.dump(ast.Name(one.id, ast.Load())) for part in use.walk() if isinstance(part, ast.Assign)
+                and part.value is call for one in part.targets if isinstance(one, ast.Name)]  # fmt: skip
+        if (
+            _CLOCK.fullmatch(name)
+            and name != "time.time"
+            and not call.args
+            and any(one in counted for one in (ast.dump(call), *into))
+        ):
+            message = f"it counts with {name}(): what it gives is another thing on another day"
+            yield message, hint, "unsteady"
+    sets = {one.id for part in use.walk() if isinstance(part, ast.Assign) and _is_unordered(part.value)
+            for one in part.targets if isinstance(one, ast.Name)}  # fmt: skip
+    for one in use.walk():
+        if not isinstance(one, ast.Subscript) or isinstance(one.slice, ast.Slice):
+            continue
+        value = one.value
+        if _is_unordered(value) or (isinstance(value, ast.Name) and value.id in sets):
+            yield "it takes one of a set by its place, which is another one in each process", "sort it", "unsteady"
+
+
+def _is_unordered(node: ast.expr) -> bool:
+    """True for a list or a tuple of a set."""
+    inner = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
+    is_set = isinstance(inner, (ast.Set, ast.SetComp)) or (
+        isinstance(inner, ast.Call) and ast.unparse(inner.func) in ("set", "frozenset")
+    )
+    return is_set and isinstance(node, ast.Call) and ast.unparse(node.func) in ("list", "tuple")
+
+
+def _keeps(use: _Use) -> Iterator[Said]:
+    """State of a module, of a class or of a default, which all episodes share."""
+    if use.role == "server" and getattr(use.entry, "scope", "") == "episode":
+        return
+    hint = "keep it in a resource, which each episode has for itself"
+    hint = hint if use.role != "server" else "write scope: episode"
+    top = {one.id for part in use.module.body for one in _targets(part) if isinstance(one, ast.Name)}
+    state = {one.id for part in use.module.body if isinstance(part, (ast.Assign, ast.AnnAssign))
+             and _is_mutable(part.value) for one in _targets(part) if isinstance(one, ast.Name)}  # fmt: skip
+    for part in use.reached:
+        code = ast.unparse(part)
+        local = {one.id for node in ast.walk(part) for one in _targets(node) if isinstance(one, ast.Name)}
+        shared = {name for node in ast.walk(part) if isinstance(node, ast.Global) for name in node.names}
+        changed = {_root(one) for node in ast.walk(part) for one in _changes(node)}
+        for name in sorted((changed & state - (local - shared)) | (shared & local & top)):
+            guarded = re.search(rf"\b{name} is None|\bnot {name}\b|not in {name}\b|{name}\.setdefault", code)
+            if not guarded and not _KEPT_ON_PURPOSE.search(name):
+                yield f"it changes '{name}' of its file, which all episodes share", hint, "shared-state"
+        if isinstance(part, ast.ClassDef):
+            own = {one.attr for node in ast.walk(part) for one in _targets(node) if isinstance(one, ast.Attribute)}
+            kept = {one.id for node in part.body if isinstance(node, (ast.Assign, ast.AnnAssign))
+                    and _is_mutable(node.value) for one in _targets(node) if isinstance(one, ast.Name)}  # fmt: skip
+            for node in ast.walk(part):
+                for one in _changes(node):
+                    found = re.match(r"self\.(\w+)", ast.unparse(one))
+                    if found is not None and found[1] in kept - own:
+                        yield f"'{part.name}.{found[1]}' is of the class: all episodes share it", hint, "shared-state"
+        else:
+            args = [*part.args.posonlyargs, *part.args.args]
+            given = dict(zip(reversed([one.arg for one in args]), reversed(part.args.defaults), strict=False))
+            for name, default in given.items():
+                if name in changed and _is_mutable(default):
+                    yield f"the default of '{name}' is changed, and is one for all calls", hint, "shared-state"
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Assign):
+        yield from node.targets
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For)):
+        yield node.target
+
+
+def _is_mutable(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2] in _MUTABLE
+    return isinstance(node, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
+
+
+def _opens(use: _Use) -> Iterator[Said]:
+    """Files that are looked for where rlenv is started, and files that all episodes write."""
+    if use.role == "server":
+        return
+    for name, call in use.calls():
+        text = call.args[0] if call.args else None
+        text = text.values[0] if isinstance(text, ast.JoinedStr) and text.values else text
+        if not _OPENS.fullmatch(name) or not isinstance(text, ast.Constant) or not isinstance(text.value, str):
+            continue
+        mode = next((one.value for one in (*call.args[1:2], *(key.value for key in call.keywords if key.arg == "mode"))
+                     if isinstance(one, ast.Constant)), "")  # fmt: skip
+        if name.endswith("open") and isinstance(mode, str) and set(mode) & set("wax") and use.role != "world":
+            message = f"it writes '{text.value}', a file that all episodes share"
+            yield message, "write into a resource of kind tempdir", "shared-state"
+        beside = Path(text.value)
+        if not beside.is_absolute() and len(beside.parts) and (use.file.parent / beside).exists():
+            message = f"it opens '{text.value}' below the folder in which rlenv is started"
+            yield message, "write Path(__file__).parent / …", "odd-path"
+
+
+def _of_gold(use: _Use, node: ast.AST) -> str:
+    """The column of right answers that an expression reads from the task, "" where it reads none."""
+    found = re.search(r"\btask(?:\.get\(|\[)['\"](\w+)", ast.unparse(node))
+    return found[1] if found is not None and found[1] in use.golds else ""
+
+
+def _tells(use: _Use) -> Iterator[Said]:
+    """A tool that says whether an answer is right; one that says 'more' or 'less' is a game."""
+    tests = [one for one in use.walk() if isinstance(one, ast.Compare)]
+    about = [one for one in tests if _of_gold(use, one)]
+    given = {one.arg for one in getattr(getattr(use.node, "args", None), "args", ())}
+    if use.role != "tool" or any(not isinstance(one.ops[0], (ast.Eq, ast.NotEq)) for one in about):
+        return
+    for one in about:
+        if given & {name.id for name in ast.walk(one) if isinstance(name, ast.Name)} - {"task", "context"}:
+            message = f"it says whether a value is task['{_of_gold(use, one)}'], the right answer, as often as asked"
+            yield message, "let it say something else, or allow it one call", "told-answer"
+
+
+def _pays(use: _Use) -> Iterator[Said]:
+    """A reward for what fails, and one for a text that merely holds the right answer, or is held by it."""
+    if use.role != "reward":
+        return
+    for one in use.walk():
+        for part in one.body if isinstance(one, ast.ExceptHandler) else ():
+            value = part.value if isinstance(part, ast.Return) else None
+            paid = value.value if isinstance(value, ast.Constant) else 0
+            if isinstance(paid, (int, float)) and paid > 0:
+                yield f"what makes it fail earns {paid:g}", "return 0.0 there", "paid-for-nothing"
+    meant = {one.targets[0].id: one.value for one in use.walk()
+             if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)}  # fmt: skip
+    for one in use.walk():
+        if not isinstance(one, ast.Compare) or not isinstance(one.ops[0], ast.In):
+            continue
+        left, right = (_meant(side, meant) for side in (one.left, one.comparators[0]))
+        listed = re.search(r"\.split\(|\[[^'\"]|\blist\(|\bset\(|findall", ast.unparse(right))
+        is_short = any(len(value) < 4 or value.isdigit() for value in use.golds.get(_of_gold(use, left), ()))
+        if is_short and _SAID.search(ast.unparse(right)) and listed is None and use.entry.weight > 0:
+            message = "it asks whether the right answer stands somewhere in the text: 4 stands in 42"
+            yield message, "compare the whole answer", "short-gold"
+        if _of_gold(use, right) and _SAID.search(ast.unparse(left)) and listed is None and use.entry.weight > 0:
+            message = "it asks whether the right answer holds what was said: one letter of it is enough"
+            yield message, "compare with ==", "short-gold"
+
+
+def _meant(node: ast.expr, meant: Mapping[str, ast.expr]) -> ast.expr:
+    """An expression, or what was given to the name that it is; `x.lower()` is about x."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return meant.get(node.id, node) if isinstance(node, ast.Name) else node
 
 
 def _function(
@@ -50,10 +355,6 @@ def _function(
     if node.args.kwarg is None and (lost := [name for name in described if name not in names]):
         message = f"its docstring describes '{lost[0]}', which is no parameter"
         yield warn(f"{path}.function", message, did_you_mean(lost[0], names, "it takes"), "unread-parameter")
-    calls = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
-    if getattr(entry, "run_in", None) == "loop" and (waits := sorted(calls & _WAITS)):
-        message = f"the function waits in '{waits[0]}', which holds up all episodes"
-        yield warn(f"{path}.run_in", message, "take 'run_in: loop' out", "odd-policy")
     if broad := sorted({"Exception", "BaseException"} & set(getattr(entry, "errors", ()))):
         message = f"'{broad[0]}' is every bug too, which the model is shown as its own mistake"
         yield warn(f"{path}.errors", message, "name the exceptions that a call can cause", "odd-policy", at="key")
