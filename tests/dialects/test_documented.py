@@ -1,4 +1,4 @@
-"""The table of families in docs/language/dialects.md says what the rows say."""
+"""The table of families in docs/language/families.md says what the rows say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlenv.dialects.built_in import FAMILIES, row_of
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "language" / "dialects.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "language" / "families.md"
 
 
 def test_the_table_lists_every_row_with_what_it_offers() -> None:

@@ -82,10 +82,10 @@ def test_what_verl_loads_by_name_is_listed_in_one_page() -> None:
         constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
         texts = (value.removeprefix("pkg://") for value in constants if isinstance(value, str))
         named |= {value for value in texts if name.fullmatch(value)}
-    page = (ROOT.parents[1] / "docs" / "training" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT.parents[1] / "docs" / "training" / "run-folder.md").read_text(encoding="utf-8")
     section = page.partition("### What veRL loads by name\n")[2].partition("\n#")[0]
     rows = {row.split("`")[1].removeprefix("pkg://") for row in section.splitlines() if row.startswith("| `")}
     assert {found for found in named if not found.startswith(inner)} == rows
     for row in rows:
         module = re.sub(r"\.[A-Z]\w*$", "", row)
-        assert module in MODULES, f"docs/training/training.md names {row}, which is not there"
+        assert module in MODULES, f"docs/training/run-folder.md names {row}, which is not there"
