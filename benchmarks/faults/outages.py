@@ -24,9 +24,10 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ from aiohttp import web
 
 import rlenv
 from rlenv.messages import Message, ToolCall
+from rlenv.trajectory import TermResult
 
+Why = Counter[tuple[str, str]]
+"""What became of terms that are not as expected, and what they say of it."""
 MODES = ("once", "fell", "chance")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 WELL = {"called": 1.0, "checked": 1.0, "brief": 1.0}
@@ -167,6 +171,8 @@ class Service:
     mode: str
     share: float
     rng: random.Random
+    slow_s: float = 0.0
+    """Of each answer, beside some moments that are drawn."""
     seen: set[str] = field(default_factory=set)
     open: set[Any] = field(default_factory=set)
 
@@ -188,7 +194,7 @@ class Service:
         self.open.add(request.transport)
         try:
             fault = self.fault(text, kinds)
-            await asyncio.sleep(self.rng.uniform(0.0, 0.01))  # so that others are in flight
+            await asyncio.sleep(self.slow_s + self.rng.uniform(0.0, 0.01))  # so that others are in flight
             if fault in ("fell", "broken"):
                 for transport in list(self.open) if fault == "fell" else [request.transport]:
                     if transport is not None:
@@ -280,29 +286,32 @@ def first(transport: str, text: str) -> str | Message:
     return Message("assistant", "", (made,))
 
 
-async def episode(
-    environment: rlenv.Environment, n: int, text: str, transport: str, why: Counter[str]
-) -> dict[str, float | None]:
-    """What one episode earns, by term; None for what is invalid, whose reason is counted in `why`."""
+async def episode(environment: rlenv.Environment, n: int, text: str, transport: str) -> Mapping[str, TermResult]:
+    """What one episode earns, by term."""
     async with environment.start(task=0, seed=n) as one:
         step = await one.step(first(transport, text))
         if not step.is_last:
             await one.step(f"<answer>{text}</answer>")
         assert one.trajectory is not None
-        terms = one.trajectory.reward.terms
-        why.update(re.sub(r"\d+", "N", str(term.error))[:200] for term in terms.values() if term.value is None)
-        return {name: term.value for name, term in terms.items()}
+        return one.trajectory.reward.terms
 
 
 async def campaign(
-    transport: str, mode: str, *, episodes: int, seed: int, at_once: int = 32, why: Counter[str] | None = None
+    transport: str,
+    mode: str,
+    *,
+    episodes: int,
+    seed: int,
+    at_once: int = 32,
+    slow_s: float = 0.0,
+    why: Why | None = None,
 ) -> Counter[str]:
     """What became of the episodes: `right`, `invalid`, `wrong` and, of those that fell the server, `own`, `masked`."""
     counted: Counter[str] = Counter()
-    why = Counter() if why is None else why
+    why = Why() if why is None else why
     for share in SHARES if mode == "chance" else SHARES[:1]:
         rng = random.Random(f"{transport} {mode} {share} {seed}")
-        service = Service(mode, share, rng)
+        service = Service(mode, share, rng, slow_s)
         many = episodes // len(SHARES) if mode == "chance" else episodes
         with tempfile.TemporaryDirectory() as folder:
             async with served(service) as url:
@@ -317,18 +326,18 @@ async def campaign(
                     (base / name).chmod(0o755)
                 environment = await asyncio.to_thread(rlenv.load, base / "env.yaml")  # asks the server
                 async with environment:
-                    await play(environment, counted, range(many), at_once, transport, mode, why)
+                    await played(environment, counted, range(many), at_once, transport, mode, why)
     return counted
 
 
-async def play(
+async def played(
     environment: rlenv.Environment,
     counted: Counter[str],
     numbers: range,
     at_once: int,
     transport: str,
     mode: str,
-    why: Counter[str],
+    why: Why,
 ) -> None:
     """Plays the episodes, and counts what became of them."""
     left = iter(numbers)
@@ -339,13 +348,20 @@ async def play(
         for n in left:
             is_own = mode == "fell" and n % 8 == 0
             text = "fell" if is_own else f"item-{n}"
-            found = await asyncio.wait_for(episode(environment, n, text, transport, why), 300)
+            terms = await asyncio.wait_for(episode(environment, n, text, transport), 900)
+            found = {name: term.value for name, term in terms.items()}
             if is_own:
-                counted["own" if found == own else "masked" if None in found.values() else "wrong"] += 1
+                fate = "own" if found == own else "masked" if None in found.values() else "wrong"
             elif any(value is not None and value != well[name] for name, value in found.items()):
-                counted["wrong"] += 1
+                fate = "wrong"
             else:
-                counted["invalid" if None in found.values() else "right"] += 1
+                fate = "invalid" if None in found.values() else "right"
+            counted[fate] += 1
+            expected = own if is_own else well
+            for name, term in terms.items():
+                if fate not in ("own", "right") and term.value != expected[name]:
+                    said = f"{name}: {term.error or term.evidence}"
+                    why[fate, re.sub(r"\d+\.\d+|\d\d+", "N", said)[:300]] += 1
 
     await asyncio.gather(*(work() for _ in range(at_once)))
 
@@ -358,18 +374,22 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(SPECS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--slow-s", type=float, default=0.0, help="of each answer of a server")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
+    many = args.episodes // len(MODES)
+    play = partial(campaign, episodes=many, seed=args.seed, at_once=args.at_once, slow_s=args.slow_s)
     is_bad = False
     for transport in args.only.split(","):
         for mode in args.modes.split(","):
-            many, why = args.episodes // len(MODES), Counter[str]()
-            found = asyncio.run(campaign(transport, mode, episodes=many, seed=args.seed, at_once=args.at_once, why=why))
-            print(
-                f"{transport:<10}{mode:<8}" + "  ".join(f"{what} {found[what]}" for what in sorted(found)), flush=True
-            )
-            for reason, count in why.most_common(3):
-                print(f"    {count} terms: {reason}", flush=True)
+            why = Why()
+            found = asyncio.run(play(transport, mode, why=why))
+            fates = "  ".join(f"{fate} {found[fate]}" for fate in sorted(found))
+            print(f"{transport:<10}{mode:<8}{fates}", flush=True)
+            for fate in ("wrong", "masked", "invalid"):
+                of_fate = Counter({said: count for (kind, said), count in why.items() if kind == fate})
+                for said, count in of_fate.most_common(5):
+                    print(f"    {fate}, {count} terms: {said}", flush=True)
             is_bad = is_bad or bool(found["wrong"] or found["masked"])
     return int(is_bad)
 

@@ -147,6 +147,7 @@ class Countdown:
         self._end = None if limit_s is None else time.monotonic() + limit_s
         self._holders = 0
         self._since = 0.0
+        self._within: Countdown | None = None
 
     @property
     def is_over(self) -> bool:
@@ -163,16 +164,18 @@ class Countdown:
     @property
     def left_s(self) -> float:
         """Seconds until it is over, as far as can be said now; infinite without a limit."""
-        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+        now = self._since if self._holders else time.monotonic()
+        return float("inf") if self._end is None else max(0.0, self._end - now)
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
-        """The time stands still while the block runs."""
+        """The time stands still while the block runs, and with it that of what this runs under."""
         if not self._holders:
             self._since = time.monotonic()
         self._holders += 1
         try:
-            yield
+            with contextlib.nullcontext() if self._within is None else self._within.standing():
+                yield
         finally:
             self._holders -= 1
             if not self._holders and self._end is not None:
@@ -181,7 +184,8 @@ class Countdown:
 
 @contextlib.contextmanager
 def running_under(countdown: Countdown) -> Iterator[None]:
-    """Puts what the block starts under this limit."""
+    """Puts what the block starts under this limit, and this limit under the one that stands now."""
+    countdown._within = _current.get()
     token = _current.set(countdown)
     try:
         yield

@@ -8,39 +8,43 @@ has no value. A judge that gives no verdict is asked by the same rule, with and 
 A server that fails by chance is told from one that fails by what it is asked by luck alone: the call is the policy's
 where, did both fail by one chance, so many failures would fall on the very call, and so few on the known one, less than
 once in 20 million times (`_Turns`, Fisher's exact test). A known call that is met by what others do costs more
-rounds, and no verdict.
+rounds, and no verdict. What decides is how often which of them failed. Seconds only say how many known calls are made
+between two tries, and when to stop: waiting for others who ask the same server counts for no limit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import comb, inf
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import pause
+from rlenv.concurrency.deadline import Countdown, bounded_by_itself, pause, running_under
 from rlenv.errors import RewardError
 
-__all__ = ["LONGEST_WAIT_S", "ROUNDS", "Answered", "Known", "Refused", "Untold", "in_turn"]
+__all__ = ["ROUNDS", "Answered", "Known", "Refused", "Untold", "in_turn"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
 """How often a call fails again, and a known one goes well and never fails, before the failure is the policy's."""
 _SLOW_S: Final = 1.0
 _DEAR_KNOWN: Final = 20
-"""A call that took so long, or that fells what it asks, is asked with so many known ones, quick as a rule, each time:
-4 rounds are as sure."""
+"""A call that took so long, or that fells what it asks, is asked with so many known ones each time, or with as many as
+take a second, or half as long as a try: 4 rounds with all of them are as sure."""
 _FEWEST: Final = 8
 _FEWEST_SLOW: Final = 4
 """What has to be as sure as so many rounds, where there was no time for all: waiting for others takes it from a quick
 call, and a slow one takes it itself. One round with so many known calls is as sure as these 4."""
-_PATIENCE: Final = 12
-"""Tries in a row that tell nothing, before nobody can tell."""
+_PATIENCE: Final = 16
+"""Tries in a row that tell nothing, before nobody can tell: with the pauses between them some 28 s."""
 _FIRST_WAIT_S: Final = 0.05
-LONGEST_WAIT_S: Final = 0.4
+_LONGEST_WAIT_S: Final = 2.5
+_QUEUE: Final = 10
+"""For how many times its own time one may wait for others who ask the same server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Known:
     well: int = 0
     failed: int = 0
     """Counted once for all the time that what is asked was gone."""
-    is_gone: bool = False
+    gone_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -88,29 +92,43 @@ class _Turns(Generic[_T]):
     very: Ask[_T]
     most: int
     """Rounds that are sure, where the known question is asked once in each and never fails."""
-    until: float
+    within_s: float
     each: int
     """How often the known question goes well for each round, once before it and else after it, whoever asks it."""
-    quickest_s: float
-    """Of the tries of the other question: a machine that stood still for a moment made one slow, and not the next."""
     tries: Known
-    well_before: int
-    failed_before: int
+    limit: Countdown = field(init=False)
+    queue_s: float = field(init=False)
+    begun: float = field(init=False)
+    well_before: int = field(init=False)
+    failed_before: int = field(init=False)
+    turn_s: float = inf
+    tried_s: float = inf
+    """Of the quickest of one's turns, and of the quickest try of the other question: a machine that stood still for a
+    moment made one slow, and not the next."""
     well_at_round: int = 0
+    looked_s: float = 0.0
+    """What the known question has taken here since the last round."""
     rounds: int = 0
     """How often the other question was refused again, right after the known one went well."""
     refused: int = 1
     untold: int = 0
     """Tries in a row that told nothing."""
 
+    def __post_init__(self) -> None:
+        self.limit, self.queue_s = Countdown(self.within_s), _QUEUE * self.within_s
+        self.begun = time.monotonic()
+        self.well_before, self.failed_before = self.tries.well, self.tries.failed
+
     async def given(self) -> _T | None:
         while not self._is_done:
-            async with self.tries.alone:  # where many wait, for long
+            async with self._turn():
+                begun = time.monotonic()
                 failed = await self._known()
                 if self.rounds and (self._is_done or not self._has_room):
                     break
-                begun = time.monotonic()
+                again = time.monotonic()
                 tried = failed if isinstance(failed, Untold) else await self.very()
+                tried_s, turn_s = time.monotonic() - again, time.monotonic() - begun
             if isinstance(tried, Answered):
                 return tried.given
             self.refused += isinstance(tried, Refused)
@@ -120,28 +138,56 @@ class _Turns(Generic[_T]):
                 await self._wait(tried, "its next try told nothing")
             else:
                 self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
-                self.quickest_s = min(self.quickest_s, time.monotonic() - begun)
+                self.turn_s, self.tried_s = min(self.turn_s, turn_s), min(self.tried_s, tried_s)
+                self.looked_s = 0.0
         if not self._is_done:
             raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
         return None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One's turn. Those who have theirs before have limits of their own, so waiting for it counts for none.
+
+        Raises:
+            RewardError: there are too many before, or what is asked was gone all the time.
+        """
+        begun = time.monotonic()
+        try:
+            with bounded_by_itself():
+                async with asyncio.timeout(self.queue_s):
+                    await self.tries.alone.__aenter__()
+        except TimeoutError:
+            raise RewardError("too many others waited to ask the same") from None
+        try:
+            now, gone_since = time.monotonic(), self.tries.gone_since
+            self.queue_s -= now - begun
+            if gone_since is not None and now - max(gone_since, self.begun) > self.within_s:
+                raise RewardError("what is known to work failed for all who asked")
+            yield
+        finally:
+            await self.tries.alone.__aexit__(None, None, None)
 
     @property
     def _is_done(self) -> bool:
         """Whether the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
         so many rounds it is the very question that fails, and never the known one."""
-        if not self.rounds or self.tries.well < self.well_at_round + self.each - 1:
+        if not self.rounds or not self._has_looked(self.each - 1):
             return False
         rounds = self.most
         if not self._has_room:
-            rounds = min(rounds, _FEWEST_SLOW if self.quickest_s >= _SLOW_S else _FEWEST)
+            rounds = min(rounds, _FEWEST_SLOW if self.turn_s >= _SLOW_S else _FEWEST)
         refused, failed = self.refused, self.tries.failed - self.failed_before
         asked = refused + failed + self.tries.well - self.well_before
         return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
+    def _has_looked(self, times: int) -> bool:
+        """Whether the known question went well so often since the last round, or took half as long as a try."""
+        return self.tries.well >= self.well_at_round + times or self.looked_s >= max(_SLOW_S, self.tried_s / 2)
+
     @property
     def _has_room(self) -> bool:
         """Whether one more try ends in time, where it is as quick as the quickest."""
-        return time.monotonic() + self.quickest_s < self.until
+        return self.tried_s < self.limit.left_s
 
     async def _known(self) -> Refused | Untold | None:
         """How the known question failed; None where it went well now, and as often as it has to.
@@ -149,16 +195,20 @@ class _Turns(Generic[_T]):
         The other question may have felled what is asked: it gets the time to come back.
         """
         tries, is_first = self.tries, True
-        while is_first or (self.rounds and tries.well < self.well_at_round + self.each and not self._is_done):
-            if self.rounds and time.monotonic() >= self.until:
+        while is_first or (self.rounds and not self._has_looked(self.each) and not self._is_done):
+            if self.rounds and self.limit.is_over:
                 break
+            begun = time.monotonic()
             tried = await self.known()
+            self.looked_s += time.monotonic() - begun
             if not isinstance(tried, Answered):
                 self.untold = self.untold if is_first else 0
-                was_gone, tries.is_gone = tries.is_gone, isinstance(tried, Untold)
-                tries.failed += not (was_gone and tries.is_gone)
+                gone_since, tries.gone_since = tries.gone_since, None
+                if isinstance(tried, Untold):
+                    tries.gone_since = begun if gone_since is None else gone_since
+                tries.failed += gone_since is None or tries.gone_since is None
                 return tried
-            tries.well, tries.is_gone, is_first = tries.well + 1, False, False
+            tries.well, tries.gone_since, is_first = tries.well + 1, None, False
         return None
 
     async def _wait(self, tried: Refused | Untold, what: str) -> None:
@@ -167,10 +217,10 @@ class _Turns(Generic[_T]):
         Raises:
             RewardError: it was one too many, or there is no more time.
         """
-        seconds = min(_FIRST_WAIT_S * 2**self.untold, LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
+        seconds = min(_FIRST_WAIT_S * 2**self.untold, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
         self.untold += 1
         is_last = isinstance(tried, Untold) and tried.is_last
-        if is_last or self.untold > _PATIENCE or time.monotonic() + seconds >= self.until:
+        if is_last or self.untold > _PATIENCE or seconds >= self.limit.left_s:
             raise RewardError(f"{what}: {tried.why}")
         await pause(seconds)
 
@@ -196,6 +246,6 @@ async def in_turn(
         RewardError: nobody can tell.
     """
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
-    until = time.monotonic() + within_s
-    tries = tries or Known()
-    return await _Turns(known, very, most, until, each, inf, tries, tries.well, tries.failed).given()
+    turns = _Turns(known, very, most, within_s, each, tries or Known())
+    with running_under(turns.limit):
+        return await turns.given()

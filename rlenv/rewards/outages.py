@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import left_s, pause
+from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
 from rlenv.errors import RewardError
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.rewards.asking_again import LONGEST_WAIT_S, ROUNDS, Answered, Known, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
 from rlenv.tools.base import Tool, asked_again
 
@@ -29,6 +29,7 @@ __all__ = [
 _T = TypeVar("_T")
 _SHARE: Final = 0.6
 """Of the time for the reward, for all that is asked again: nobody's batch waits for a tool that hangs."""
+_APART_S: Final = 0.4
 _DEATHS: Final = ("crashed", "killed", "stopped", "disconnected", "server_died")
 _LOST: Final = ("infrastructure", "unclear")
 
@@ -139,23 +140,46 @@ async def settling(
     """
     again: ToolResult | None = None
     known: dict[str, ToolResult | RewardError] = {}
-    until = time.monotonic() + _SHARE * left_s()
+    limit = Countdown(_SHARE * left_s())
     for at, one in enumerate(lost):
         key = f"{one.tool} {one.arguments!r}"
         if key not in known:
-            left = until - time.monotonic()
+            left = limit.left_s
             if again is not None and left < 2 * one.result.seconds:
                 known[key] = again
             else:
                 try:
                     share = left / (len(lost) - at)
-                    known[key] = await _settled(one, tools.get(one.tool), context, None, within_s=share)
+                    with running_under(limit):
+                        result = await _settled(one, tools.get(one.tool), context, None, within_s=share)
+                        known[key] = await _with_its_calls(result, tools, context)
                 except RewardError as error:
                     known[key] = error
         found = known[key]
         if isinstance(found, ToolResult) and found.outcome != "ok":
             again = found
         yield found
+
+
+async def _with_its_calls(found: ToolResult, tools: Mapping[str, Tool], context: RewardContext) -> ToolResult:
+    """The result of code that was run again, once those of its calls are settled that were lost this time.
+
+    Raises:
+        RewardError: nobody can tell of one of them.
+    """
+    lost = _of_code(found)
+    if not lost:
+        return found
+    details = found.details or {}
+    called = {tool: Counter(outcomes) for tool, outcomes in details["called"].items()}
+    at = iter(lost)
+    async for result in settling(lost, tools, context):
+        if isinstance(result, RewardError):
+            raise result
+        one = next(at)
+        called[one.tool][one.result.whose] -= 1
+        called[one.tool][result.outcome] += 1
+    return replace(found, details={**details, "called": called})
 
 
 async def count_against(lost: Sequence[Lost], tools: Mapping[str, Tool], context: RewardContext, *, most: int) -> int:
@@ -231,7 +255,7 @@ async def _settled(
 
 async def _again(tool: Tool, call: Mapping[str, Any], failed: ToolResult, context: RewardContext) -> ToolResult:
     if failed.reason == "rate_limited":  # in step, each known call would take the other one's place under the rate
-        await pause(random.uniform(0, LONGEST_WAIT_S))
+        await pause(random.uniform(0, _APART_S))
     return await context.call(tool.name, call)
 
 

@@ -263,8 +263,10 @@ def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: s
     made = ToolResult("run", "", "ok", details={"called": {"tool": {"ok": 1}}})
     turns = [Turn(0, "c", ParsedAction("", "a", (ToolCall("run", {"code": "tool()"}, start=0, end=1),)), (lost,))]
 
-    def worth(then: ToolResult, known: ToolResult) -> Verdict:
+    def worth(then: ToolResult, known: ToolResult, inside: Answers | None = None) -> Verdict:
         async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            if name == "tool" and inside is not None:
+                return await inside(name, arguments)
             assert name == "run"
             return then if arguments["code"] == "tool()" else known
 
@@ -273,6 +275,16 @@ def test_code_that_was_lost_is_asked_again_for_the_calls_that_it_makes(reason: s
     assert worth(made, ok()) == 1.0
     assert worth(lost, ok()) == (0.0 if WHOSE[reason] == "unclear" else INVALID)
     assert worth(lost, failed("server_down")) == INVALID
+
+    # What it calls is lost in its turn, by its own doing or not.
+    for known, expected in (("well", 1.0), ("x", 0.0)):
+        kept = {
+            "called": {"tool": {"unclear": 1}},
+            "calls": [{"tool": "tool", "outcome": "unclear", "arguments": {"q": known}}],
+        }
+        for then in (replace(made, details=kept), replace(made, outcome="failed", whose="policy", details=kept)):
+            asked = Answers({"x": [failed("crashed")]})
+            assert worth(then, ok(), asked) == expected
 
     # The policy ran the same code again itself: what that made is what the lost one may have made.
     for again, expected in ((made, 1.0), (replace(ok(), name="run"), 0.0)):

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from rlenv.concurrency.deadline import paused_for
+from rlenv.concurrency.deadline import Countdown, paused_for, running_under
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
 from rlenv.messages import ToolResult
-from rlenv.rewards.asking_again import Answered, Refused, in_turn
+from rlenv.rewards.asking_again import Answered, Known, Refused, Untold, in_turn
+from rlenv.rewards.base import RewardContext
 from rlenv.rewards.outages import Lost, settled
 from rlenv.testing.rewards import reward_context
 from rlenv.tools.base import Tool
@@ -117,14 +118,15 @@ def test_the_terms_of_an_episode_ask_again_once() -> None:
     assert asked == ["known", "very", *again, *["known"] * 19], "a call that fells what it asks is asked less often"
 
 
-def test_those_who_wait_for_one_slow_server_share_what_is_known_of_it() -> None:
-    """Of 48 who were lost together 6 fell the server, which takes 0.1 s a call, with whatever else it has."""
+@pytest.mark.parametrize("slow_s", [0.01, 0.3, 2.0])
+def test_those_who_wait_for_one_slow_server_all_get_their_turn(slow_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 48 who were lost together 6 fell the server with whatever else it has."""
     flying: set[asyncio.Future[None]] = set()
 
     async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         own = asyncio.get_running_loop().create_future()
         flying.add(own)
-        await asyncio.wait((own,), timeout=0.1)
+        await asyncio.wait((own,), timeout=slow_s)
         flying.discard(own)
         if own.done() or arguments["q"].startswith("fell"):
             for other in flying:
@@ -135,15 +137,71 @@ def test_those_who_wait_for_one_slow_server_share_what_is_known_of_it() -> None:
     tool, kept = replace(TOOL, reaches_out=True), Scope()
     failed = ToolResult("tool", "gone", "failed", reason="server_died", whose="infrastructure")
 
-    async def main() -> tuple[list[str], float]:
+    async def settle(context: RewardContext, q: str) -> str:
+        limit = Countdown(60.0)
+        with running_under(limit):
+            found = await settled(Lost("tool", {"q": q}, failed), tool, context)
+        assert not limit.is_over, "waiting for others counts for no limit"
+        return found.outcome + found.whose
+
+    async def main() -> list[str]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
         context = replace(reward_context(call=call), shared=lambda: kept)
         asked = [f"fell {n}" if n % 8 == 0 else f"item {n}" for n in range(48)]
-        found = await asyncio.gather(*(settled(Lost("tool", {"q": q}, failed), tool, replace(context)) for q in asked))
-        return [one.outcome + (one.whose or "") for one in found], asyncio.get_running_loop().time()
+        return await asyncio.gather(*(settle(replace(context), q) for q in asked))
+
+    assert run_skipping(main()) == ["failedpolicy" if n % 8 == 0 else "ok" for n in range(48)]
+
+
+@pytest.mark.parametrize("slow_s", [0.001, 0.2, 0.5, 1.0, 1.4, 2.0, 4.0])
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_who_fells_a_server_is_found_however_slow_it_is(
+    slow_s: float, is_dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask_known() -> Answered[str]:
+        await passes(slow_s)
+        return Answered("well")
+
+    async def ask_very() -> Answered[str] | Refused:
+        await passes(slow_s)
+        return Refused("it fell")
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        assert await in_turn(ask_known, ask_very, within_s=36.0, took_s=slow_s, is_dear=is_dear) is None
+        return loop.time()
+
+    assert run_skipping(main()) <= 36.0 + slow_s
+
+
+@pytest.mark.parametrize(("back_s", "hangs_s"), [(0.4, 0.0), (20.0, 0.0), (20.0, 10.0), (None, 0.0), (None, 10.0)])
+def test_a_server_that_is_gone_is_waited_for_by_all_at_once(
+    back_s: float | None, hangs_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> Answered[str] | Untold:
+        if back_s is not None and asyncio.get_running_loop().time() >= back_s:
+            return Answered("well")
+        await passes(hangs_s)
+        return Untold("nobody is there")
+
+    async def main() -> tuple[set[str], float]:
+        loop, tries = asyncio.get_running_loop(), Known(asyncio.Lock())
+        monkeypatch.setattr(time, "monotonic", loop.time)
+
+        async def one() -> str:
+            try:
+                return await in_turn(ask, ask, within_s=36.0, tries=tries) or "refused"
+            except RewardError:
+                return "invalid"
+
+        with paused_for(1.0):
+            found = await asyncio.gather(*(one() for _ in range(100)))
+        return set(found), loop.time()
 
     found, seconds = run_skipping(main())
-    assert found == ["failedpolicy" if n % 8 == 0 else "ok" for n in range(48)]
-    assert seconds < 25
+    assert found == {"well" if back_s else "invalid"}
+    assert seconds < 60
 
 
 def test_an_answer_counts_however_the_known_call_does() -> None:
