@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import orjson
 
 from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.lanes import heard_again, hearing
 from rlenv.errors import ToolFailed
 from rlenv.messages import Image
 from rlenv.secrets import redact, redact_value
@@ -75,15 +76,16 @@ class MemoryStore:
                 self._kept.popitem(last=False)
 
 
-def pack(output: ToolOutput) -> bytes | None:
-    """A result as bytes; None where it cannot be given back as it is, or is too large to keep.
+def pack(output: ToolOutput, heard: Sequence[Any] = ()) -> bytes | None:
+    """A result as bytes, with what it stands on; None where it cannot be given back as it is, or is too large to keep.
 
     Secrets are taken out first, since a store may outlive the process.
     """
     value = redact_value(output.value)
     images = [[image.mime, image.base64] for image in output.images]
     try:
-        packed = orjson.dumps([redact(output.text), value, images, redact_value(output.details)])
+        held = [redact(output.text), value, images, redact_value(output.details)]
+        packed = orjson.dumps([*held, heard] if heard else held)
     except TypeError:
         return None
     if len(packed) > MAX_ENTRY_BYTES or (value is not None and orjson.loads(packed)[1] != value):
@@ -92,8 +94,9 @@ def pack(output: ToolOutput) -> bytes | None:
 
 
 def unpack(packed: bytes) -> ToolOutput:
-    """A fresh copy of the result, so that nobody can change what others get."""
-    text, value, images, details = orjson.loads(packed)
+    """A fresh copy of the result, so that nobody can change what others get; the tape is told what it stands on."""
+    text, value, images, details, *heard = orjson.loads(packed)
+    heard_again(*heard or [[]])
     return ToolOutput(text, value, tuple(Image(mime, base64) for mime, base64 in images), details)
 
 
@@ -204,8 +207,9 @@ class CallCache:
         self._flights[flight_key] = flight
         landed: bytes | ToolFailed | None = None
         try:
-            output = await run()
-            landed = pack(output)
+            with hearing() as heard:
+                output = await run()
+            landed = pack(output, heard)
             if landed is not None:
                 if store.is_slow:
                     await self._in_thread(store.put, key, landed)

@@ -24,12 +24,15 @@ __all__ = [
     "POLICY",
     "Answer",
     "Asked",
+    "Heard",
     "Lane",
     "Slot",
     "Tape",
     "check_going_out",
     "entered",
     "given",
+    "heard_again",
+    "hearing",
     "here",
     "offline",
     "said_again",
@@ -180,6 +183,10 @@ class Tape(Protocol):
         """Takes what came of a request that had to be made."""
         ...
 
+    def copied(self, lane: Lane, heard: Heard) -> None:
+        """Takes for a lane what another one had asked, whose result it is given."""
+        ...
+
     def lets_out(self, tool: str) -> bool:
         """True where a tool's requests are made all the same; of "", the policy's."""
         ...
@@ -189,17 +196,23 @@ class Tape(Protocol):
         ...
 
 
+Heard = list[Any]
+"""JSON of what was asked and answered in a block, for a cache to keep beside its result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """A place in an episode; `place` is "" at its root. Requests of one that `is_live` are made, whatever the tape has.
 
-    `episode` names the episode on the tape, "" before there is one.
+    `episode` names the episode on the tape, "" before there is one. `ears` are those who hear what is asked in it, each
+    with the length of the place that it began at.
     """
 
     tape: Tape
     episode: str
     place: str = ""
     is_live: bool = False
+    ears: tuple[tuple[int, Heard], ...] = ()
 
     def at(self, place: str, *, is_live: bool = False) -> Lane:
         """A place inside of this one."""
@@ -228,6 +241,23 @@ class entered:
     def __exit__(self, *_error: object) -> None:
         if self._token is not None:
             _lane.reset(self._token)
+
+
+@contextmanager
+def hearing() -> Iterator[Heard]:
+    """What is asked in the block, where its result is kept for others: each episode has the answers that it stands on.
+
+    Who is given the result says so with `heard_again`.
+    """
+    lane, heard = _lane.get(), Heard()
+    with entered(lane and replace(lane, ears=(*lane.ears, (len(lane.place), heard)))):
+        yield heard
+
+
+def heard_again(heard: Heard) -> None:
+    """Tells the tape, of the lane of this task, what a result stands on that was kept."""
+    if heard and (lane := _lane.get()) is not None:
+        lane.tape.copied(lane, heard)
 
 
 @contextmanager

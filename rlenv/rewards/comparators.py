@@ -14,6 +14,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._base.bounded import size
+from rlenv.concurrency.lanes import Heard, heard_again, hearing
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
@@ -266,8 +267,8 @@ class GoldCache:
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
-        self._known: OrderedDict[_Key, Side] = OrderedDict()
-        self._running: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Future[Side | None]] = {}
+        self._known: OrderedDict[_Key, tuple[Side, Heard]] = OrderedDict()
+        self._running: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Future[tuple[Side, Heard] | None]] = {}
 
     async def get(self, arguments: Mapping[str, Any], context: RewardContext, compute: Compute) -> Side:
         """The gold result for `arguments`; raises what `compute` raises."""
@@ -275,17 +276,19 @@ class GoldCache:
         if key is None:
             return await compute(arguments, context)
         place = (key, asyncio.get_running_loop())
-        while (side := self._known.get(key)) is None:
+        while (known := self._known.get(key)) is None:
             running = self._running.get(place)
             if running is None:
                 return await self._compute(key, place, arguments, context, compute)
             # Shielded: this caller's cancellation must not reach the others that wait for the same result.
-            if (shared := await asyncio.shield(running)) is not None:
-                return shared
-        # Another thread may have dropped it in between; the result in hand stays right.
-        with contextlib.suppress(KeyError):
-            self._known.move_to_end(key)
-        return side
+            if (known := await asyncio.shield(running)) is not None:
+                break
+        else:
+            # Another thread may have dropped it in between; the result in hand stays right.
+            with contextlib.suppress(KeyError):
+                self._known.move_to_end(key)
+        heard_again(known[1])
+        return known[0]
 
     async def _compute(
         self,
@@ -295,16 +298,18 @@ class GoldCache:
         context: RewardContext,
         compute: Compute,
     ) -> Side:
-        shared: asyncio.Future[Side | None] = place[1].create_future()
+        shared: asyncio.Future[tuple[Side, Heard] | None] = place[1].create_future()
         self._running[place] = shared
-        side: Side | None = None
+        found: tuple[Side, Heard] | None = None
         try:
-            side = await compute(arguments, context)
+            with hearing() as heard:
+                side = await compute(arguments, context)
+            found = side, heard
         finally:
             # None tells those who wait to compute for themselves, on resources of their own.
             del self._running[place]
-            shared.set_result(side)
-        self._known[key] = side
+            shared.set_result(found)
+        self._known[key] = found
         while len(self._known) > self._size:
             self._known.popitem(last=False)
         return side

@@ -6,16 +6,16 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, cast
 
 from rlenv._base.bounded import cut_end
-from rlenv.concurrency.lanes import POLICY, Answer, Asked, Lane, Slot
+from rlenv.concurrency.lanes import POLICY, Answer, Asked, Heard, Lane, Slot
 from rlenv.errors import CassetteError, UsageError
-from rlenv.runs.events import Event, Reel, as_given, content_of, dumped
+from rlenv.runs.events import COMPARED, Event, Reel, as_given, content_of, dumped, parsed
 from rlenv.secrets import redact_value
 
 __all__ = ["Player", "Recorder"]
@@ -25,8 +25,6 @@ _SHOWN_CHARS: Final = 4_000
 _QUOTED: Final = 80
 _COUNTED: Final = 64
 """Differences that are counted to find the nearest request."""
-_COMPARED: Final = 256
-"""Requests that are looked at for it."""
 _SINCE: Final = {"tool": "options", "judge": "sampling"}
 """What older tapes do not have of a request, by its kind."""
 
@@ -49,16 +47,23 @@ class Recorder:
         """The root of an episode that begins."""
         return Lane(self, secrets.token_hex(8))
 
-    def taken(self, lane: Lane) -> bytes:
-        """The events of the episode of a lane, which has ended, as its body holds them."""
+    def taken(self, lane: Lane, *, lock: str | None = None) -> bytes:
+        """The events of the episode of a lane, which has ended, as its body holds them, made by a lock."""
         self._counts.pop(lane.episode, None)
-        return dumped(self._events.pop(lane.episode, ()))
+        return self._dumped(self._events.pop(lane.episode, ()), lock)
 
-    def rest(self, *episodes: str) -> str:
+    def dropped(self, lane: Lane) -> None:
+        """Forgets an episode that nobody keeps, and what was asked in its lane after it was taken."""
+        self._counts.pop(lane.episode, None)
+        self._events.pop(lane.episode, None)
+
+    def rest(self, *episodes: str, lock: str | None = None) -> str:
         """The events that nobody has taken yet, of all episodes or of some; "" where there are none."""
-        held = [self._events.pop(one, ()) for one in episodes or tuple(self._events)]
-        events = [replace(one, lock=self.lock) for some in held for one in some]
-        return dumped(events).decode() if events else ""
+        held = [one for id in episodes or tuple(self._events) for one in self._events.pop(id, ())]
+        return self._dumped(held, lock).decode() if held else ""
+
+    def _dumped(self, events: Iterable[Event], lock: str | None) -> bytes:
+        return dumped(replace(one, lock=self.lock if lock is None else lock) for one in events)
 
     def look(self, lane: Lane, asked: Asked) -> Slot:
         """An empty place: whoever asks has to ask."""
@@ -89,9 +94,20 @@ class Recorder:
             asked.is_shared,
             slot.started,
             took,
-            self.lock,
         )
-        self._events.setdefault(slot.lane.episode, []).append(event)
+        self._take(slot.lane, event)
+
+    def _take(self, lane: Lane, event: Event) -> None:
+        self._events.setdefault(lane.episode, []).append(event)
+        for base, heard in lane.ears:
+            heard.append([lane.place[base:], dumped([replace(event, request=None)]).decode()])
+
+    def copied(self, lane: Lane, heard: Heard) -> None:
+        """Takes what another lane had asked as events of this one too, without the request that people read."""
+        for place, text in heard:
+            own, (event,) = replace(lane, place=lane.place + place), parsed(text.encode(), "what a cache keeps")
+            ordinal = _next(self._counts, own, event.content)
+            self._take(own, replace(event, place=own.place, ordinal=ordinal, started=time.time(), seconds=0.0))
 
     def lets_out(self, tool: str) -> bool:
         """Nothing is held back."""
@@ -192,6 +208,11 @@ class Player:
         if self._recorder is not None and (self._copies or is_missing):
             self._recorder.keep(slot, answer)
 
+    def copied(self, lane: Lane, heard: Heard) -> None:
+        """Takes what was asked for another lane, where what the tape answers is kept as well."""
+        if self._recorder is not None and self._copies:
+            self._recorder.copied(lane, heard)
+
     def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Event | None:
         own = [one for one in self._reel.at(lane.episode, lane.place) if one.content == content]
         if same := next((one for one in own if one.ordinal == ordinal), None):
@@ -221,7 +242,7 @@ class Player:
                 )
             return f"{what}: it was made {equal} times, and now {ordinal + 1}"
         new = _shown(asked.content)
-        compared = [(one, [*islice(_differences(one.request, new), _COUNTED)]) for one in near[:_COMPARED]]
+        compared = [(one, [*islice(_differences(one.request, new), _COUNTED)]) for one in near[:COMPARED]]
         nearest, told = min(compared, key=lambda pair: len(pair[1]))
         which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
         self.missed_locks.setdefault(lane.episode, nearest.lock)
@@ -236,9 +257,10 @@ class Player:
         """What was asked at the same place; where nothing was, what was asked of the same one."""
         if found := self._reel.at(lane.episode, lane.place):
             return found
-        episodes = self._reel.ids if self._by_content else (lane.episode,)
-        listed = (one for id in episodes for one in self._reel.events(id))
-        return [*islice((one for one in listed if (one.kind, one.name) == (asked.kind, asked.name)), _COMPARED)]
+        if self._by_content:
+            return self._reel.alike(asked.kind, asked.name)
+        own = self._reel.events(lane.episode)
+        return [*islice((one for one in own if (one.kind, one.name) == (asked.kind, asked.name)), COMPARED)]
 
 
 def _next(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, content: str) -> int:

@@ -25,10 +25,12 @@ from rlenv.runs.journal import loads, path_of, segments, whole_lines
 from rlenv.runs.parts import told
 from rlenv.runs.reader import RunReader
 
-__all__ = ["Event", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
+__all__ = ["COMPARED", "Event", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
 
 _HELD: Final = 256
 """Episodes whose events stay read: more than are played at once."""
+COMPARED: Final = 256
+"""Requests that are looked at to find the one that is nearest to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +186,29 @@ class Reel:
         """
         return self._held(id)
 
-    @cached_property
+    @property
     def contents(self) -> Mapping[str, Sequence[Key]]:
         """What finds the events of all episodes, by what was asked."""
-        found: dict[str, list[Key]] = {}
+        return self._index[0]
+
+    def alike(self, kind: str, name: str) -> Sequence[Event]:
+        """The first events of all episodes that are of a kind and asked of a name, `COMPARED` at most."""
+        return [self.event(key) for key in self._index[1].get((kind, name), ())]
+
+    @cached_property
+    def _index(self) -> tuple[Mapping[str, Sequence[Key]], Mapping[tuple[str, str], Sequence[Key]]]:
+        """Keys by what was asked, and by kind and name: the run is read once, whatever is looked for."""
+        contents: dict[str, list[Key]] = {}
+        named: dict[tuple[str, str], list[Key]] = {}
         for id in self.ids:
             for at, one in enumerate(self._read(id)):
-                found.setdefault(one.content, []).append(Key(one.started, one.ordinal, one.outcome, id, at))
-        for keys in found.values():
+                key = Key(one.started, one.ordinal, one.outcome, id, at)
+                contents.setdefault(one.content, []).append(key)
+                if len(alike := named.setdefault((one.kind, one.name), [])) < COMPARED:
+                    alike.append(key)
+        for keys in contents.values():
             keys.sort()
-        return found
+        return contents, named
 
     def event(self, key: Key) -> Event:
         """The event that a key finds."""
@@ -222,17 +237,20 @@ def _old_events(tape: Path) -> Iterator[tuple[str, Event | None]]:
 
 def _old_rows(tape: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of an older version's tape with their places; of a segment that was sealed those of its part."""
-    sealed = {path.stem: path for path in sorted(tape.glob("*.parquet"))}
-    for path in sealed.values():
-        arrow()
-        import pyarrow.parquet as pq
-
-        with told(path):
-            rows = pq.read_table(path, use_threads=False).to_pylist()
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
-    for segment in sorted(segments(tape) - set(sealed)):
+    open_ones = segments(
+        tape
+    )  # listed before the parts: one that is sealed in between is then in both, never in neither
+    sealed = {path.stem for path in tape.glob("*.parquet")}
+    for segment in sorted(sealed):
+        yield from _part_rows(tape / f"{segment}.parquet")
+    for segment in sorted(open_ones - sealed):
         path = path_of(tape, segment, "rows")
-        for number, line in enumerate(whole_lines(path), 1):
+        try:
+            lines = list(whole_lines(path))
+        except FileNotFoundError:  # sealed since it was listed
+            yield from _part_rows(tape / f"{segment}.parquet")
+            continue
+        for number, line in enumerate(lines, 1):
             try:
                 row = loads(line)
             except (ValueError, RecursionError):
@@ -241,3 +259,12 @@ def _old_rows(tape: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 hint = "without the line, the others can be read"
                 raise UsageError(f"{path}:{number}: this line is no entry of a tape", hint=hint)
             yield f"{path}:{number}", row
+
+
+def _part_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    arrow()
+    import pyarrow.parquet as pq
+
+    with told(path):
+        rows = pq.read_table(path, use_threads=False).to_pylist()
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))

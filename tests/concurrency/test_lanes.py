@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, check_going_out, entered, here, offline
+from rlenv.concurrency.lanes import Answer, Asked, Heard, Lane, Slot, check_going_out, entered, here, offline
 from rlenv.errors import CassetteError
 
 
@@ -22,6 +22,9 @@ class Deaf:
         raise CassetteError("nothing")
 
     def keep(self, slot: Slot, answer: Answer) -> None:
+        raise AssertionError
+
+    def copied(self, lane: Lane, heard: Heard) -> None:
         raise AssertionError
 
     def lets_out(self, tool: str) -> bool:

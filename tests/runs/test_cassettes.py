@@ -30,6 +30,7 @@ from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded, with_ids
 from rlenv.runs.replay import Replayed, replay
 from rlenv.testing.endpoint import FakeEndpoint, Reply
+from rlenv.trajectory import Trajectory
 from tests.support.beside import served, site
 from tests.support.sealed import sealed
 
@@ -443,6 +444,58 @@ def test_a_judge_spec_replays_with_the_same_verdicts(
     (message,) = found["different"][0]["differences"]
     assert message.startswith("term clarity judge ")
     assert "differs at $.judge" in message
+
+
+SHARED = f"""{TASKS}
+endpoints: {{writer: {{base_url: "URL/v1", model: m, retries: 0}}}}
+tools:
+  ask: {{kind: http, url: "URL/{{{{ args.what }}}}", parameters: {{what: string}}, cache: {{scope: none}}}}
+  rough:
+    {{kind: http, url: "URL/{{{{ args.what }}}}", parameters: {{what: string}}, faults: {{garble: 0.5, seed: 1}},
+     cache: {{key: arguments}}}}
+  improve:
+    kind: model
+    endpoint: writer
+    prompt: "Improve {{{{ args.text }}}}"
+    parameters: {{text: string}}
+    idempotent: true
+    cache: {{key: arguments}}
+answer: {{from: tag, tag: answer}}
+rewards:
+  clarity: {{kind: judge, endpoint: writer, prompt: "{{{{ answer }}}}", required: false}}
+  like_gold: {{kind: verify, tool: ask, arguments: {{what: mine}}, expect: {{arguments: {{what: gold}}}}}}
+oracle:
+  - call: {{rough: {{what: rough}}}}
+  - call: {{improve: {{text: it}}}}
+  - say: "<answer>alike</answer>"
+"""
+
+
+def test_every_kept_episode_replays_by_itself(tmp_path: Path) -> None:
+    """Also where what it was given had been asked by another one: of a judge, a model, a gold call or a spoiled one."""
+    known = count()
+
+    def said(body: Mapping[str, Any]) -> str:
+        return verdicts(body) if "response_format" in body else f"Reply {next(known)}."
+
+    with answering() as address, served(FakeEndpoint(said)) as server:
+        path = spec(tmp_path, SHARED.replace("URL/v1", server.base_url).replace("URL", address))
+        evaluate(path, out=tmp_path / "run", k=4, concurrency=3)
+        asked = len(server.requests)
+    assert asked <= 6, "one of the cached tool, and few of the judge: all else was shared"
+    reel, kept = Reel.of(tmp_path / "run"), with_ids(tmp_path / "run")
+
+    async def alone(id: str, episode: Trajectory) -> list[Replayed]:
+        player = Player(Reel(None, {"": reel.events(""), id: reel.events(id)}))
+        with offline(), entered(Lane(player, "")):
+            async with load(path) as environment:
+                return await replay(environment, [episode], lane=lambda index: player.lane(id))
+
+    for id, episode in kept:
+        (found,) = asyncio.run(alone(id, episode))
+        assert not found.differences
+    calls = {result.name for _, episode in kept for turn in episode.turns for result in turn.results}
+    assert calls == {"rough", "improve"}
 
 
 def test_a_judge_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from rlenv.concurrency.lanes import Answer, Asked, Lane
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.events import Event, Reel, canonical, content_of, dumped, is_recorded, parsed
+from rlenv.runs.files import Body
+from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
 from rlenv.runs.writer import RunWriter
 from rlenv.secrets import resolve
@@ -217,6 +219,52 @@ def test_a_miss_names_the_nearest_request_and_the_first_difference(taped: Reel) 
             again(player, lane, what)
     with pytest.raises(CassetteError, match=r"nothing of this episode was recorded"):
         again(player, player.lane("run-7").at("turn 0 call 0"), {})
+
+
+class Counting(RunReader):
+    """A reader that counts the bodies that are read."""
+
+    read = 0
+
+    def body(self, id: str) -> Body:
+        self.read += 1
+        return super().body(id)
+
+
+def test_a_miss_reads_its_own_episode_and_the_run_once_at_the_most(tmp_path: Path) -> None:
+    writer, recorder, ids = RunWriter(tmp_path), Recorder(), list[str]()
+    for number in range(300):  # more than are held at once
+        lane = recorder.lane()
+        ask(recorder, lane.at("turn 0 call 0"), number, "answer")
+        ids.append(writer.append(episode(number), Facts(events=recorder.taken(lane))))
+    reader = Counting(tmp_path)
+    reel = Reel(reader, {})
+    player = Player(reel)
+    for kind in ("tool", "chat"):
+        with pytest.raises(CassetteError, match="no answer to this request"):
+            player.look(player.lane(ids[7]).at("elsewhere"), Asked(kind, "ask", "unknown"))
+    assert reader.read == 1
+    other = Player(reel, by_content=True)
+    for number, kind in enumerate(("chat", "judge", "forecast") * 3):
+        with pytest.raises(CassetteError, match="nothing of this kind was recorded"):
+            other.look(other.lane(), Asked(kind, "writer", number))
+    assert reader.read == 1 + len(ids)
+    writer.close()
+
+
+def test_events_are_of_the_lock_that_their_episode_is_of_and_of_no_other_are_any_left() -> None:
+    recorder = Recorder()
+    recorder.lock = "first"
+    lanes = [recorder.lane() for _ in range(4)]
+    for lane in lanes:
+        ask(recorder, lane, "what", "answer")
+    assert [one.lock for one in parsed(recorder.taken(lanes[0], lock="own"), "here")] == ["own"]
+    assert [one.lock for one in parsed(recorder.taken(lanes[1]), "here")] == ["first"]
+    recorder.dropped(lanes[2])
+    ask(recorder, lanes[0], "behind its end", "answer")
+    recorder.dropped(lanes[0])
+    assert [one.content for one in parsed(recorder.rest().encode(), "here")] == [content_of("tool", "what")]
+    assert recorder.rest() == ""
 
 
 def test_what_does_not_leave_the_process_is_not_answered_unless_all_is(taped: Reel) -> None:

@@ -76,21 +76,26 @@ class Keeper:
                 keep=KeepPolicy(keep_gb=left),
                 seal_s=_SEAL_S,
             )
-            self.recorder.lock = self._writer.lock
         return self._writer
 
     def keep(self, trajectory: Trajectory, facts: Facts, lane: Lane | None = None) -> str:
         """Keeps an episode, which was played in a lane of the recorder; returns its id, "" if it cannot be written."""
-        if lane is not None:
-            facts = replace(facts, events=self.recorder.taken(lane))
         try:
             writer = self._opened()
-            if events := self.recorder.rest(""):  # such as the tools of a server, from compiling
+            lock = self._locks.get(trajectory.environment, writer.lock)
+            if events := self.recorder.rest("", lock=lock):  # such as the tools of a server, from compiling
                 writer.late("", {"events": events})
-            return writer.append(trajectory, facts, lock=self._locks.get(trajectory.environment))
+            if lane is not None:
+                facts = replace(facts, events=self.recorder.taken(lane, lock=lock))
+            return writer.append(trajectory, facts, lock=lock)
         except OSError as error:
             self._failed(error)
             return ""
+
+    def left(self, lane: Lane | None) -> None:
+        """Forgets what an episode has asked that is over, was it kept or not: a sample that is cancelled is not."""
+        if lane is not None:
+            self.recorder.dropped(lane)
 
     def late(self, id: str, **facts: Any) -> None:
         """Keeps what became known of an episode that any process has kept; nothing for one that none has ("")."""

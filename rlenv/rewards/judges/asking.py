@@ -23,7 +23,7 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.jsonable import plain
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.lanes import Asked as TapeKey
-from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
@@ -115,36 +115,40 @@ class Cache:
     """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Asked] = OrderedDict()
-        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[Asked | None]] = {}
+        self._known: OrderedDict[bytes, tuple[Asked, Heard]] = OrderedDict()
+        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[tuple[Asked, Heard] | None]] = {}
 
     async def get(self, key: bytes, ask: Callable[[], Awaitable[Asked | Failed]]) -> tuple[Asked | Failed, bool]:
         """The verdict and whether it was known or asked for already."""
         place = (key, asyncio.get_running_loop())
-        while True:
-            if (known := self._known.get(key)) is not None:
-                return known, True
+        while (known := self._known.get(key)) is None:
             running = self._running.get(place)
             if running is None:
+                return await self._first(key, place, ask), False
+            if (known := await asyncio.shield(running)) is not None:
                 break
-            if (shared := await asyncio.shield(running)) is not None:
-                return shared, True
-        future: asyncio.Future[Asked | None] = place[1].create_future()
+        heard_again(known[1])
+        return known[0], True
+
+    async def _first(
+        self, key: bytes, place: tuple[bytes, asyncio.AbstractEventLoop], ask: Callable[[], Awaitable[Asked | Failed]]
+    ) -> Asked | Failed:
+        future: asyncio.Future[tuple[Asked, Heard] | None] = place[1].create_future()
         self._running[place] = future
-        asked: Asked | Failed | None = None
+        found: tuple[Asked, Heard] | None = None
         try:
-            asked = await ask()
+            with hearing() as heard:
+                asked = await ask()
+            found = (asked, heard) if isinstance(asked, Asked) else None
         finally:
             # None tells those who wait to ask for themselves: one caller's failure is not another's.
             del self._running[place]
-            future.set_result(asked if isinstance(asked, Asked) else None)
-        assert asked is not None
-        if isinstance(asked, Failed):
-            return asked, False
-        self._known[key] = asked
-        while len(self._known) > _CACHED:
-            self._known.popitem(last=False)
-        return asked, False
+            future.set_result(found)
+        if found is not None:
+            self._known[key] = found
+            while len(self._known) > _CACHED:
+                self._known.popitem(last=False)
+        return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +188,12 @@ class Asker:
         material = [text for name in named for text in _texts(question.material[name])]
         is_long = sum(map(len, material)) > _HASHED_AT_ONCE
         key = await asyncio.to_thread(_key, whom, material) if is_long else _key(whom, material)
-        one = _Asking(self, member, question, tuple(named))
-
-        async def ask() -> Asked | Failed:
-            lane = here()
-            with entered(lane and lane.at(place)):
-                return await one.verdict()
-
+        one, lane = _Asking(self, member, question, tuple(named)), here()
         try:
             async with asyncio.timeout(member.limit_s):
                 one.until = time.monotonic() + min(left_s(), member.limit_s or inf)
-                found = await self.cache.get(key, ask) if self.is_cached else (await ask(), False)
+                with entered(lane and lane.at(place)):
+                    found = await self.cache.get(key, one.verdict) if self.is_cached else (await one.verdict(), False)
         except TimeoutError:
             return Failed(f"no verdict within {member.limit_s} s"), False
         if found[1] and (whose := asking()) is not None:

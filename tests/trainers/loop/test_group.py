@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.runs.cassettes import Recorder
 from rlenv.runs.events import Reel
+from rlenv.runs.folder import open_run
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.groups import ALONE, BREAKS, RIGHT, SPEC, STUCK, TOOLS, WRONG, figures, info, play_group
 from tests.trainers.loops import CALL, Server, hangs
 
@@ -89,6 +92,30 @@ def test_a_cancelled_sample_leaves_nobody_waiting(verl: Any, tmp_path: Path, tok
     )
     assert [info(output)["term_best"] for output in outputs[:2]] == [1.0, 0.0]
     assert isinstance(outputs[2], asyncio.CancelledError)
+
+
+def test_what_a_cancelled_sample_has_asked_is_forgotten(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    has_asked, recorder = asyncio.Event(), Recorder()
+
+    async def held() -> str:
+        has_asked.set()
+        return await hangs()
+
+    async def cancel_last(tasks: list[asyncio.Task[Any]]) -> None:
+        await has_asked.wait()
+        tasks[-1].cancel()
+
+    play_group(
+        tmp_path,
+        tokenizer,
+        [[RIGHT], ['<tool_call>\n{"name": "asked", "arguments": {"context": "it"}}\n</tool_call>', held]],
+        spec=ALONE.replace("tools:", 'tools:\n  asked: {kind: python, function: "asks.py:asked"}'),
+        files={"tools.py": TOOLS, "asks.py": ASKS.replace("(context):", '(context: str) -> float:\n    """Ask."""')},
+        on_start=cancel_last,
+        process=ProcessState(_recorder=recorder),
+    )
+    assert [row["success"] for row in open_run(tmp_path / "records").rows()] == [True]
+    assert recorder.rest() == ""
 
 
 def test_a_sample_cancelled_while_it_waits_for_the_others_leaves_nobody_waiting(

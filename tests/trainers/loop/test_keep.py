@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlenv.concurrency.lanes import Answer, Asked
+from rlenv.runs.events import Reel
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper
@@ -23,6 +25,20 @@ def test_rows_say_which_attempt_they_are_of(tmp_path: Path) -> None:
     keeper.keep(episode(), Facts(step=4))
     (row,) = open_run(tmp_path).table.to_pylist()
     assert (row["attempt"], row["lock"]) == (2, "abc")
+    keeper.close()
+
+
+def test_events_have_the_lock_of_their_own_environment(tmp_path: Path) -> None:
+    """Whatever was kept before, and from the first episode on."""
+    attempt = {"number": 1, "from_step": 0, "lock": "one", "locks": {"toy-v0": "one", "other-v0": "two"}}
+    (tmp_path / "run.json").write_text(json.dumps({"kind": "train", "attempts": [attempt]}))
+    keeper = Keeper(tmp_path)
+    for name in ("other-v0", "toy-v0"):
+        lane = keeper.recorder.lane()
+        keeper.recorder.keep(keeper.recorder.look(lane, Asked("tool", "ask", name)), Answer("ok"))
+        keeper.keep(episode(environment=name), Facts(), lane)
+    reel, rows = Reel.of(tmp_path), list(open_run(tmp_path).rows())
+    assert [(row["lock"], reel.events(row["id"])[0].lock) for row in rows] == [("two",) * 2, ("one",) * 2]
     keeper.close()
 
 

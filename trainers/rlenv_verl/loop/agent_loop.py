@@ -164,6 +164,8 @@ class RlenvAgentLoop(AgentLoopBase):
             return await self._sample(task, sampling_params, sibling, play)
         finally:
             sibling.leave()
+            if self.keeper is not None:
+                self.keeper.left(play.lane)
             if self.watch is not None:
                 self.watch.end(play.activity)
 
