@@ -36,7 +36,7 @@ from rlenv.language.templates import TemplateError, compile_template, expression
 from rlenv.language.yamltree import parse_text
 from rlenv.messages import Message
 from rlenv.resources.base import ResourceContext
-from rlenv.rewards.patterns import compile_pattern
+from rlenv.rewards.answer import compile_pattern
 from rlenv.runs import files as record
 from rlenv.tasks.hub import dataset_folder
 from rlenv.testing.laws import compiled

@@ -18,7 +18,7 @@ from rlenv.audit.verdicts import SLACK, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
 from rlenv.language.kinds import kind_of
-from rlenv.rewards.functions import has_crashed
+from rlenv.rewards.rule import has_crashed
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["Account", "judge_groups"]

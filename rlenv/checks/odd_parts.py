@@ -14,7 +14,7 @@ from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.spec import ToolSpec
-from rlenv.rewards.patterns import compile_pattern
+from rlenv.rewards.answer import compile_pattern
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 

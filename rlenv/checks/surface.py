@@ -19,7 +19,7 @@ from rlenv.language.dialect import DialectSpec
 from rlenv.language.templates import TemplateError, compile_template
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
-from rlenv.rewards.patterns import compile_pattern
+from rlenv.rewards.answer import compile_pattern
 
 __all__ = ["check_dialect", "check_surface"]
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -114,9 +114,9 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     },
     "resources": {
         "duckdb": "rlenv.resources.sql.duckdb:KIND",
-        "python": "rlenv.resources.python:KIND",
+        "python": "rlenv.resources.base:PYTHON",
         "sqlite": "rlenv.resources.sql.sqlite:KIND",
-        "tempdir": "rlenv.resources.tempdir:KIND",
+        "tempdir": "rlenv.resources.base:TEMPDIR",
     },
     "rewards": {
         "rule": "rlenv.rewards.rule:KIND",
@@ -136,7 +136,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "length": "rlenv.rewards.rules.text:LENGTH",
         "math_equal": "rlenv.rewards.rules.mathematics:MATH_EQUAL",
         "numeric_match": "rlenv.rewards.rules.text:NUMERIC_MATCH",
-        "python": "rlenv.rewards.functions:PYTHON",
+        "python": "rlenv.rewards.rule:PYTHON",
         "regex": "rlenv.rewards.rules.text:REGEX",
         "rl_factory_search": "rlenv.rewards.rules.presets:RL_FACTORY_SEARCH",
         "search_r1": "rlenv.rewards.rules.presets:SEARCH_R1",
@@ -155,9 +155,9 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DIALECTS},
     "policies": {},
     "users": {
-        "model": "rlenv.users.model:KIND",
-        "python": "rlenv.users.python:KIND",
-        "scripted": "rlenv.users.scripted:KIND",
+        "model": "rlenv.users.kinds:MODEL",
+        "python": "rlenv.users.kinds:PYTHON",
+        "scripted": "rlenv.users.kinds:SCRIPTED",
     },
 }
 

@@ -1,16 +1,47 @@
-"""The seam between resources and episodes, and what resources with a path have in common."""
+"""The seam between resources and episodes, and what resources with a path have in common.
+
+Two kinds are here too: `python`, an object that the author's function makes, and `tempdir`, a folder of the episode's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import contextlib
+import inspect
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Protocol
 
-from rlenv.errors import UsageError
-from rlenv.language.templates import Template, template_of
+from rlenv._base.paths import RefusedPath, leads_out
+from rlenv.concurrency.scope import Hosted
+from rlenv.concurrency.threads import ThreadPool
+from rlenv.errors import EpisodeError, ResourceError, UsageError, under
+from rlenv.language.functions import failure, import_function, named_parameters
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import ResourceSpec, Text
+from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.secrets import logger
 
-__all__ = ["Resource", "ResourceContext", "path_template"]
+__all__ = [
+    "PYTHON",
+    "TEMPDIR",
+    "Folder",
+    "PythonResource",
+    "PythonResourceSpec",
+    "Resource",
+    "ResourceContext",
+    "TempdirResource",
+    "TempdirSpec",
+    "path_template",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +78,270 @@ def path_template(key: str, text: str, *, scope: Literal["episode", "process"]) 
         message = "a resource of scope process is opened once and cannot depend on the task"
         raise UsageError(message, key=key, hint="set scope: episode")
     return template
+
+
+_log: Final = logger("rlenv.resources")
+_GRACE_S: Final = 0.2
+_CLOSE_S: Final = 30.0
+_python_threads: Final = ThreadPool(size=64)
+_OFFERED: Final = ("task", "seed", "vars")
+
+
+class PythonResourceSpec(ResourceSpec):
+    """Calls a function once for each episode (or once, with `scope: process`); what it gives is the resource.
+
+    The function may be sync or async, give the value itself, a context manager, or yield it once. Parameters called
+    `task`, `seed` and `vars` are filled by name.
+    """
+
+    kind: Literal["python"]
+    factory: Text
+    """`file.py:function`, relative to the spec, or `package.module:function`."""
+    run_in: Literal["loop", "thread"] = "thread"
+    """Where a plain function runs: `thread` where it may block; `loop` for a quick one."""
+
+
+class PythonResource:
+    """A compiled `python` entry.
+
+    Blocking work, closing too, is done in a thread (unless `run_in: loop`). Where the episode is cancelled while one
+    opens, what was opened is closed; a thread that hangs is left behind and closes by itself once it goes on. An async
+    context manager is entered and exited by one task, as anyio asks for. What closing raises, and that it takes longer
+    than 30 s, goes to the logger `rlenv.resources`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        scope: Literal["episode", "process"],
+        function: Callable[..., Any],
+        parameters: tuple[str, ...],
+        in_thread: bool,
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self._function = function
+        self._parameters = parameters
+        self._in_thread = in_thread
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> AsyncIterator[Any]:
+        """The value for as long as it is entered.
+
+        Raises:
+            ResourceError: the function, or entering what it gave, failed.
+        """
+        known: Mapping[str, Any] = {"task": context.task, "seed": context.seed, "vars": context.vars}
+        given = {name: known[name] for name in self._parameters}
+        async with AsyncExitStack() as stack:
+            yield await self._entered(given, stack)
+
+    async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
+        function = self._function
+        with self._named():
+            if inspect.isasyncgenfunction(function):
+                return await self._async_manager(asynccontextmanager(function)(**given), stack)
+            if inspect.isgeneratorfunction(function):
+                return await self._manager(contextlib.contextmanager(function)(**given), stack)
+            if inspect.iscoroutinefunction(function):
+                made = await function(**given)
+            else:
+                made = await self._blocking(lambda: function(**given))
+            if hasattr(type(made), "__aenter__") and hasattr(type(made), "__aexit__"):
+                return await self._async_manager(made, stack)
+            if hasattr(type(made), "__enter__") and hasattr(type(made), "__exit__"):
+                return await self._manager(made, stack)
+            return made
+
+    async def _async_manager(self, manager: AbstractAsyncContextManager[Any], stack: AsyncExitStack) -> Any:
+        host = Hosted(manager)
+        value = await host.open()
+
+        async def close() -> None:
+            with self._logged():
+                async with asyncio.timeout(_CLOSE_S):
+                    await host.aclose()
+
+        stack.push_async_callback(close)
+        return value
+
+    async def _manager(self, manager: AbstractContextManager[Any], stack: AsyncExitStack) -> Any:
+        entered: list[Any] = []
+
+        def enter() -> None:
+            entered.append(manager.__enter__())
+
+        def leave() -> None:
+            if entered:
+                entered.clear()
+                manager.__exit__(None, None, None)
+
+        def leave_late() -> None:
+            with self._logged():
+                leave()
+
+        async def close() -> None:
+            if entered:
+                with self._logged():
+                    async with asyncio.timeout(_CLOSE_S):
+                        await self._blocking(leave)
+
+        # Before it is entered: a cancellation that comes meanwhile must not leave it open.
+        stack.push_async_callback(close)
+        await self._blocking(enter, late=leave_late)
+        return entered[0]
+
+    async def _blocking(self, work: Callable[[], Any], *, late: Callable[[], None] | None = None) -> Any:
+        """What `work` returns. `late` is called where it ends only after it was given up."""
+        if not self._in_thread:
+            return work()
+        job = _python_threads.submit(work)
+        try:
+            await asyncio.shield(job.done)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled; one that hangs is left behind, and closes what it opens by itself.
+            await asyncio.wait((job.done,), timeout=_GRACE_S)
+            if not job.is_ended:
+                _python_threads.give_up(job, after=late)
+            raise
+        return job.outcome()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
+            message = f"the resource '{self.name}' cannot be opened: {failure(error)}"
+            raise ResourceError(message) from error
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        # The episode is over and its reward stands; what was opened before this still has to be closed.
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
+            _log.warning("resource '%s' cannot be closed", self.name, exc_info=error)
+
+
+def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext) -> PythonResource:
+    """The resource of one entry.
+
+    Raises:
+        UsageError: there is no such function, or it takes what nothing gives.
+    """
+    with under("factory"):
+        function = import_function(spec.factory, base=context.bases.get("factory", context.base))
+    names = named_parameters(function, key="factory", offered=_OFFERED)
+    if "task" in names and spec.scope == "process":
+        raise UsageError(
+            "a resource of scope process is made once and has no task", key="factory", hint="use scope: episode"
+        )
+    return PythonResource(
+        name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"
+    )
+
+
+PYTHON = Kind(PythonResourceSpec, compile_python)
+
+
+_copy_threads: Final = ThreadPool(size=8)
+
+
+class TempdirSpec(ResourceSpec):
+    """A folder of its own for each episode, removed at its end."""
+
+    kind: Literal["tempdir"]
+    copy_from: Text | None = None
+    """A folder whose content it starts with, relative to the spec; a template over `task` and `vars`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An opened folder; `path` is its absolute path."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class TempdirResource:
+    """A compiled `tempdir` entry."""
+
+    template_attributes: ClassVar[tuple[str, ...]] = ("path",)
+
+    def __init__(
+        self, name: str, *, scope: Literal["episode", "process"], source: Template | None, context: CompileContext
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self._source = source
+        self._context = context
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> AsyncIterator[Folder]:
+        """The folder for as long as it is entered; it is removed with all that is in it.
+
+        Raises:
+            ResourceError: it cannot be made, or what it starts with is not there.
+        """
+        try:
+            path = Path(tempfile.mkdtemp(prefix=f"rlenv-{re.sub(r'[^A-Za-z0-9_-]', '_', self.name)[:40]}-"))
+        except OSError as error:  # a full disk, say
+            raise ResourceError(f"the folder of resource '{self.name}' cannot be made: {error}") from error
+        try:
+            if self._source is not None:
+                await self._fill(path, self._source, context)
+            yield Folder(path)
+        finally:
+            # Done at once, whoever is cancelled meanwhile: nothing may be left behind.
+            shutil.rmtree(path, ignore_errors=True)
+
+    async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
+        try:
+            find = self._context.finder("copy_from", template, vars=context.vars)
+            source = find(template.text(task=context.task, vars=context.vars))
+            allowed = None if template.is_constant else (source, *self._context.roots)
+            # To its end: nothing may be copied into a folder that is being removed.
+            await _copy_threads.finish(partial(_copy, source, path, allowed))
+        except (TemplateError, RefusedPath, OSError, shutil.Error) as error:
+            raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
+
+
+def _copy(source: Path, target: Path, allowed: Sequence[Path] | None) -> None:
+    """Copies a folder, its links as links.
+
+    Raises:
+        RefusedPath: a link leads out of `allowed` (None where the author named the folder), or there is a pipe or a
+            device.
+        OSError, shutil.Error: what cannot be copied.
+    """
+    for folder, folders, files in os.walk(source):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                if allowed is not None and leads_out(path, allowed):
+                    raise RefusedPath(f"the link '{path.relative_to(source)}' leads out of the folder")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a device would be copied for ever
+                raise RefusedPath(f"'{path.relative_to(source)}' is no file and no folder")
+    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
+
+
+def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> TempdirResource:
+    """The resource of one entry.
+
+    Raises:
+        UsageError: the template does not compile or reads what is not there.
+    """
+    source = None if spec.copy_from is None else path_template("copy_from", spec.copy_from, scope=spec.scope)
+    return TempdirResource(name, scope=spec.scope, source=source, context=context)
+
+
+TEMPDIR = Kind(TempdirSpec, compile_tempdir)

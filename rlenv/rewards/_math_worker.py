@@ -1,8 +1,8 @@
 """The process in which expressions are read and compared.
 
-Started by `rlenv.rewards.mathematics`. It runs apart because computer algebra on what a policy wrote can take any time
-and memory, and only a process can be killed. The accepted answers, which are the same for every policy, are read first;
-they and the answer have each their own share of processor time.
+Started by `rlenv.rewards.rules.mathematics`. It runs apart because computer algebra on what a policy wrote can take
+any time and memory, and only a process can be killed. The accepted answers, which are the same for every policy, are
+read first; they and the answer have each their own share of processor time.
 """
 
 from __future__ import annotations

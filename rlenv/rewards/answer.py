@@ -1,26 +1,224 @@
-"""Reads the answer out of one action.
+r"""Reads the answer out of one action.
 
 Only what the policy wrote outside thinking and calls is read (for `from: tool`, the arguments of its own well-formed
 call), so text that a tool, a user or the prompt put there can never be an answer. Every rule takes time linear in the
 text's length; an author's pattern sees a bounded part of it.
+
+Regular expressions of a spec's author, run on text that a policy wrote: in linear time, by RE2.
+
+Python's own engine cannot be interrupted, and on a text made for it a harmless looking pattern takes longer than the
+run. RE2 takes time linear in the text and in the pattern for any pattern that it accepts; what it cannot do in such
+time (looking around, references back) it refuses, and so does `compile_pattern`, when the spec is compiled.
+
+The language is RE2's, which is Python's without those; where the two read the same words differently:
+
+    ``\d \w \s \b``   are of ASCII; ``\p{Nd}`` and ``\p{L}`` are the digits and letters of every script
+    ``$``               here as in Python: the end, or before a line feed that ends the text
+    ``\Z`` ``{,n}``      here as in Python: the end, and at most n times
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import orjson
 
+from rlenv._base.bounded import encodable
 from rlenv._base.fast_records import quick
 from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
-from rlenv.rewards.patterns import compile_pattern
 
-__all__ = ["Answer", "check", "extract", "is_explicit"]
+__all__ = ["SEARCHED_CHARS", "Answer", "Match", "Pattern", "check", "compile_pattern", "extract", "is_explicit"]
+
+SEARCHED_CHARS = 16_384
+"""A pattern sees at most this many characters, counted from the end of the text, where answers stand."""
+
+# One step is one character of a text under one instruction of a pattern; where RE2's automaton has too many states to
+# keep, a step takes some 5 ns. One search takes at most this many, which bounds the time that it holds the loop.
+_MAX_STEPS = 2_000_000
+_MAX_PROGRAM = 4_096
+_CONTEXT_CHARS = 64
+
+_ESCAPE = "put a backslash before a character that is meant as it stands"
+_ADVICE = {
+    "invalid perl operator: (?=": "match what follows as well, and put a group around what is meant",
+    "invalid perl operator: (?!": "write what may follow as a class, such as [^x], or use `rule: python`",
+    "invalid perl operator: (?<": "match what stands before as well, and put a group around what is meant",
+    "invalid perl operator: (?>": "write (?:…): no repeat can blow up here",
+    "invalid perl operator: (?P": "write out what may repeat, or use `rule: python`",
+    "invalid escape sequence: \\": "write out what may repeat, or the character itself",
+    "invalid repetition size": "a repeat, and repeats in each other, may go up to 1000",
+    "bad repetition operator: ++": "write +: no repeat can blow up here",
+    "bad repetition operator: *+": "write *: no repeat can blow up here",
+    "bad repetition operator: ?+": "write ?: no repeat can blow up here",
+}
+_PREFIX = re.compile(r"[A-Za-z0-9#:=<>/ _-]+")
+
+
+class Match(Protocol):
+    """What a search found: the whole by 0, groups by number or name; None for a group that took no part."""
+
+    def __getitem__(self, group: int | str) -> str | None: ...
+    def start(self, group: int | str = 0) -> int: ...
+
+
+class Pattern:
+    """A compiled pattern. Each method takes a bounded time, whatever the text.
+
+    `groups` is how many groups it has; `sees` how many characters of a text's end it looks at: `SEARCHED_CHARS`, and
+    fewer where the pattern compiles to so much that this would take too long.
+    """
+
+    __slots__ = ("_prefix", "_regexp", "_size", "groups", "sees", "source")
+
+    def __init__(self, source: str, regexp: Any, *, prefix: str = "") -> None:
+        self.source = source
+        self.groups: int = regexp.groups
+        self._regexp = regexp
+        self._size = max(regexp.programsize, 1)
+        self.sees = min(SEARCHED_CHARS, _MAX_STEPS // self._size)
+        self._prefix = prefix
+
+    def search(self, text: str) -> Match | None:
+        """The first match in the last `sees` characters of `text`, None where there is none."""
+        text = text[-self.sees :]
+        if self._prefix not in text:
+            return None
+        found: Match | None = self._regexp.search(encodable(text))
+        return found
+
+    def fullmatch(self, text: str) -> Match | None:
+        """The match of all of `text`; None for a text that is longer than `sees`."""
+        if len(text) > self.sees:
+            return None
+        found: Match | None = self._regexp.fullmatch(encodable(text))
+        return found
+
+    def last(self, text: str) -> Match | None:
+        """The last of the matches that follow each other in the last `sees` characters, None where there is none."""
+        return self.last_at(text)[0]
+
+    def last_at(self, text: str) -> tuple[Match | None, int]:
+        """The same, and where in `text` begins what it was found in: a match's `start` is counted from there.
+
+        A match may look at all that follows it, so that going through all of them is quadratic. Where there are more
+        than are looked at in bounded time, the last one is looked for from half-way on, and so on.
+        """
+        before = max(len(text) - self.sees, 0)
+        text = text[-self.sees :]
+        if self._prefix not in text:
+            return None, 0
+        text = encodable(text)
+        low, high = 0, len(text)  # from `low` on there are too many, from `high` on there is none
+        start = 0
+        while True:
+            found, begin, is_last = self._last_from(text, start)
+            if found is not None and is_last:
+                return found, before + begin
+            if found is None:
+                if start == 0:
+                    return None, 0
+                high = start
+            else:
+                low = start
+            if high - low <= 1:
+                found, begin, _ = self._last_from(text, low)
+                return found, before + begin
+            start = (low + high) // 2
+
+    def _last_from(self, text: str, start: int) -> tuple[Match | None, int, bool]:
+        """The last match that begins at `start` or behind it, from where it is counted, and whether all were looked
+        at."""
+        # Some of what stands before is seen too, so that nothing is cut in two: `\d+` takes the whole number.
+        begin = max(0, start - _CONTEXT_CHARS)
+        most = 1 + _MAX_STEPS // (self._size * max(len(text) - begin, 1))
+        last: Match | None = None
+        for number, match in enumerate(self._regexp.finditer(text[begin:]), 1):
+            if match.start() + begin >= start:
+                last = match
+            if number >= most and last is not None:
+                return last, begin, False
+        return last, begin, True
+
+
+@lru_cache(maxsize=256)
+def compile_pattern(source: str, *, dot_all: bool = True, ignore_case: bool = False) -> Pattern:
+    """Compiles an author's pattern; the dot matches line ends too where `dot_all` (an answer may have several lines).
+
+    Raises:
+        UsageError: it does not compile, asks for what takes more than linear time, or is too large.
+    """
+    # Loaded here, since most specs have no pattern of their own.
+    re2: Any = importlib.import_module("re2")
+    options = re2.Options()
+    options.dot_nl = dot_all
+    options.case_sensitive = not ignore_case
+    options.log_errors = False
+    try:
+        regexp = re2.compile(_as_re2(source), options)
+    except re2.error as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
+        advice = next((advice for start, advice in _ADVICE.items() if reason.startswith(start)), _ESCAPE)
+        raise UsageError(f"pattern {source!r} does not compile: {reason}", hint=advice) from error
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"pattern {source!r} does not compile: it holds half of a surrogate pair", hint=_ESCAPE
+        ) from error
+    if regexp.programsize > _MAX_PROGRAM:
+        raise UsageError(
+            f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed)",
+            hint="repeat less often, and ask for a length by `rule: length`",
+        )
+    return Pattern(source, regexp, prefix="" if ignore_case else _prefix(source))
+
+
+def _as_re2(source: str) -> str:
+    """The pattern in RE2's words where the same words mean something else there."""
+    made: list[str] = []
+    # With (?m) the dollar is the end of every line, there as here.
+    is_multiline = re.search(r"\(\?[a-zA-Z]*m", source) is not None
+    index, in_class = 0, False
+    while index < len(source):
+        char = source[index]
+        two = source[index : index + 2]
+        index += 1
+        if char == "\\":
+            index += 1
+            made.append("\\z" if two == "\\Z" and not in_class else two)
+        elif in_class:
+            in_class = char != "]"
+            made.append("\\[" if char == "[" else char)  # RE2 would read [[:alpha:]]
+        elif char == "[":
+            in_class = True
+            made.append(char)
+            for first in ("^", "]"):  # a bracket right after the opening one is meant as it stands
+                if source[index : index + 1] == first:
+                    made.append("\\]" if first == "]" else first)
+                    index += 1
+        elif char == "$" and not is_multiline:
+            made.append(r"(?:\n?\z)")
+        elif two == "{," and re.match(r"\d+\}", source[index + 1 :]):
+            made.append("{0")
+        else:
+            made.append(char)
+    return "".join(made)
+
+
+def _prefix(source: str) -> str:
+    """A text that stands in everything that the pattern matches, "" where none is known."""
+    match = _PREFIX.match(source)
+    if match is None or "|" in source or "(?" in source:
+        return ""
+    end = match.end()
+    # What is repeated, or may be left out, is not part of it.
+    return match[0][: -1 if source[end : end + 1] in ("?", "*", "{") else None]
+
 
 _NUMBER = re.compile(
     r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?",

@@ -18,10 +18,9 @@ from rlenv.concurrency.lanes import Heard, heard_again, hearing
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
-from rlenv.rewards.compare import MAX_JSON, holds, loads, same_json
-from rlenv.rewards.functions import is_async, load_function, raised
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
+from rlenv.rewards.normalise import MAX_JSON, NORMALISERS, Normalisation, holds, loads, numbers, same_json
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
+from rlenv.rewards.rule import is_async, load_function, raised
 from rlenv.rewards.rules.text import is_near
 
 __all__ = ["Comparator", "CompareSpec", "GoldCache", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]

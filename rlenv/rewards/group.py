@@ -15,7 +15,7 @@ from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
 from rlenv.rewards.base import GroupContext, Measured, Term, TermCompileContext
-from rlenv.rewards.functions import is_async, load_function, raised
+from rlenv.rewards.rule import is_async, load_function, raised
 from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import ModelUsage, Trajectory
 

@@ -21,9 +21,26 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext, where_of_quotes
-from rlenv.rewards.judges.asking import SYSTEM, Asker, Failed, Member, Question
-from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, Met, PairwiseSpec, compare, drawn, paired, play, won
-from rlenv.rewards.judges.panel import Combine, Given, ask_all, check_panel, combine, needed
+from rlenv.rewards.judge_asking import SYSTEM, Asker, Failed, Member, Question
+from rlenv.rewards.judge_panel import (
+    CHOICES,
+    KEY,
+    NAMES,
+    SAYS,
+    Combine,
+    Given,
+    Met,
+    PairwiseSpec,
+    ask_all,
+    check_panel,
+    combine,
+    compare,
+    drawn,
+    needed,
+    paired,
+    play,
+    won,
+)
 from rlenv.rewards.verdict import Material, ReplySchema, Verdict, transcript
 from rlenv.tools.model import endpoint_of
 from rlenv.trajectory import Trajectory

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.rewards.compare import is_number, near
+from rlenv.rewards.normalise import is_number, near
 
 __all__ = ["Table", "order_keys", "orders_rows", "read_table", "row_key", "same_rows"]
 

@@ -23,7 +23,7 @@ from rlenv.tools.agent import AgentSpec
 from rlenv.tools.http import HttpSpec
 from rlenv.tools.mcp import McpSpec
 from rlenv.tools.model import ModelSpec
-from rlenv.users.model import ModelUserSpec
+from rlenv.users.kinds import ModelUserSpec
 from tests.support.beside import served, site
 
 SERVER = Path(__file__).resolve().parents[1] / "tools" / "servers" / "lab.py"

@@ -10,8 +10,8 @@ import pytest
 
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext
-from rlenv.resources.base import ResourceContext
-from rlenv.resources.tempdir import KIND, TempdirResource, TempdirSpec
+from rlenv.resources.base import TEMPDIR as KIND
+from rlenv.resources.base import ResourceContext, TempdirResource, TempdirSpec
 
 
 def compiled(base: Path, **keys: Any) -> TempdirResource:

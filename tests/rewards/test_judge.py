@@ -14,7 +14,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import Measured
-from rlenv.rewards.judges.panel import combine
+from rlenv.rewards.judge_panel import combine
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
 from rlenv.testing.rewards import turn
 from tests.support.judges import Reply, Server, chat, compiled, context, judged, one, verdict

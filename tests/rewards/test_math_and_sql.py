@@ -12,7 +12,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
-from rlenv.rewards.mathematics import Verdict, Workers
+from rlenv.rewards.rules.mathematics import Verdict, Workers
 from rlenv.rewards.rules.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
 

@@ -21,8 +21,7 @@ from rlenv.errors import MissingExtra, ResourceError, ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
 from rlenv.resources.sql.engine import Limits, Opened, Rows
-from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
-from rlenv.resources.sql.workers import Answer, Request, SqlWorkers
+from rlenv.resources.sql.resource import Answer, DatabaseSpec, Request, SqlResource, SqlWorkers
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
 

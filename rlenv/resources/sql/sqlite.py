@@ -3,26 +3,171 @@
 Read-only files are opened as unchanging and shared through a pool of connections. With `access: copy` the file's
 image is kept in memory and each episode gets a private database from it, so that writes never cross episodes.
 
-Only statements that are plain and end at once run here, on the event loop; all others run in a worker process.
+Only statements that are plain and end at once run on the event loop. All others run in a worker process, which gets the
+copy's image and gives back what became of it. A statement that is stopped there, or whose process is killed, leaves the
+copy as it was.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from rlenv.errors import UsageError
+from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql._sqlite_connection import NotQuick
-from rlenv.resources.sql._sqlite_copy import SqliteCopy
-from rlenv.resources.sql._sqlite_file import SqliteFile, off_the_loop, plainness, run_briefly
+from rlenv.resources.sql._serve import read
+from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
+from rlenv.resources.sql._sqlite_file import (
+    HeldImage,
+    SqliteFile,
+    memory_for,
+    off_the_loop,
+    plainness,
+    run_briefly,
+    unique,
+)
 from rlenv.resources.sql.engine import Limits, Opened, Rows
-from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
-from rlenv.resources.sql.workers import Request, SqlWorkers
+from rlenv.resources.sql.resource import Answer, DatabaseSpec, Image, Request, SqlResource, SqlWorkers
 
-__all__ = ["KIND", "SqliteEngine", "SqliteSpec", "workers"]
+__all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
+
+_CHANGED_BYTES: Final = 256_000
+"""Up to this size of a copy an UPDATE or DELETE that looks at all of it is over at once."""
+_MAX_GROWTH_BYTES: Final = 32_000_000
+
+
+class SqliteCopy:
+    """An episode's private database.
+
+    It is a connection on the event loop as long as its schema is the author's. A statement that needs a worker takes
+    the image there, and where it wrote, the image that comes back is the database from then on. After a statement that
+    changed the schema only the image is kept: what the policy put there is never read on the loop.
+    """
+
+    def __init__(self, file: SqliteFile, workers: SqlWorkers) -> None:
+        self.about = file
+        self._workers = workers
+        self._own: Connection | None = file.lend()
+        self._held = -1
+        """The descriptor of the image, where there is no connection."""
+        self._last = (0, 0)
+        self._key = unique(file.key)
+        """What the copy is at the moment: the worker that has the same needs no image. Each change gets a key that was
+        never asked for, since a worker may hold what a cancelled statement wrote and the copy never took."""
+        self._size = file.size
+        self._is_as_lent = True
+        self._has_begun = file.is_kept
+
+    async def run(self, sql: str, limits: Limits) -> Rows:
+        """What one statement gives."""
+        found = self._tried(sql, limits)
+        return await self._in_worker(sql, limits) if found is None else found
+
+    def _tried(self, sql: str, limits: Limits) -> Rows | None:
+        """What a plain statement gives on the event loop, or None."""
+        own = self._own
+        if own is None or not self.about.is_quick or not (kind := plainness(sql)):
+            return None
+        try:
+            if kind == "read":
+                return run_briefly(own.run, sql, limits)
+            if not self.about.is_written_quickly or (kind == "change" and self._size > _CHANGED_BYTES):
+                return None
+            # Never stopped: with it the engine would undo all that the episode wrote.
+            found = own.run(sql, until=math.inf, max_rows=limits.max_rows)
+        except NotQuick:
+            self._check(own)
+            return None
+        self._key = unique(self.about.key)
+        self._size += len(sql)
+        self._is_as_lent = False
+        return found
+
+    def _check(self, own: Connection) -> None:
+        """Sees to it that nothing of what the episode wrote was undone by the engine."""
+        if not self._has_begun or own.has_begun:
+            return
+        if not self._is_as_lent:
+            raise ResourceError("the engine had no memory for a statement, and what the episode had written is lost")
+        own.close()
+        self._own = self.about.lend()
+
+    async def _in_worker(self, sql: str, limits: Limits) -> Rows:
+        rowid, changes = self._last if self._own is None else self._own.last()
+        where = {
+            "may_write": True,
+            "memory": memory_for(self._size),
+            "max_bytes": self.about.size + _MAX_GROWTH_BYTES,
+            "rowid": rowid,
+            "changes": changes,
+        }
+        image: Image = self.about.shared_image if self._is_as_lent else self._image
+        next_key = unique(self.about.key)
+        request = Request(sql, limits, where, key=self._key, image=image, next_key=next_key)
+        answer = await self._workers.run(request)
+        if answer.fd is not None:
+            await self._adopt(answer, answer.fd, next_key)
+        return Rows.of(answer.told)
+
+    @asynccontextmanager
+    async def _image(self) -> AsyncIterator[int]:
+        if self._own is None:
+            yield self._held
+            return
+        own = self._own
+        # Closed with its object, also where who waits for it is cancelled and never gets it.
+        held = await off_the_loop(lambda: HeldImage(own.image()), size=self._size)
+        yield held.fd
+
+    async def _adopt(self, answer: Answer, fd: int, key: str) -> None:
+        """Takes the image in `fd` for the database, and the descriptor with it."""
+        told = answer.told
+        size = os.fstat(fd).st_size
+        own: Connection | None = None
+        try:
+            if self._own is not None and not told["has_new_schema"]:
+                last = (told["rowid"], told["changes"])
+                own = await off_the_loop(lambda: _opened(fd, last), size=size)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._leave()
+        if own is not None:
+            os.close(fd)
+            self._own = own
+        else:
+            self._held, self._last = fd, (told["rowid"], told["changes"])
+        self._key = key
+        self._size = size
+        self._is_as_lent = self._has_begun = False
+
+    def _leave(self) -> None:
+        if self._own is not None:
+            self.about.give_back(self._own)
+            self._own = None
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    async def close(self) -> None:
+        """Gives the connection back, or closes it."""
+        self._leave()
+
+
+def _opened(fd: int, last: tuple[int, int]) -> Connection:
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
+    raw.deserialize(read(fd))
+    connection = Connection(raw, may_write=True, is_quick=True)
+    connection.prime(*last)
+    return connection
+
 
 workers: Final = SqlWorkers("rlenv.resources.sql._sqlite_engine")
 _MISSING: Final = re.compile(r"no such (?:table|column): \"?(.+?)\"?$")

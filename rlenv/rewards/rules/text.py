@@ -13,10 +13,21 @@ from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError, under
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, Text
+from rlenv.rewards.answer import compile_pattern
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.compare import MAX_JSON, DuplicateKey, holds, loads, same_json
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, number, numbers, qa, token_f1
-from rlenv.rewards.patterns import compile_pattern
+from rlenv.rewards.normalise import (
+    MAX_JSON,
+    NORMALISERS,
+    DuplicateKey,
+    Normalisation,
+    holds,
+    loads,
+    number,
+    numbers,
+    qa,
+    same_json,
+    token_f1,
+)
 from rlenv.rewards.rule import (
     NO_ANSWER,
     Reads,

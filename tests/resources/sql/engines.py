@@ -18,9 +18,8 @@ import pytest
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.duckdb import KIND as DUCKDB_KIND
-from rlenv.resources.sql.resource import Database, SqlResource
+from rlenv.resources.sql.resource import Database, SqlResource, SqlWorkers
 from rlenv.resources.sql.sqlite import KIND as SQLITE_KIND
-from rlenv.resources.sql.workers import SqlWorkers
 
 _TOYS: Final = """
 CREATE TABLE number (n INTEGER);

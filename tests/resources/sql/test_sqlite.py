@@ -14,9 +14,9 @@ import pytest
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql._serve import read, written
-from rlenv.resources.sql._sqlite_copy import SqliteCopy
 from rlenv.resources.sql.engine import limits_for
-from rlenv.resources.sql.workers import Answer, Request
+from rlenv.resources.sql.resource import Answer, Request
+from rlenv.resources.sql.sqlite import SqliteCopy
 from tests.resources.sql.engines import SQLITE, rows, run, toys
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.resources.sql.engine import limits_for
-from rlenv.resources.sql.workers import EngineRaised, Request, SqlWorkers
+from rlenv.resources.sql.resource import EngineRaised, Request, SqlWorkers
 from tests.resources.sql.engines import run
 
 WHERE = {"may_write": False, "memory": 512_000_000}

@@ -33,8 +33,7 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, Refused, Untold, in_turn
-from rlenv.rewards.judges.health import Health
+from rlenv.rewards.asking_again import Answered, Health, Refused, Untold, in_turn
 from rlenv.rewards.verdict import Fence, Material, ReplySchema, UnreadableReply, Verdict
 
 __all__ = ["SYSTEM", "Asked", "Asker", "Failed", "Member", "Question"]
@@ -75,7 +74,7 @@ class Question:
     """What a judge is asked about, and for whom.
 
     `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
-    is the author's. `caller` is the episode, as `rlenv.rewards.judges.health.Health.ask` takes it.
+    is the author's. `caller` is the episode, as `rlenv.rewards.asking_again.Health.ask` takes it.
     """
 
     task: Mapping[str, Any]

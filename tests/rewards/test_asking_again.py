@@ -11,7 +11,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.judges.health import Health
+from rlenv.rewards.asking_again import Health
 
 Request = Callable[[], Awaitable[str]]
 

@@ -1,0 +1,309 @@
+"""The kinds of simulated users: `model`, another model; `python`, a function; `scripted`, replies in order."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, Final, Literal
+
+from rlenv.concurrency.threads import ThreadPool
+from rlenv.dialects.built_in import broken
+from rlenv.endpoints import REFUSED, Endpoint
+from rlenv.endpoints.account import asks
+from rlenv.errors import EndpointError, EpisodeError, RewardError, UsageError, under
+from rlenv.language.functions import failure, import_function, named_parameters
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import SamplingSpec, Spec, Text, UserSpec
+from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.messages import Message, Role
+from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
+from rlenv.rewards.asking_again import Answered, Refused, Untold, in_turn
+from rlenv.secrets import logger
+from rlenv.tools.model import endpoint_of
+from rlenv.users.base import UserContext, heard, spoken
+
+__all__ = ["MODEL", "PYTHON", "SCRIPTED", "ModelUserSpec", "PythonUserSpec", "ScriptedUserSpec"]
+
+_PROMPT_NAMES = frozenset(("task", "vars"))
+_ROUNDS = 10
+"""How often the model gives no reply to what the policy said, and one without it, before it has nothing left to say."""
+_REFUSALS = frozenset((*REFUSED, 403, 429, 451))
+_FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
+
+
+class ModelUserSpec(UserSpec):
+    """Asks a model what the user says next; it sees the dialogue from the user's side."""
+
+    kind: Literal["model"]
+    endpoint: Text
+    """The name of an entry under `endpoints`."""
+    prompt: Text
+    """The model's system message: who the user is, what they want, and when to write the stop text; a template over
+    `task` and `vars`."""
+    sampling: SamplingSpec = SamplingSpec()
+    """Fields that are set replace the endpoint's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    stop: str | None
+    endpoint: Endpoint
+    prompt: Template
+    sampling: SamplingSpec
+
+    def start(self, context: UserContext) -> _ModelSession:
+        return _ModelSession(self, context)
+
+
+class _ModelSession:
+    def __init__(self, user: _Model, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        user, context = self._user, self._context
+        try:
+            system = broken(*user.prompt.written(task=context.task, vars=context.vars))
+        except TemplateError as error:
+            raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="user") from error
+        opening = [Message("system", system), Message("user", "(The conversation begins.)")]
+        messages = opening + [Message(_FLIPPED[message.role], message.content) for message in heard(dialogue)]
+        attempts = count(1)
+        found = await self._tried(messages, 0, deadline)
+        if isinstance(found, Refused):
+            # What the policy said may have done it. A user who can be asked without it has nothing left to say to it.
+            known = partial(self._tried, opening, 0, deadline)
+            within_s = deadline - time.monotonic()
+            with suppress(RewardError):
+                text = await in_turn(
+                    known, lambda: self._tried(messages, next(attempts), deadline), most=_ROUNDS, within_s=within_s
+                )
+                return None if text is None else spoken(text)
+        if not isinstance(found, Answered):
+            raise EpisodeError(found.why, reason="user")
+        return spoken(found.given)
+
+    async def _tried(
+        self, messages: Sequence[Message], attempt: int, deadline: float
+    ) -> Answered[str] | Refused | Untold:
+        try:
+            text = await self._ask(messages, attempt, deadline)
+        except EndpointError as error:
+            why, status = f"the simulated user: {error}", error.status or 0
+            is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled
+            return Refused(why) if is_of_text else Untold(why, is_last=True)
+        return Answered(text) if text else Refused("the simulated user gave an empty reply")
+
+    async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float) -> str:
+        user, context = self._user, self._context
+        sampling = user.sampling
+        if sampling.seed is None and user.endpoint.sampling.seed is None:
+            sampling = sampling.model_copy(update={"seed": context.seed + attempt})
+        client = await user.endpoint.client(context.shared())
+        with asks("user"):
+            answer = await client.chat(messages, sampling=sampling, deadline=deadline)
+            text = answer.message.content
+            if not text.strip():
+                client.unread(answer)
+                return ""
+        return text
+
+
+def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:
+    """The user of one spec.
+
+    Raises:
+        UsageError: the endpoint or the prompt does not fit.
+    """
+    prompt = template_of(spec.prompt, key="prompt", names=_PROMPT_NAMES)
+    return _Model(spec.stop, endpoint_of(spec.endpoint, context), prompt, spec.sampling)
+
+
+MODEL = Kind(ModelUserSpec, compile_model, asks_models=True)
+
+
+_log: Final[logging.Logger] = logger("rlenv.users")
+_LOG_EVERY_S: Final = 1.0
+_threads: Final = ThreadPool(size=64)
+_OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn")
+
+
+class PythonUserSpec(UserSpec):
+    """Calls a function at every message that is meant for the user.
+
+    Its parameters are given by name: `message` (the policy's last), `dialogue` (all, as `{role, content}`), `task`,
+    `vars`, `seed`, `turn` (0-based), and resources. It returns the reply, or None to end the episode.
+    """
+
+    kind: Literal["python"]
+    function: Text
+    """`file.py:function`, relative to the spec, or `package.module:function`; sync or async."""
+
+
+@dataclass(slots=True, eq=False)
+class _Python:
+    stop: str | None
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    is_async: bool
+    _logged_at: float = -math.inf
+    _more: int = 0
+
+    def start(self, context: UserContext) -> _PythonSession:
+        return _PythonSession(self, context)
+
+    def told(self, error: BaseException) -> None:
+        """Logs what the function raised, at most once a second: as many episodes may fail as there are."""
+        now = time.monotonic()
+        if now - self._logged_at < _LOG_EVERY_S:
+            self._more += 1
+            return
+        also = f" (and {self._more} times more since the last line)" if self._more else ""
+        self._logged_at, self._more = now, 0
+        _log.warning("the user's function failed%s", also, exc_info=error)
+
+
+class _PythonSession:
+    def __init__(self, user: _Python, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+        self._turn = 0
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        context, user = self._context, self._user
+        known: dict[str, Any] = {
+            **context.resources,
+            "message": dialogue[-1].content,
+            "dialogue": [{"role": message.role, "content": message.content} for message in dialogue],
+            "task": context.task,
+            "vars": context.vars,
+            "seed": context.seed,
+            "turn": self._turn,
+        }
+        self._turn += 1
+        given = {name: known[name] for name in user.parameters}
+        try:
+            if user.is_async:
+                said = await user.function(**given)
+            else:  # it may block, and a hanging one must not hold the loop
+                said = await _in_thread(partial(user.function, **given))
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
+            self._user.told(error)
+            raise EpisodeError(f"the user's function failed: {failure(error)}", reason="user") from error
+        if said is not None and not isinstance(said, str):
+            found = type(said).__name__
+            raise EpisodeError(f"the user's function gave a {found}; expected a text or None", reason="user")
+        return None if said is None else spoken(said)
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    job = _threads.submit(work)
+    try:
+        await asyncio.shield(job.done)
+    except asyncio.CancelledError:
+        _threads.give_up(job)
+        raise
+    return job.outcome()
+
+
+def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:
+    """The user of one spec.
+
+    Raises:
+        UsageError: there is no such function, or it takes what nothing gives.
+    """
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
+    names = named_parameters(function, key="function", offered=(*_OFFERED, *context.resources))
+    return _Python(spec.stop, function, names, inspect.iscoroutinefunction(function))
+
+
+PYTHON = Kind(PythonUserSpec, compile_python)
+
+
+_REPLY_NAMES = frozenset(("task", "vars", "message", "turn"))
+
+
+class CueSpec(Spec):
+    """A reply to certain words."""
+
+    when: Text
+    """A regular expression, in the language of RE2, that is searched in the policy's message; case does not count."""
+    say: Text
+    """The reply, a template over `task`, `vars`, `message` and `turn`."""
+
+
+class ScriptedUserSpec(UserSpec):
+    """Says what the spec says: the first cue whose words are in the policy's message, else the next of the replies."""
+
+    kind: Literal["scripted"]
+    cues: tuple[CueSpec, ...] = ()
+    """Looked at in order, at every message."""
+    replies: tuple[Text, ...] = ()
+    """Said in order where no cue fits, each once; after the last one the user has nothing left to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripted:
+    stop: str | None
+    cues: tuple[tuple[Pattern, Template], ...]
+    replies: tuple[Template, ...]
+
+    def start(self, context: UserContext) -> _ScriptedSession:
+        return _ScriptedSession(self, context)
+
+
+class _ScriptedSession:
+    def __init__(self, user: _Scripted, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+        self._replies = iter(user.replies)
+        self._turn = 0
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        message = dialogue[-1].content[-SEARCHED_CHARS:]
+        turn, self._turn = self._turn, self._turn + 1
+        template = next((say for when, say in self._user.cues if when.search(message)), None)
+        if template is None:
+            template = next(self._replies, None)
+        if template is None:
+            return None
+        try:
+            said = template.text(task=self._context.task, vars=self._context.vars, message=message, turn=turn)
+            return spoken(said)
+        except TemplateError as error:
+            if "message" in template.names:
+                return None  # the policy's words may have done it, and must not leave out its own sample
+            raise EpisodeError(f"the user's reply cannot be written: {error}", reason="user") from error
+
+
+def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Scripted:
+    """The user of one spec.
+
+    Raises:
+        UsageError: nothing to say, a pattern that is none, or a template that reads an unknown name.
+    """
+    if not spec.cues and not spec.replies:
+        raise UsageError(
+            "the user has nothing to say", hint="add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'"
+        )
+    cues: list[tuple[Pattern, Template]] = []
+    for index, cue in enumerate(spec.cues):
+        with under(f"cues.{index}.when"):
+            pattern = compile_pattern(cue.when, dot_all=False, ignore_case=True)
+        cues.append((pattern, template_of(cue.say, key=f"cues.{index}.say", names=_REPLY_NAMES)))
+    replies = [template_of(text, key=f"replies.{index}", names=_REPLY_NAMES) for index, text in enumerate(spec.replies)]
+    return _Scripted(spec.stop, tuple(cues), tuple(replies))
+
+
+SCRIPTED = Kind(ScriptedUserSpec, compile_scripted)
