@@ -24,9 +24,8 @@ from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at
 from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, Report, Thresholds
 from rlenv.audit.run import Progress, audit
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
 from rlenv.cli.options import WithSpec, option
-from rlenv.cli.spending import WithPrices, counting, show_spending_line
 from rlenv.cli.terminal import write, write_error
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError

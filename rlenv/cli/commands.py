@@ -77,7 +77,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
             "list": Entry("list the runs in and below folders", "cli.runs:ListCommand"),
             "show": Entry("say what a run is and what it holds", "cli.runs:ShowCommand"),
             "lock": Entry(
-                "show what made a run's episodes, by content, or what differs between two", "cli.lock:LockCommand"
+                "show what made a run's episodes, by content, or what differs between two", "cli.runs:LockCommand"
             ),
             "report": Entry("write runs as one HTML file for papers and reviews", "cli.compare:ReportCommand"),
             "pack": Entry("seal journals that nobody writes, and merge parts", "cli.runs:PackCommand"),
@@ -99,7 +99,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "rescore": Entry(
         "give recorded episodes the rewards of another spec and show the difference",
-        "cli.rescore:RescoreCommand",
+        "cli.replay:RescoreCommand",
         {
             "--ablate": Entry(
                 "say what each reward term of recorded episodes is worth, alone and together",
@@ -127,9 +127,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         main="@run.train:main",
     ),
     "serve-search": Entry(
-        "serve a corpus to search tools, with the wire of Search-R1", "cli.serve_search:ServeSearchCommand"
+        "serve a corpus to search tools, with the wire of Search-R1", "cli.servers:ServeSearchCommand"
     ),
-    "dialects": Entry("list the dialects, or show a conversation in the words of one", "cli.dialects:DialectsCommand"),
+    "dialects": Entry("list the dialects, or show a conversation in the words of one", "cli.tools:DialectsCommand"),
     "tokens": Entry(
         "prove that token ids are exact for a model, or show a trajectory's",
         modes={
@@ -142,8 +142,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "editor": Entry(
         "what editors need: the JSON Schema of specs, and a language server",
         modes={
-            "schema": Entry("write the JSON Schema that editors complete specs with", "cli.editor:SchemaCommand"),
-            "lsp": Entry("serve editors: faults, completion, hovers and an outline of specs", "cli.editor:LspCommand"),
+            "schema": Entry("write the JSON Schema that editors complete specs with", "cli.servers:SchemaCommand"),
+            "lsp": Entry("serve editors: faults, completion, hovers and an outline of specs", "cli.servers:LspCommand"),
         },
     ),
 }

@@ -13,9 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import Options, argument, option
-from rlenv.cli.spending import WithPrices
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info

@@ -19,10 +19,9 @@ import rlenv
 from rlenv._base.bounded import cut_end
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.options import WithOut, WithRecord, WithSpec, given, option
-from rlenv.cli.policies import WithPolicy
-from rlenv.cli.spending import WithPrices, counting, show_spending, show_spending_line
+from rlenv.cli.play import WithPolicy
 from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
 from rlenv.cli.options import WithSet, argument, option
-from rlenv.cli.spending import WithPrices, counting, show_spending_line
 from rlenv.cli.terminal import say, write, write_json
 from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment, load

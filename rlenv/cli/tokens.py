@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlenv.checks.diagnose import check_environment
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, counting, show_spending_line
 from rlenv.cli.options import WithSet, argument, keywords, option
-from rlenv.cli.spending import counting, show_spending_line
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError

@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Final
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlenv._base.jsonable import plain
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.options import Options, WithSpec, argument, given, keywords, option, options_of
-from rlenv.cli.policies import WithPolicy
-from rlenv.cli.spending import WithPrices, counting, show_spending, show_spending_line
+from rlenv.cli.play import WithPolicy
 from rlenv.cli.terminal import write, write_json
 from rlenv.collect import CollectReport, Keep, Settings, collect, identity_of
 from rlenv.episodes.environment import Environment, load

@@ -1,23 +1,209 @@
-"""The viewer's server: the API behind its guard, and the front end as the files that it was built into."""
+"""The viewer's server: the API behind its guard, and the front end as the files that it was built into.
+
+What is sent while it happens: the state of a run that is being written, hits of a search, and the wish to stop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import mimetypes
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from rlenv import __version__
-from rlenv.web import api, figures, live
-from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION
+from rlenv._base.paths import read_file
+from rlenv.errors import RlenvError, UsageError
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.reading import Hit, searched
+from rlenv.runs.folder import STOP
+from rlenv.runs.journal import loads
+from rlenv.web.api import add_figure_routes, add_routes
 from rlenv.web.episode import Blobs
-from rlenv.web.guard import NONCE, Guard, refusal
-from rlenv.web.shelf import Shelf
+from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, answered, encoded, refusal
+from rlenv.web.shelf import OpenRun, Shelf
 
-__all__ = ["DIST", "application", "serve"]
+__all__ = ["DIST", "add_live_routes", "application", "serve", "state_of"]
+
+_EACH_S: Final = 1.0
+_BEAT_S: Final = 15.0
+_FRESH_S: Final = 30.0
+_MOST_HITS: Final = 500
+_BATCH_S: Final = 0.1
+_WATCH_BYTES: Final = 1_000_000
+_SEARCHERS: Final = 2
+_THREADS: Final = web.AppKey("search_threads", ThreadPoolExecutor)
+"""Those of searches, few and their own: many searches at once wait for each other and keep nothing else waiting."""
+
+
+def add_live_routes(app: web.Application) -> None:
+    """The routes of this module; without that which stops a run where the viewer only reads."""
+    run = "/api/runs/{run}"
+    app[_THREADS] = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="rlenv-search")
+    app.on_cleanup.append(_end_searches)
+    app.add_routes([web.get(f"{run}/events", _events), web.get(f"{run}/search", _search)])
+    if not app[READ_ONLY]:
+        app.add_routes([web.post(f"{run}/stop", _stop)])
+
+
+async def _end_searches(app: web.Application) -> None:
+    app[_THREADS].shutdown(wait=False, cancel_futures=True)
+
+
+async def _stop(request: web.Request) -> web.Response:
+    """Leaves the word that a run looks for: it then ends as for Ctrl-C, on whatever host it is."""
+    shelf, key = request.app[SHELF], request.match_info["run"]
+
+    def stop() -> dict[str, Any]:
+        path = shelf.path(key)
+        if not path.is_dir():
+            raise UsageError("a file of episodes is no run that could be stopped")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path / STOP, flags, 0o644))
+        return {"stopped": True}
+
+    return await answered(stop)
+
+
+# Events
+
+
+async def _events(request: web.Request) -> web.StreamResponse:
+    """Server-sent events (WHATWG HTML, 9.2): the state of a run, each second while something changed."""
+    shelf, key = request.app[SHELF], request.match_info["run"]
+    try:
+        run = await asyncio.to_thread(shelf.open, key)
+    except RlenvError as error:
+        return refusal(404, str(error))
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    await answer.prepare(request)
+    before, sent = b"", 0.0
+    with contextlib.suppress(ConnectionResetError):
+        while not _is_gone(request):
+            state = encoded(await asyncio.to_thread(state_of, run))
+            now = time.monotonic()
+            if state != before:
+                await answer.write(b"data: " + state + b"\n\n")
+                before, sent = state, now
+            elif now - sent > _BEAT_S:
+                await answer.write(b": still here\n\n")  # finds out whether anyone listens
+                sent = now
+            await asyncio.sleep(_EACH_S)
+    return answer
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Whether nobody listens any more. Writing nothing, as a search without hits does, would not find it out."""
+    return request.transport is None or request.transport.is_closing()
+
+
+def state_of(run: OpenRun) -> dict[str, Any]:
+    """What is new of a run: its version, rows, last step and state, and what it waits for."""
+    with run.lock:
+        rows = run.rows()
+        steps = rows.numbers("step")
+        return {
+            "version": rows.version,
+            "rows": len(rows),
+            "step": int(steps.max()) if len(steps) else 0,
+            "state": run.info.state if run.info else "ended",
+            "waits": _waits(run),
+        }
+
+
+def _waits(run: OpenRun) -> list[dict[str, Any]]:
+    """What the writers of a run say that they wait for, in `watch/WRITER.json`; what is old is left out."""
+    found: list[dict[str, Any]] = []
+    folder = run.folder / "watch"
+    if not folder.is_dir():
+        return found
+    for path in sorted(folder.glob("*.json")):
+        try:
+            if time.time() - path.stat().st_mtime > _FRESH_S:
+                continue
+            told = loads(read_file(path, most=_WATCH_BYTES))
+        except (OSError, ValueError, RecursionError):
+            continue  # written or removed just now
+        waits = told.get("waits") if isinstance(told, dict) else None
+        found += [one for one in waits if isinstance(one, dict)] if isinstance(waits, list) else []
+    return found
+
+
+# Search
+
+
+async def _search(request: web.Request) -> web.StreamResponse:
+    """Hits as lines of JSON, as they are found; `where` (a query) says which episodes are looked through."""
+    text, query = request.query.get("q", ""), request.query.get("where", "")
+    shelf, key = request.app[SHELF], request.match_info["run"]
+    begun: list[Iterator[list[Hit]]] = []
+
+    def begin() -> dict[str, Any]:
+        run = shelf.open(key)
+        with run.lock:
+            rows = run.rows()
+            ids = None
+            if query:
+                places = parse(query).places(rows)
+                ids = rows.table["id"].take(places).to_pylist()
+        found = searched(_locked(run, ids), text)
+        first = next(found, None)
+        begun.append(iter(() if first is None else _behind(first, found)))
+        return {}
+
+    threads = request.app[_THREADS]
+    told = await answered(begin, threads=threads)
+    if not begun:
+        return told
+    answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"})
+    await answer.prepare(request)
+    count, seen, is_whole = 0, 0, False
+    with contextlib.suppress(ConnectionResetError):
+        while not is_whole and count < _MOST_HITS and not _is_gone(request):
+            hits, looked, is_whole = await asyncio.get_running_loop().run_in_executor(threads, _some, begun[0])
+            seen += looked
+            is_whole = is_whole and len(hits) <= _MOST_HITS - count
+            hits = hits[: _MOST_HITS - count]
+            count += len(hits)
+            await answer.write(b"".join(encoded(dataclasses.asdict(hit)) + b"\n" for hit in hits))
+        await answer.write(encoded({"done": True, "episodes": seen, "hits": count, "whole": is_whole}) + b"\n")
+    return answer
+
+
+def _behind(first: list[Hit], rest: Iterator[list[Hit]]) -> Iterator[list[Hit]]:
+    yield first
+    yield from rest
+
+
+def _locked(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
+    """The records of a run, each read alone with it: a search must not keep the rest of the viewer waiting."""
+    records = run.episodes.records(ids)
+    while True:
+        with run.lock:
+            one = next(records, None)
+        if one is None:
+            return
+        yield one
+
+
+def _some(found: Iterator[list[Hit]]) -> tuple[list[Hit], int, bool]:
+    """The hits of a tenth of a second, how many episodes were looked through, and whether those were all."""
+    hits: list[Hit] = []
+    end, looked = time.monotonic() + _BATCH_S, 0
+    for one in found:
+        hits += one
+        looked += 1
+        if time.monotonic() > end:
+            return hits, looked, False
+    return hits, looked, True
+
 
 DIST: Final = Path(__file__).with_name("dist")
 _MAX_BODY: Final = 8 << 20
@@ -44,8 +230,8 @@ def application(
     app[BLOBS] = Blobs()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__
-    for part in (api, figures, live):
-        part.add_routes(app)
+    for add in (add_routes, add_figure_routes, add_live_routes):
+        add(app)
     if not read_only:
         from rlenv.web import workbench  # the half of rlenv that plays episodes
 

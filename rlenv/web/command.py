@@ -27,9 +27,8 @@ from rich.text import Text
 
 from rlenv._base.bounded import cut_end
 from rlenv._base.figures import figure
-from rlenv.cli.console import Console
+from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import argument, option
-from rlenv.cli.spending import WithPrices
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall

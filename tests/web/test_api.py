@@ -19,8 +19,7 @@ from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.usage import Prices, PriceSpec
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import ModelUsage
-from rlenv.web.answers import SHELF
-from rlenv.web.guard import Guard
+from rlenv.web.guard import SHELF, Guard
 from rlenv.web.shelf import Shelf
 from tests.support.runs import asked, kept, played, visited
 

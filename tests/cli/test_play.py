@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.cli.policies import WithPolicy
+from rlenv.cli.play import WithPolicy
 from rlenv.endpoints import Endpoint
 from rlenv.errors import UsageError
 
