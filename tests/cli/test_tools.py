@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rlenv import dialects
 from rlenv.cli.main import main
+from rlenv.dialects.built_in import FAMILIES, family_text
+from rlenv.messages import ToolCall
+from tests.support.plug_ins import plug_in_dialect
 
 SPEC = """
 rlenv: 1
@@ -107,3 +111,116 @@ def test_retries_of_a_tool_that_may_not_be_repeated_are_a_fault_of_the_spec(
     spec.write_text(spec.read_text().replace("plain: {kind: calculator}", entry))
     assert main(["validate", str(spec)]) == 1
     assert "tools.plain.retries: calls of this tool may not be repeated" in capsys.readouterr().out
+
+
+# `rlenv dialects`: the list, and one dialect as the model sees it
+
+DIALECT_SPEC = """
+rlenv: 1
+name: toy
+tasks: {train: {rows: [{question: "What is 2 + 3?", answer: 5}]}}
+prompt: {user: "{{ task.question }}"}
+dialect:
+  calls: [{open: "<do>", close: "</do>"}, {body: pythonic, open: "<py>", close: "</py>"}]
+  chat: {turn: "[{role}]{content}[/]", result: "seen: {content}", tools: "{tools}"}
+tools: {calculate: {kind: calculator}}
+rewards: {correct: {kind: rule, rule: numeric_match, expect: "{{ task.answer }}"}}
+"""
+
+
+def test_all_dialects_are_listed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(FAMILIES) <= set(listed)
+    assert listed["hermes"] == [["json", "<tool_call>"]]
+    assert main(["dialects"]) == 0
+    assert "json <tool_call>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_dialect_can_be_shown_and_its_calls_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", name, "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)
+    assert "USER" in texts["prompt"]
+    assert "RESULT 1" in texts["what follows one call"]
+    (call,) = dialects.get(name).parse(texts["a call"]).calls
+    assert isinstance(call, ToolCall)
+    assert (call.name, dict(call.arguments)) == ("search", {"query": "VALUE"})
+
+
+@pytest.mark.parametrize("name", ["glm45", "GLM4.5"])
+def test_what_a_family_is_is_printed_as_its_file_has_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", name, "--yaml"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == family_text("glm45").rstrip("\n")
+    assert main(["dialects", "glm4", "--yaml"]) == 2
+    assert "of that family there is glm45" in capsys.readouterr().err
+
+
+def test_the_dialect_of_a_spec_is_shown_with_its_tools_and_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(DIALECT_SPEC)
+    assert main(["dialects", str(path), "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)
+    assert texts["prompt"].startswith('[system]SYSTEM\n\n{"type": "function", "function": {"name": "calculate"')
+    assert texts["a call"] == '<do>{"name": "calculate", "arguments": {"expression": "VALUE"}}</do>'
+    assert texts["a call by form 2"] == '<py>[calculate(expression="VALUE")]</py>'
+    assert texts["what follows two calls"] == "[/][user]seen: RESULT 1\nseen: RESULT 2[/][assistant]"
+
+
+def test_line_breaks_and_control_characters_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(DIALECT_SPEC.replace("seen: {content}", "seen:\\n\\x07{content}"))
+    assert main(["dialects", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x07" not in shown
+    assert "[/][user]seen:⏎\n" in shown
+
+
+def test_an_unknown_name_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", "qwen3_code"]) == 2
+    assert "there is no dialect 'qwen3_code', and no spec at 'qwen3_code'; did you mean 'qwen3_coder'?" in (
+        capsys.readouterr().err
+    )
+    assert main(["dialects", "arithmetc"]) == 2
+    assert "did you mean 'arithmetic'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--yaml"], "--yaml prints one dialect, and none is named; rlenv dialects NAME --yaml"),
+        (["hermes", "--yaml", "--json"], "not allowed with argument"),
+        (["--set", "dialect=hermes"], "--set replaces keys of a spec, and none is shown; name a spec, or"),
+        (["qwen3", "--set", "name=a"], "--set replaces keys of a spec"),
+        (["hermes", "--yaml", "--set", "name=a"], "--set replaces keys of a spec"),
+        (["foreign", "--yaml"], "'foreign' is of a plug-in, whose code says what it is; leave --yaml out"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plug_in_dialect(tmp_path, "foreign", factory="inline")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert status(["dialects", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def status(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as left:  # argparse's own way to refuse
+        return int(left.code or 0)
+
+
+def test_a_dialect_is_shown_by_any_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for name in ("glm45", "GLM4-5"):
+        assert main(["dialects", name]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]

@@ -15,13 +15,14 @@ from aiohttp.test_utils import TestClient
 from rlenv.messages import Image
 from rlenv.runs import files
 from rlenv.runs.folder import open_run
+from rlenv.runs.locks.lock import Lock
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.usage import Prices, PriceSpec
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import ModelUsage
 from rlenv.web.guard import SHELF, Guard
 from rlenv.web.shelf import Shelf
-from tests.support.runs import asked, kept, played, visited
+from tests.support.runs import asked, kept, played, raw, visited
 
 Client = TestClient[Any, Any]
 PNG = bytes.fromhex(
@@ -352,3 +353,97 @@ def test_prices_of_the_viewer_go_before_those_of_a_run(tmp_path: Path) -> None:
         (2.0, "EUR"),
         (5.0, "USD"),
     ]
+
+
+# A run's own files
+
+
+@pytest.fixture
+def figures_run(tmp_path: Path) -> Path:
+    (tmp_path / "secret.txt").write_text("secret")
+    figures_run = tmp_path / "runs" / "run"
+    kept(figures_run, [played()], attempts=[{"lock": "abc"}])
+    (figures_run / "logs").mkdir()
+    (figures_run / "logs" / "out.txt").write_text("a" * 100_000 + "the end")
+    (figures_run / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (figures_run / "away").symlink_to(tmp_path)
+    (figures_run / "locks").mkdir()
+    (figures_run / "locks" / "abc.json").write_text(json.dumps({"spec": {"digest": "1"}}))
+    (figures_run / "locks" / "torn.json").write_text("{")
+    (figures_run / "locks" / "link.json").symlink_to(tmp_path / "secret.txt")
+    return figures_run
+
+
+def test_files_are_listed_without_parts_and_links(figures_run: Path) -> None:
+    names = {one["name"]: one["size"] for one in asked("/api/runs/run/files", figures_run)["files"]}
+    assert names["logs/out.txt"] == 100_007
+    assert set(names) == {"run.json", "logs/out.txt", "locks/abc.json", "locks/torn.json"}
+
+
+def test_the_tail_of_a_file_is_given(figures_run: Path) -> None:
+    found = asked("/api/runs/run/file?name=logs/out.txt", figures_run)
+    assert found["size"] == 100_007
+    assert found["text"].endswith("the end")
+    assert len(found["text"]) == 64_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../secret.txt", "/etc/passwd", "logs/../../../secret.txt", "link.txt", "away/secret.txt", "", ".", "logs",
+        "journal/../run.json", "run.json%00", "./run.json",
+    ],
+)  # fmt: skip
+def test_no_name_leads_out_of_the_run(figures_run: Path, name: str) -> None:
+    found = asked(f"/api/runs/run/file?name={name}", figures_run, status=404)
+    assert "the run has no file" in found["error"]
+
+
+@pytest.mark.parametrize("key", ["..", "%2e%2e", "..%2f..%2fsecret.txt", "%2Fetc", "run%2F..", "run%00", "~"])
+def test_no_key_leads_out_of_the_roots(figures_run: Path, key: str) -> None:
+    paths = (f"/api/runs/{key}/files", f"/api/runs/{key}/file?name=secret.txt", f"/blob/{key}/{'0' * 64}")
+
+    async def work(client: TestClient[Any, Any], guard: Guard) -> list[str]:
+        return [await raw(client, path) for path in paths]
+
+    for answer in visited(work, figures_run.parent):
+        assert answer.startswith("HTTP/1.1 404 ")
+        assert "there is no" in answer
+
+
+def test_locks_are_given_by_their_hashes(figures_run: Path) -> None:
+    found = asked("/api/runs/run/lock", figures_run)
+    assert found["current"] == "abc"
+    assert found["locks"]["abc"] == {"spec": {"digest": "1"}}
+    assert "is not JSON" in found["locks"]["torn"]["error"]
+    assert "link" not in found["locks"]
+
+
+def test_a_lock_that_is_nested_too_deeply_is_told(figures_run: Path) -> None:
+    (figures_run / "locks" / "deep.json").write_text("[" * 100_000)
+    assert "is not JSON" in asked("/api/runs/run/lock", figures_run)["locks"]["deep"]["error"]
+
+
+def with_lock(figures_run: Path, lock: Lock) -> None:
+    kept(figures_run, [played()], attempts=[{"lock": lock.hash12}])
+    (figures_run / "locks").mkdir()
+    (figures_run / "locks" / f"{lock.hash12}.json").write_text(json.dumps(lock.as_dict()))
+
+
+def test_locks_that_differ_are_told_by_section(tmp_path: Path) -> None:
+    with_lock(tmp_path / "a", Lock(spec={"digest": "1"}, started=1.0))
+    with_lock(tmp_path / "b", Lock(spec={"digest": "2"}, play={"seed": 3}))
+    with_lock(tmp_path / "c", Lock(spec={"digest": "1"}, started=2.0))
+    assert asked("/api/compare?a=a&b=b", tmp_path)["lock"] == [
+        {"section": "spec", "key": "digest", "a": "1", "b": "2"},
+        {"section": "play", "key": "seed", "a": None, "b": 3},
+    ]
+    assert asked("/api/compare?a=a&b=c", tmp_path)["lock"] == []
+
+
+def test_a_lock_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with_lock(tmp_path / "a", Lock(spec={"digest": "1"}))
+    kept(tmp_path / "b", [played()])
+    (one,) = asked("/api/compare?a=a&b=b", tmp_path)["lock"]
+    assert (one["section"], one["b"]) == ("lock", "")
+    assert "there is no lock" in one["key"]
