@@ -18,11 +18,11 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra
-from rlenv.tools import _bm25
+from rlenv.tools import search as bm25
 
 pytest.importorskip("pyarrow")
 try:
-    _bm25._library()
+    bm25._library()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.endpoints.wire import UnreadableAnswer, read_chat
+from rlenv.endpoints.account import UnreadableAnswer, read_chat
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 DEEP = '{"a": ' * 127 + "1" + "}" * 127

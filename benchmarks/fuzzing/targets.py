@@ -18,7 +18,7 @@ from rlenv.errors import RewardError, SpecError, UsageError
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.testing.dialects import check_reading, pieces
 from rlenv.testing.hostile import HostileMcpServer
-from rlenv.testing.hostile_material import KINDS, material
+from rlenv.testing.hostile_policy import KINDS, material
 from rlenv.testing.rewards import measure, reward_context
 
 ROOT = Path(__file__).resolve().parents[2]

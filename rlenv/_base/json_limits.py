@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "TooMuchJson", "check_json", "read_json"]
+__all__ = ["MAX_VALUES", "_MAX_DEPTH", "TooMuchJson", "check_json", "read_json"]
 
 MAX_VALUES: Final = 100_000
-MAX_DEPTH: Final = 100
+_MAX_DEPTH: Final = 100
 """Deeper than anything that is meant, and shallower than any reader's own limit."""
 _MAX_DIGITS: Final = 1_000
 
@@ -28,7 +28,7 @@ class TooMuchJson(ValueError):
     """A text is over a limit; the message says which, and ends in no punctuation."""
 
 
-def check_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> None:
+def check_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_depth: int = _MAX_DEPTH) -> None:
     """Looks at a JSON text without parsing it. What is no JSON passes: whoever parses it says so.
 
     Raises:
@@ -60,7 +60,7 @@ def check_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max
         raise TooMuchJson(f"it holds a number of more than {_MAX_DIGITS:,} digits")
 
 
-def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> Any:
+def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_depth: int = _MAX_DEPTH) -> Any:
     """The value of a JSON text that is within the limits; of a key that comes twice the last value counts.
 
     Raises:

@@ -18,8 +18,7 @@ import orjson
 
 from rlenv._base.reasons import whose
 from rlenv.calls.cache import CallCache, MemoryStore, Store
-from rlenv.concurrency.breaker import Breaker
-from rlenv.concurrency.deadline import Expired, Waited, pause
+from rlenv.concurrency.deadline import Breaker, Expired, Waited, pause
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CacheSpec, FaultsSpec

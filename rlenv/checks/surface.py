@@ -11,9 +11,8 @@ from rlenv import dialects
 from rlenv._base.nearest import did_you_mean
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Subject
-from rlenv.dialects.base import Dialect
+from rlenv.dialects.base import Dialect, RowFault, calls_of, fault_of, place_of_form
 from rlenv.dialects.built_in import whole_row
-from rlenv.dialects.findings import RowFault, calls_of, fault_of, place_of_form
 from rlenv.errors import Finding, UsageError
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.templates import TemplateError, compile_template

@@ -24,10 +24,9 @@ from rlenv._base.nearest import nearest
 from rlenv.cli.console import Console, counting, show_spending_line
 from rlenv.cli.options import WithSet, WithSpec, argument, option
 from rlenv.cli.terminal import write, write_error, write_json
-from rlenv.dialects.base import Dialect
+from rlenv.dialects.base import Dialect, calls_of
 from rlenv.dialects.built_in import FAMILIES, family_text, row_name, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.roundtrip import TOOLS
 from rlenv.episodes.environment import Environment, load

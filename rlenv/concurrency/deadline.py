@@ -1,17 +1,22 @@
-"""Time limits: of one piece of work on the loop, one that stands while others work, and what a call has waited."""
+"""Time limits: of one piece of work on the loop, one that stands while others work, and what a call has waited.
+
+A circuit breaker: what keeps failing is left alone for a while.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from rlenv.errors import ToolFailed
 
 __all__ = [
+    "Breaker",
     "Countdown",
     "Expired",
     "Waited",
@@ -24,7 +29,6 @@ __all__ = [
     "running_under",
     "stopped",
 ]
-
 
 _GRACE_S = 0.1
 """How long a cancelled coroutine may take to clean up before it is left behind."""
@@ -248,3 +252,66 @@ class Waited:
         waits = _waits.get()
         if waits is not None:
             waits.append(time.monotonic() - self._began)
+
+
+_MOST_CALLERS = 2
+
+
+class Breaker:
+    """Shut while calls succeed; open after `failures` in a row; then one call in `reset_s` seconds tries again.
+
+    Failures that may be the caller's own do not open it where they all are one caller's: no episode takes a tool from
+    the others. Where one failure is enough, it opens for whose ever it is.
+
+    Ask `admits()` before a call and report every call that was admitted with `succeeded`, `failed` or `abandoned`.
+    """
+
+    __slots__ = ("_callers", "_clock", "_failures", "_in_a_row", "_is_trying", "_lock", "_opened_at", "_reset_s")
+
+    def __init__(self, *, failures: int, reset_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._failures = failures
+        self._reset_s = reset_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._in_a_row = 0
+        self._callers: set[Hashable] = set()
+        self._opened_at: float | None = None
+        self._is_trying = False
+
+    def admits(self) -> bool:
+        """False where the call has to be refused at once."""
+        with self._lock:
+            if self._opened_at is None:
+                return True
+            if self._is_trying or self._clock() - self._opened_at < self._reset_s:
+                return False
+            self._is_trying = True
+            return True
+
+    def succeeded(self) -> None:
+        """The tool answered, be it with a failure that was the model's own."""
+        with self._lock:
+            self._in_a_row = 0
+            self._callers.clear()
+            self._opened_at = None
+            self._is_trying = False
+
+    def failed(self, caller: Hashable = None) -> None:
+        """The tool broke, hung, or said that it was not there.
+
+        Args:
+            caller: whose call it was, where the call may have brought it about; None where it cannot have.
+        """
+        with self._lock:
+            self._in_a_row += 1
+            if len(self._callers) < _MOST_CALLERS:
+                self._callers.add(caller)
+            is_one_callers = self._failures > 1 and None not in self._callers and len(self._callers) < 2
+            if self._is_trying or (self._opened_at is None and self._in_a_row >= self._failures and not is_one_callers):
+                self._opened_at = self._clock()
+            self._is_trying = False
+
+    def abandoned(self) -> None:
+        """The call was cancelled and says nothing about the tool."""
+        with self._lock:
+            self._is_trying = False

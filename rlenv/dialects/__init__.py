@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlenv._base.nearest import nearest
-from rlenv.dialects.base import Dialect
+from rlenv.dialects.base import Dialect, RowFault
 from rlenv.dialects.built_in import ALIASES
-from rlenv.dialects.findings import RowFault
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
 

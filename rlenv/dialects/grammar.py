@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+from rlenv.dialects.base import calls_of
 from rlenv.dialects.bodies import GemmaForm, PythonForm, TextForm
-from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.json_text import missing_brackets
 from rlenv.dialects.reading import Call, Form, Outcome, Reading, malformed, skip_space

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final, get_args
 
 from rlenv._base.nearest import did_you_mean
-from rlenv.dialects.findings import Path, RowFault, calls_of, listed, place_of_form
+from rlenv.dialects.base import Path, RowFault, calls_of, listed, place_of_form
 from rlenv.dialects.idle import idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency

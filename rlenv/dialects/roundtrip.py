@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from rlenv.dialects.base import Path, RowFault, calls_of, place_of_form, shown
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.findings import Path, RowFault, calls_of, place_of_form, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall

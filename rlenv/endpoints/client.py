@@ -20,9 +20,8 @@ from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
-from rlenv.endpoints.account import asking
+from rlenv.endpoints.account import Completion, UnreadableAnswer, Usage, as_wire, asking, read_chat, usage_of
 from rlenv.endpoints.raw_text import RawText
-from rlenv.endpoints.wire import Completion, UnreadableAnswer, Usage, as_wire, read_chat, usage_of
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -172,7 +171,7 @@ class Client:
 
         if (lane := here()) is None:
             return await ask()
-        from rlenv.endpoints.taped import asked_chat, completed  # only where there is a tape
+        from rlenv.endpoints.raw_text import asked_chat, completed  # only where there is a tape
 
         known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
         return await completed(lane, known_as, ask, model=self.endpoint.model)

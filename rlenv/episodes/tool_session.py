@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlenv.dialects.base import result_messages
-from rlenv.endpoints.wire import UnreadableAnswer, read_chat
+from rlenv.endpoints.account import UnreadableAnswer, read_chat
 from rlenv.episodes.environment import Environment, sound
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult

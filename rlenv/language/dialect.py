@@ -1,15 +1,42 @@
-"""A dialect as data: how a model family writes calls, thinking and turns. Built-in families are rows of this class."""
+"""A dialect as data: how a model family writes calls, thinking and turns. Built-in families are rows of this class.
+
+What every class of the language is made of: a frozen mapping without unknown keys, and types without coercion.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
-from rlenv.language.types import Bool, Spec, Text
+__all__ = [
+    "LENIENCIES",
+    "Bool",
+    "CallSpec",
+    "ChatSpec",
+    "ChatTemplateSpec",
+    "DialectSpec",
+    "Float",
+    "Int",
+    "Leniency",
+    "Spec",
+    "Text",
+    "ThinkingSpec",
+]
 
-__all__ = ["LENIENCIES", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Leniency", "ThinkingSpec"]
+# YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
+Text = Annotated[str, Strict()]
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+Bool = Annotated[bool, Strict()]
+
+
+class Spec(BaseModel):
+    """A mapping of the language: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
 
 Marks = Text | tuple[Text, ...]
 Leniency = Literal[

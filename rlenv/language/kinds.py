@@ -70,7 +70,7 @@ class CompileContext:
     endpoints: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
     nest: Callable[..., Any] | None = field(default=None, kw_only=True)
-    """Compiles another spec for nested episodes; see `rlenv.episodes.nested.nest`."""
+    """Compiles another spec for nested episodes; see `rlenv.episodes.compile.nest`."""
     tools: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """The compiled tools of the entries above this one, by name (see `rlenv.tools.base.Tool`)."""
     roots: tuple[Path, ...] = field(default=(), kw_only=True)
@@ -101,13 +101,13 @@ _DIALECTS = """
 
 BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
-        "agent": "rlenv.tools.agent:KIND",
+        "agent": "rlenv.tools.model:AGENT",
         "calculator": "rlenv.tools.calculator:KIND",
         "code": "rlenv.tools.code:KIND",
         "command": "rlenv.tools.command:KIND",
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
-        "model": "rlenv.tools.model:KIND",
+        "model": "rlenv.tools.model:MODEL",
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",
         "sql": "rlenv.tools.sql:KIND",

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlenv.language.dialect import DialectSpec
-from rlenv.language.types import Bool, Float, Int, Spec, Text
+from rlenv.language.dialect import Bool, DialectSpec, Float, Int, Spec, Text
 
 __all__ = [
     "AnswerSpec",

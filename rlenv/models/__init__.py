@@ -7,8 +7,15 @@ this loads no heavy library: transformers, torch and gguf are imported where a G
 from __future__ import annotations
 
 from rlenv.models.architecture import Looked, weights_in
-from rlenv.models.lacking import first_prompts, lacks, looked_at
-from rlenv.models.local import local_model, local_tokenizer, shipped_templates, template_text
+from rlenv.models.local import (
+    first_prompts,
+    lacks,
+    local_model,
+    local_tokenizer,
+    looked_at,
+    shipped_templates,
+    template_text,
+)
 
 __all__ = [
     "Looked",

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
-from rlenv.endpoints.account import counted
-from rlenv.endpoints.wire import Completion
+from rlenv.endpoints.account import Completion, counted
 from rlenv.errors import EndpointError, PolicyError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rlenv.retrieval.base import Found
-from rlenv.tools._bm25 import Index, load_index
+from rlenv.tools.search import Index, load_index
 
 __all__ = ["Bm25Retriever"]
 

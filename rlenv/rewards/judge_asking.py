@@ -27,8 +27,7 @@ from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
-from rlenv.endpoints.account import asking
-from rlenv.endpoints.wire import Completion, Usage
+from rlenv.endpoints.account import Completion, Usage, asking
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
@@ -373,7 +372,7 @@ class _Asking:
         sampling = member.sampling.model_copy(update={"seed": by.seed + attempt, "extra": extra})
         asked = None
         if here() is not None:
-            from rlenv.endpoints.taped import sampling_of  # only where there is a tape
+            from rlenv.endpoints.raw_text import sampling_of  # only where there is a tape
 
             # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
             known_by = {

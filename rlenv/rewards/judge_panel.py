@@ -15,8 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from rlenv.endpoints.account import Account, counted
-from rlenv.endpoints.wire import Usage
+from rlenv.endpoints.account import Account, Usage, counted
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import Float, Int, Spec, Text
 from rlenv.rewards.base import Measured

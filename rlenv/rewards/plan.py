@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from rlenv.errors import RewardError, UsageError
-from rlenv.language.expressions import Expression, compile_expression
+from rlenv.language.expressions import Expression, compile_expression, flaws
 from rlenv.language.spec import RewardSpec
-from rlenv.language.weighing import flaws
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
 from rlenv.trajectory import Trajectory
 
@@ -145,7 +144,7 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
 
     Raises:
         UsageError: two terms share a name, what one measures does not fit how, or their keys have one of the `flaws`
-            (rlenv.language.weighing); it names the key.
+            (rlenv.language.expressions); it names the key.
     """
     names = [term.name for term in terms]
     if len(set(names)) < len(names):

@@ -25,10 +25,10 @@ from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.endpoints.account import Account, counted, merged
 from rlenv.errors import SpecError, UsageError
+from rlenv.language.dialect import Float, Spec, Text
 from rlenv.language.document import read_source
 from rlenv.language.loader import in_order
 from rlenv.language.type_faults import from_pydantic
-from rlenv.language.types import Float, Spec, Text
 from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from rlenv.endpoints.wire import as_wire
+from rlenv.endpoints.account import as_wire
 from rlenv.messages import Message, Sampled
 
 __all__ = ["FakeEndpoint", "Reply"]

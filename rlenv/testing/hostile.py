@@ -6,6 +6,8 @@ HostileEndpoint          a model server for `endpoints:`, in the OpenAI wire for
 HostileMcpServer         an MCP server for `tools: kind: mcp`, over stdio or HTTP
 hostile_tool             a Python tool for `tools: kind: python`
 hostile_actions          texts for any parser, without an environment
+
+An MCP server that misbehaves, to be put into a spec: over stdio, or over HTTP on loopback.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import gc
 import random
 import resource
 import selectors
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from rlenv.episodes.environment import Environment
@@ -29,14 +34,18 @@ from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
+from rlenv.testing import hostile_mcp_server
 from rlenv.testing.hostile_endpoint import HostileEndpoint
-from rlenv.testing.hostile_mcp import HostileMcpServer
+from rlenv.testing.hostile_mcp_server import HTTP_MODES, LISTING, MODES
 from rlenv.testing.hostile_policy import HostileAction, HostilePolicy, HostileSession, hostile_actions
 from rlenv.testing.hostile_tool import hostile_tool
 from rlenv.testing.laws import environment_of
 from rlenv.trajectory import Trajectory
 
 __all__ = [
+    "HTTP_MODES",
+    "LISTING",
+    "MODES",
     "HostileAction",
     "HostileEndpoint",
     "HostileMcpServer",
@@ -47,6 +56,56 @@ __all__ = [
     "hostile_actions",
     "hostile_tool",
 ]
+
+
+class HostileMcpServer:
+    """A hostile server to put into a spec; what it does is in `rlenv.testing.hostile_mcp_server`.
+
+    Over stdio, give its `command`; over HTTP, enter it and give its `url`:
+
+        server = {"kind": "mcp", "command": HostileMcpServer("garbage").command}
+        check_hostile("env.yaml", set={"tools.odd": server})
+
+        with HostileMcpServer("gzip bomb") as server:
+            check_hostile("env.yaml", set={"tools.odd": {"kind": "mcp", "url": server.url}})
+
+    Args:
+        mode: a name of MODES, LISTING or (over HTTP) HTTP_MODES, or `any`.
+    """
+
+    def __init__(self, mode: str = "any") -> None:
+        known = {"any", *MODES, *LISTING, *HTTP_MODES}
+        if mode not in known:
+            raise ValueError(f"mode: found '{mode}'; expected one of {', '.join(sorted(known))}")
+        self.mode = mode
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def command(self) -> list[str]:
+        """The server's command line over stdio."""
+        return [sys.executable, "-B", str(Path(hostile_mcp_server.__file__).resolve()), self.mode]
+
+    @property
+    def url(self) -> str:
+        """The server's address over HTTP."""
+        assert self._port, "use `with HostileMcpServer(...) as server`"
+        return f"http://127.0.0.1:{self._port}/mcp"
+
+    def __enter__(self) -> HostileMcpServer:
+        command = [*self.command, "--http", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self._process.stdout is not None
+        self._port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._port = 0
 
 
 _NOTED_S: Final = 0.02  # shorter passes of the loop are nobody's stall

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import names_in, read_file
-from rlenv.dialects.base import Dialect
-from rlenv.dialects.findings import RowFault, listed, shown
+from rlenv.dialects.base import Dialect, RowFault, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.language.dialect import ChatTemplateSpec, DialectSpec

@@ -21,9 +21,8 @@ from typing import Any
 from rlenv.concurrency.served import READY, received, refuse, send
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
 from rlenv.language.kinds import CompileContext
-from rlenv.tools._workers import MAX_BYTES, packed
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
-from rlenv.tools.python import PythonSpec, compile_python
+from rlenv.tools.python import MAX_BYTES, PythonSpec, compile_python, packed
 
 __all__ = ["serve"]
 

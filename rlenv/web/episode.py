@@ -16,8 +16,8 @@ import numpy as np
 
 from rlenv._base.bounded import encodable
 from rlenv._base.jsonable import plain
-from rlenv._base.pictures import bare_image
 from rlenv.errors import RlenvError, UsageError
+from rlenv.images import bare_image
 from rlenv.runs.figures.groups import MOST, group_of, members
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.tools import asked_in

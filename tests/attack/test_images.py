@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlenv._base.pictures import bare_image
-from rlenv.images import MAX_IMAGES, UnreadableImage, open_image, within_limits
+from rlenv.images import MAX_IMAGES, UnreadableImage, bare_image, open_image, within_limits
 from rlenv.messages import Image
 from rlenv.testing.tools import call
 from rlenv.tools.base import Tool, ToolOutput

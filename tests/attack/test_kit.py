@@ -22,7 +22,7 @@ from rlenv.testing.hostile import (
     hostile_actions,
 )
 from rlenv.testing.hostile_endpoint import MODES as ENDPOINT_MODES
-from rlenv.testing.hostile_material import KINDS, SUBJECTS, material, subject_of
+from rlenv.testing.hostile_policy import KINDS, SUBJECTS, material, subject_of
 from rlenv.testing.hostile_tool import OUTPUTS, hostile_tool
 
 OWN = """

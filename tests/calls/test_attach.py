@@ -19,10 +19,9 @@ from rlenv.language.spec import EndpointSpec, RewardSpec, SamplingSpec, Spec, To
 from rlenv.messages import Message, ToolCall
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from rlenv.tools.agent import AgentSpec
 from rlenv.tools.http import HttpSpec
 from rlenv.tools.mcp import McpSpec
-from rlenv.tools.model import ModelSpec
+from rlenv.tools.model import AgentSpec, ModelSpec
 from rlenv.users.kinds import ModelUserSpec
 from tests.support.beside import served, site
 

@@ -19,7 +19,7 @@ from rlenv.calls.cache import DiskStore, MemoryStore, pack, unpack
 from rlenv.calls.executor import coerced
 from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
 from rlenv.calls.runner import SharedPlaces, shared_places
-from rlenv.concurrency.breaker import Breaker
+from rlenv.concurrency.deadline import Breaker
 from rlenv.errors import ResourceError
 from rlenv.language.spec import DelaySpec, FaultsSpec
 from rlenv.messages import Image

@@ -20,7 +20,7 @@ from rlenv.checks.editor.wire import frame
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.errors import MissingExtra
-from rlenv.tools import _bm25
+from rlenv.tools import search as bm25
 from tests.support.editing import SMALL, SPEC, cursor
 from tests.support.lsp import Client, client
 
@@ -191,7 +191,7 @@ def test_a_client_that_goes_away_ends_the_server(tmp_path: Path) -> None:
 # `rlenv serve-search` as a process: it says where it listens, answers, and ends when it is told to
 
 try:
-    _bm25._library()
+    bm25._library()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rlenv import dialects
+from rlenv.dialects.base import RowFault
 from rlenv.dialects.built_in import FAMILIES, row_of
-from rlenv.dialects.findings import RowFault
 from rlenv.dialects.idle import CALL_RULES, CHAT_RULES, ROW_RULES
 from rlenv.dialects.meaning import BODIES, bodies_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, ThinkingSpec

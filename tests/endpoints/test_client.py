@@ -11,7 +11,7 @@ import pytest
 
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client, Endpoint, compile_endpoint
-from rlenv.endpoints.wire import Completion
+from rlenv.endpoints.account import Completion
 from rlenv.errors import EndpointError, MissingVariable, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Image, MalformedCall, Message, ToolCall

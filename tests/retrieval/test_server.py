@@ -18,11 +18,11 @@ from rlenv.language.kinds import CompileContext
 from rlenv.retrieval import Found, Retriever
 from rlenv.retrieval.server import application, serve
 from rlenv.testing.tools import call, kept
-from rlenv.tools import _bm25
+from rlenv.tools import search as bm25
 from rlenv.tools.http import KIND, HttpSpec
 
 try:
-    _bm25._library()
+    bm25._library()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 

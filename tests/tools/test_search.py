@@ -13,13 +13,13 @@ import pytest
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.testing.tools import call, check_tool
-from rlenv.tools import _bm25
+from rlenv.tools import search as bm25
 from rlenv.tools.base import Tool
 from rlenv.tools.search import KIND, SearchSpec
 from tests.support import data
 
 try:
-    _bm25._library()
+    bm25._library()
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -34,7 +34,7 @@ DOCUMENTS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    _bm25._loaded.clear()  # as in a new process
+    bm25._loaded.clear()  # as in a new process
     write(tmp_path / "corpus.jsonl", DOCUMENTS)
     return tmp_path
 
@@ -101,7 +101,7 @@ def test_columns_may_have_other_names(folder: Path) -> None:
 def test_the_index_is_kept_for_the_next_process_and_follows_the_content(folder: Path) -> None:
     first = found(compiled(folder), "wind")
     (kept,) = (folder / "cache").iterdir()
-    _bm25._loaded.clear()
+    bm25._loaded.clear()
     assert found(compiled(folder), "wind") == first
     write(folder / "corpus.jsonl", DOCUMENTS[:2])
     assert found(compiled(folder), "wind") == ["a"]
@@ -114,11 +114,11 @@ def test_a_broken_or_unwritable_cache_only_costs_time(folder: Path) -> None:
     (kept,) = (folder / "cache").iterdir()
     for path in kept.iterdir():
         path.write_bytes(b"")
-    _bm25._loaded.clear()
+    bm25._loaded.clear()
     assert found(compiled(folder), "wind") == first
     shutil.rmtree(folder / "cache")
     (folder / "cache").write_text("a file where a folder should be", encoding="utf-8")
-    _bm25._loaded.clear()
+    bm25._loaded.clear()
     assert found(compiled(folder), "wind") == first
 
 

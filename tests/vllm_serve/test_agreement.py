@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.dialects.built_in import broken_message, broken_schemas
-from rlenv.endpoints.wire import as_wire
+from rlenv.endpoints.account import as_wire
 from rlenv.episodes.environment import load
 from rlenv.messages import Message
 from tests.vllm_serve.conftest import SPEC
