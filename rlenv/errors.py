@@ -41,10 +41,9 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from rlenv._base.nearest import all_known, did_you_mean
 from rlenv._base.reasons import Whose
 from rlenv._base.reasons import whose as whose_failure
-from rlenv._base.visible import visible
+from rlenv._base.text import all_known, did_you_mean, visible
 
 __all__ = [
     "CassetteError",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlenv._base.jsonable import UNRECORDED
+from rlenv._base.bounded import UNRECORDED
 from rlenv._base.reasons import Whose
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rlenv._base.bounded import cut_middle
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 from rlenv.errors import MissingVariable, UsageError
 
 __all__ = [

@@ -13,7 +13,7 @@ import pytest
 
 import rlenv
 from rlenv import errors
-from rlenv._base.nearest import all_known, did_you_mean
+from rlenv._base.text import all_known, did_you_mean
 from rlenv.errors import Fault, UnknownEntry, UsageError, under
 
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)\b")

@@ -25,8 +25,8 @@ import pydantic
 import pytest
 import yaml
 
-from rlenv._base.json_limits import TooMuchJson, read_json
 from rlenv._base.schemas import BoundedValidator
+from rlenv._base.strict_json import TooMuchJson, read_json
 from rlenv.calls.cache import DiskStore
 from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import load
@@ -41,7 +41,7 @@ from rlenv.runs import files as record
 from rlenv.tasks.hub import dataset_folder
 from rlenv.testing.laws import compiled
 from rlenv.testing.tools import call, kept
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.support.environments import BASE
 from tests.support.exceptions import classes, made
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 import orjson
 
 from rlenv._base.bounded import cut_end, cut_middle, encodable
-from rlenv._base.json_limits import TooMuchJson, check_json
-from rlenv._base.visible import visible
+from rlenv._base.strict_json import TooMuchJson, check_json
+from rlenv._base.text import visible
 from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError
 from rlenv.messages import Message, Sampled, ToolCall

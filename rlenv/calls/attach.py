@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.errors import UsageError
 from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import TemplateError, compile_template, texts_in

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlenv._base.bounded import cut_middle
-from rlenv._base.nearest import all_known
+from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes
 from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused

@@ -16,7 +16,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rlenv._base.nearest import nearest
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
+from rlenv._base.text import nearest
 from rlenv.checks.subject import Subject
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding

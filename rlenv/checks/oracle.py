@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Finding, RewardError, UsageError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean, nearest
+from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.subject import Split, Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.spec import Spec

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlenv import dialects
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Subject
 from rlenv.dialects.base import Dialect, RowFault, calls_of, fault_of, place_of_form

@@ -16,9 +16,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.bounded import cut_middle
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import cut_middle, plain
+from rlenv._base.text import figure
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at

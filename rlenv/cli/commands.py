@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from rlenv._base.nearest import all_known
+from rlenv._base.text import all_known
 from rlenv.cli.options import Options, parser_of
 from rlenv.errors import UsageError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.figures import figure
+from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error, write_json

@@ -21,7 +21,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 from rlenv.cli.options import Options, option
 from rlenv.cli.terminal import say
 from rlenv.runs import usage

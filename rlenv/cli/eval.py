@@ -16,9 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import rlenv
-from rlenv._base.bounded import cut_end
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import cut_end, plain
+from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.options import WithOut, WithRecord, WithSpec, given, option
 from rlenv.cli.play import WithPolicy

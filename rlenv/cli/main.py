@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from rlenv._base.bounded import cut_middle
-from rlenv._base.nearest import all_known
+from rlenv._base.text import all_known
 from rlenv.cli.commands import ALIASES, COMMANDS, command_at, parser_named
 from rlenv.cli.options import Executes, Options, options_of, parsed, refuse_unknown
 from rlenv.cli.terminal import say, show_traceback, write, write_error

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, Union, get_args, 
 
 import orjson
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.errors import UsageError
 
 __all__ = [

@@ -18,9 +18,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.bounded import plain
+from rlenv._base.text import did_you_mean, figure
 from rlenv.cli.console import Console, WithPrices, counting, show_spending
 from rlenv.cli.eval import invalid_lines
 from rlenv.cli.options import WithOut, WithSet, argument, given, option

@@ -16,8 +16,8 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
+from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices, show_spending
 from rlenv.cli.options import Options, WithSet, argument, option
 from rlenv.cli.terminal import say, write, write_error, write_json

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
+from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
 from rlenv.cli.options import WithSet, argument, option
 from rlenv.cli.terminal import say, write, write_json

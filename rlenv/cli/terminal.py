@@ -11,7 +11,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 from rlenv.secrets import redact
 
 __all__ = ["say", "show_traceback", "write", "write_error", "write_json"]

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rlenv import dialects
 from rlenv._base.bounded import cut_end
-from rlenv._base.nearest import nearest
+from rlenv._base.text import nearest
 from rlenv.cli.console import Console, counting, show_spending_line
 from rlenv.cli.options import WithSet, WithSpec, argument, option
 from rlenv.cli.terminal import write, write_error, write_json

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.cli.console import Console, WithPrices, counting, show_spending, show_spending_line
 from rlenv.cli.options import Options, WithSpec, argument, given, keywords, option, options_of
 from rlenv.cli.play import WithPolicy

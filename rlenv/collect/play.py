@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in
+from rlenv._base.text import nearest
 from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play, together

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import rlenv
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.checks.diagnose import judge_environment
 from rlenv.collect.data import MANIFEST, ROWS, TRAJECTORIES, Candidate, Chosen, Identity, Keep, Manifest, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlenv._base.nearest import nearest
+from rlenv._base.text import nearest
 from rlenv.dialects.base import Dialect, RowFault
 from rlenv.dialects.built_in import ALIASES
 from rlenv.language import kinds as registry

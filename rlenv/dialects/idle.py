@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from rlenv._base.nearest import nearest
+from rlenv._base.text import nearest
 from rlenv.dialects.base import Path, RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec

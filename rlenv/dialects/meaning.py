@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, get_args
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.dialects.base import Path, RowFault, calls_of, listed, place_of_form
 from rlenv.dialects.idle import idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of

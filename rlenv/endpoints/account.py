@@ -21,9 +21,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from rlenv._base.json_limits import TooMuchJson, check_json
-from rlenv._base.jsonable import SPARSE, UNRECORDED
-from rlenv._base.strict_json import MAX_DEPTH, kind_of, load, value_fault
+from rlenv._base.bounded import SPARSE, UNRECORDED
+from rlenv._base.strict_json import MAX_DEPTH, TooMuchJson, check_json, kind_of, load, value_fault
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 from rlenv.trajectory import ModelUsage
 

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv._base.strict_json import TooMuchJson, check_json
 from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope

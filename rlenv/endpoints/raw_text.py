@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, here, through
 from rlenv.endpoints.account import Completion, Usage, as_wire, asking, read_text
 from rlenv.errors import EndpointError

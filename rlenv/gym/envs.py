@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.episode import Episode, Step

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlenv._base.bounded import abridged
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import is_file, is_folder, names_in, read_file
+from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding, SpecError
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text
 

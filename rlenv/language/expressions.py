@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import EnvSpec, RewardSpec

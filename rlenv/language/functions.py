@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlenv._base.nearest import did_you_mean
-from rlenv._base.neighbours import file_module
+from rlenv._base.paths import file_module
+from rlenv._base.text import did_you_mean
 from rlenv.errors import UnknownEntry, UsageError
 from rlenv.secrets import redact_within
 

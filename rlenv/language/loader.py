@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from rlenv._base.nearest import did_you_mean, nearest
+from rlenv._base.text import did_you_mean, nearest
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import is_file, is_folder
+from rlenv._base.text import did_you_mean
 from rlenv.errors import UsageError
 
 __all__ = ["find", "shipped"]

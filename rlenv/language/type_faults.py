@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import PolicySpec, Spec

@@ -13,8 +13,8 @@ from rlenv.messages import Message
 from rlenv.models.architecture import Looked
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import LoadedTokenizer, bind
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
+from rlenv.tokens.vocabulary import ChatTemplate
 
 __all__ = [
     "EndMarks",

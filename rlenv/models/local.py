@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.episodes.environment import Environment
 from rlenv.errors import MissingExtra, RlenvError, UsageError
 from rlenv.messages import Message
@@ -98,7 +98,7 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
     """
     source = template_text(given)
     # A mistake in the template is told here, and not by a server.
-    from rlenv.tokens.chat_template import ChatTemplate
+    from rlenv.tokens.vocabulary import ChatTemplate
 
     ChatTemplate(source, name=str(given), values={})
     folder = _folder_of(place)

@@ -1,9 +1,8 @@
 """What a run would meet before it starts: lengths against limits, tokens of a step, memory, and exactness."""
 
 from rlenv.errors import Finding
-from rlenv.preflight.activations import Pass
 from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure
-from rlenv.preflight.memory import Machine, Memory, Model, known_model, memory_of, model_of
+from rlenv.preflight.memory import Machine, Memory, Model, Pass, known_model, memory_of, model_of
 from rlenv.preflight.report import Names, Preflight, Step, judge_lengths, judge_memory, lines_of
 from rlenv.preflight.run import Plan, Split, Subject, preflight
 

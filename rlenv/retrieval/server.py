@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from rlenv._base.json_limits import read_json
+from rlenv._base.strict_json import read_json
 from rlenv.retrieval.base import Found, Retriever
 
 __all__ = ["application", "serve"]

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv._base.bounded import cut_middle
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import cut_middle, plain
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here

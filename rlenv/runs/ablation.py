@@ -7,7 +7,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.language.expressions import compile_expression

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.errors import UsageError
 from rlenv.runs.columns import arrow
 from rlenv.runs.folder import is_run, open_run

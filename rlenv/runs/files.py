@@ -16,8 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import orjson
 
-from rlenv._base.bounded import cut_end
-from rlenv._base.jsonable import fields_of, plain
+from rlenv._base.bounded import cut_end, fields_of, plain
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.runs.journal import loads

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in, read_file
+from rlenv._base.text import nearest
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.folder import is_run, open_run

@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlenv._base.bounded import cut_end
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import cut_end, plain
 from rlenv.concurrency.lanes import Lane, entered
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import together

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from rlenv._base.bounded import cut_end, encodable
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import cut_end, encodable, plain
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
 from rlenv.runs.usage import asked_tokens

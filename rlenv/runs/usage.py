@@ -21,8 +21,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from rlenv._base.figures import figure
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
+from rlenv._base.text import figure
 from rlenv.endpoints.account import Account, counted, merged
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.dialect import Float, Spec, Text

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state

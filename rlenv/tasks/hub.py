@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import is_file, leads_out, read_file
+from rlenv._base.text import did_you_mean
 from rlenv.errors import MissingExtra, SpecError, UsageError
 from rlenv.language.functions import failure
 from rlenv.language.yamltree import Node, parse_text

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from rlenv._base.bounded import size
-from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import is_file, is_folder, names_in
+from rlenv._base.text import did_you_mean, nearest
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.functions import check_positional, failure, import_function
 from rlenv.language.loader import LoadedSpec

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.language import kinds as registry

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import names_in, read_file
+from rlenv._base.text import did_you_mean, nearest
 from rlenv.dialects.base import Dialect, RowFault, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.language.dialect import ChatTemplateSpec, DialectSpec
 from rlenv.messages import Message, ParsedAction, ToolCall
-from rlenv.tokens.chat_template import ChatTemplate, names_read
 from rlenv.tokens.images import as_template_reads
 from rlenv.tokens.layouts import STOPS, ContentsLost, Deriver, Layout, NoStopMark, Slot
+from rlenv.tokens.vocabulary import ChatTemplate, names_read
 
 if TYPE_CHECKING:
     from rlenv.language.loader import LoadedSpec

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 
 __all__ = [
     "ANY_MARK",

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate, template_of
 from rlenv.tokens.dummies import TOOL, USER, Marks, Turn
 from rlenv.tokens.growth import AnsweredTurn, Growth
 from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
@@ -20,7 +19,16 @@ from rlenv.tokens.prompt_ids import MAX_MESSAGES, Observations, PromptIds
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.shapes import Story, end_marks, words_of
 from rlenv.tokens.trajectory import TokenTrajectory
-from rlenv.tokens.vocabulary import Keep, Limits, Vocabulary, encode, fast_tokenizer, token_cut
+from rlenv.tokens.vocabulary import (
+    ChatTemplate,
+    Keep,
+    Limits,
+    Vocabulary,
+    encode,
+    fast_tokenizer,
+    template_of,
+    token_cut,
+)
 
 __all__ = ["HISTORIES", "MAX_MESSAGES", "History", "TokenEncoder"]
 

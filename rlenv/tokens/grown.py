@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import (
     ANY_MARK,
     Form,
@@ -22,6 +21,7 @@ from rlenv.tokens.dummies import (
 )
 from rlenv.tokens.layouts import Layout, Slot, split_slots
 from rlenv.tokens.shapes import Reader, Story
+from rlenv.tokens.vocabulary import ChatTemplate
 
 __all__ = ["RESPELLS", "AnsweredTurn", "Grown", "Voice"]
 

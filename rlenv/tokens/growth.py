@@ -18,7 +18,6 @@ from typing import Any, Final
 from rlenv._base.bounded import drop_oldest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import (
     ANY_MARK,
     TOOL,
@@ -39,6 +38,7 @@ from rlenv.tokens.dummies import (
 from rlenv.tokens.grown import AnsweredTurn, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter, words_of
+from rlenv.tokens.vocabulary import ChatTemplate
 
 __all__ = ["LONG", "AnsweredTurn", "Growth"]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import (
     FORMS,
     SLOT,
@@ -27,6 +26,7 @@ from rlenv.tokens.dummies import (
     shown_content,
     turn_message,
 )
+from rlenv.tokens.vocabulary import ChatTemplate
 
 __all__ = ["STOPS", "TRANSFORMS", "ContentsLost", "Deriver", "Layout", "NoStopMark", "Slot", "TextSlot", "split_slots"]
 

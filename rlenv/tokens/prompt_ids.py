@@ -16,12 +16,11 @@ from rlenv.dialects.base import SameTurn
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import Way
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
 from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, Slot, TextSlot
 from rlenv.tokens.prompts import Part, Program, Written, encode_parts, written_parts
-from rlenv.tokens.vocabulary import Signs, Vocabulary, encode
+from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
 
 __all__ = ["CHECKS", "MAX_MESSAGES", "Observations", "PromptIds", "call_id"]
 

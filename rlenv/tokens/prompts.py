@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.layouts import Slot, TextSlot
-from rlenv.tokens.vocabulary import Signs, Vocabulary
+from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary
 
 __all__ = ["Part", "Program", "Run", "Written", "encode_parts", "written_parts"]
 

@@ -17,7 +17,7 @@ from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 from typing import Final
 
-from rlenv._base.nearest import all_known
+from rlenv._base.text import all_known
 
 __all__ = ["MAX_CHARS", "CannotCalculate", "Number", "as_text", "calculate"]
 

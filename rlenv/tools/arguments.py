@@ -10,8 +10,8 @@ import jsonschema_rs
 import orjson
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.schemas import BoundedValidator
+from rlenv._base.text import did_you_mean
 from rlenv.errors import UsageError
 from rlenv.language.templates import UnfitTemplate, compile_template, compile_value, template_of, texts_at, texts_in
 from rlenv.secrets import set_aside

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.errors import ToolFailed, UsageError, under
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import orjson
 from pydantic import Field
 
-from rlenv._base.json_limits import TooMuchJson, read_json
+from rlenv._base.strict_json import TooMuchJson, read_json
 from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Bool, Int, Text, ToolSpec

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.schemas import without_unreadable_patterns
+from rlenv._base.text import did_you_mean
 from rlenv.concurrency.lanes import Answer, Asked, here
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext, Kind

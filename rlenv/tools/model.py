@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from rlenv._base.bounded import size
-from rlenv._base.jsonable import plain
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.bounded import plain, size
 from rlenv._base.paths import RefusedPath
+from rlenv._base.text import did_you_mean
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint

@@ -29,8 +29,8 @@ import orjson
 from pydantic import Field
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import names_in, read_file
+from rlenv._base.text import did_you_mean
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Spec, Text, ToolSpec

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from aiohttp import web
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures

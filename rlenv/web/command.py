@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.figures import figure
+from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import argument, option
 from rlenv.cli.terminal import write, write_error

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlenv._base.bounded import encodable
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import encodable, plain
 from rlenv.errors import RlenvError, UsageError
 from rlenv.images import bare_image
 from rlenv.runs.figures.groups import MOST, group_of, members

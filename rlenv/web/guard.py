@@ -25,7 +25,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from rlenv._base.jsonable import sendable
+from rlenv._base.bounded import sendable
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import QueryFault
 from rlenv.web.episode import Blobs

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.bounded import encodable
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.cli.commands import COMMANDS
 from rlenv.cli.options import Option, Options, options_of
 from rlenv.errors import UsageError

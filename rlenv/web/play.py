@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.jsonable import plain
-from rlenv._base.neighbours import forget_files
+from rlenv._base.bounded import plain
+from rlenv._base.paths import forget_files
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import advance, started

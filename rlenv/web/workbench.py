@@ -22,8 +22,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from rlenv._base.jsonable import plain, sendable
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.bounded import plain, sendable
+from rlenv._base.text import did_you_mean
 from rlenv.checks.editor.complete import complete
 from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.faults import Mark, diagnose, marks

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, drop_oldest, encodable, size
+from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, drop_oldest, encodable, sendable, size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -108,3 +110,12 @@ def test_what_was_put_in_first_is_dropped_first() -> None:
     assert list(kept) == [3, 1, 2]
     drop_oldest(kept, most=1)
     assert list(kept) == [2]
+
+
+# What is sent as strict JSON
+
+
+def test_what_is_sendable_is_taken_by_a_strict_writer() -> None:
+    held = {"\ud800": ["a\udfff", 2**70, -(2**63), math.nan, {1: b"x"}], "ok": True}
+    read = orjson.loads(orjson.dumps(sendable(held)))
+    assert read == {"\ufffd": ["a\ufffd", str(2**70), -(2**63), None, {"1": "b'x'"}], "ok": True}

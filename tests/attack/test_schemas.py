@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv._base.json_limits import TooMuchJson, check_json, read_json
 from rlenv._base.schemas import MAX_STEPS, BoundedValidator
+from rlenv._base.strict_json import TooMuchJson, check_json, read_json
 from rlenv.errors import UsageError
 from rlenv.tools.arguments import ArgumentCheck
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlenv
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 from rlenv.cli.console import Console
 from rlenv.cli.main import main
 from rlenv.episodes.environment import load

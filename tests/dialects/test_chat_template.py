@@ -11,7 +11,7 @@ import rlenv
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate, names_read
+from rlenv.tokens.vocabulary import ChatTemplate, names_read
 from tests.support import real
 from tests.support.families import end_of
 

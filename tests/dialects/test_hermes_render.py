@@ -8,7 +8,7 @@ import pytest
 
 from rlenv import dialects
 from rlenv.messages import MalformedCall, Message, ToolCall
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.support import real
 
 HERMES = dialects.get("hermes")

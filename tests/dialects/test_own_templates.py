@@ -9,7 +9,7 @@ import pytest
 from rlenv import dialects
 from rlenv.messages import ToolCall
 from rlenv.testing.dialects import check_reading
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.support import real
 from tests.support.arguments import KEYS, PLAIN, TOOLS, value, written
 

@@ -16,7 +16,7 @@ from rlenv import dialects
 from rlenv.dialects.built_in import row_of
 from rlenv.dialects.engine import TextDialect
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.support import real
 
 # What each family's chat template writes for the calls of a message, in our own words. Filters: `text` strings bare and

@@ -9,8 +9,8 @@ import pytest
 from rlenv import dialects
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
-from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.declared import TemplatedDialect
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.support import real
 from tests.support.families import end_of
 

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlenv._base.nearest import nearest
+from rlenv._base.text import nearest
 from rlenv.errors import SpecError
 from rlenv.language.document import override_value, parse_source, read_source
 from rlenv.language.yamltree import MAX_DEPTH

@@ -10,7 +10,7 @@ import pytest
 from rlenv import dialects
 from rlenv.dialects.built_in import FAMILIES, family_text, row_of
 from rlenv.messages import ToolCall
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 from tests.real.shelf import templates
 from tests.support.arguments import TOOLS, written
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv._base.figures import figure
+from rlenv._base.text import figure
 from rlenv.cli.main import main
 from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.vocabulary import ChatTemplate
 
 PLAIN = (
     "", "plain", " spaces ", "a\nb\n", "\t", '"q" and \'q\'', "it's", "back\\slash\\n", "{", "}{", "[1, 2", "); f(x=1)",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.messages import Image, MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.locks.lock import Lock

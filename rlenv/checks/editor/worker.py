@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from rlenv._base.jsonable import plain, sendable
+from rlenv._base.bounded import plain, sendable
 from rlenv.checks.validate import validate_text
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, SpecError

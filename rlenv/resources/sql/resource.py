@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Final, Literal
 
 import orjson
 
-from rlenv._base.nearest import nearest
 from rlenv._base.paths import RefusedPath
+from rlenv._base.text import nearest
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.pool import MARGIN_S, Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed

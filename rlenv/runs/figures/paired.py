@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.statistics.paired import Spread, Tasks, agreeing, needed, paired_change, sign_flips, spread_of
 

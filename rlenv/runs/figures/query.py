@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.errors import UsageError
 from rlenv.runs.figures.entries import numbers_of
 from rlenv.runs.figures.snapshot import Snapshot

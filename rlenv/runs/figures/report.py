@@ -13,8 +13,7 @@ import numpy as np
 
 from rlenv import __version__
 from rlenv._base.bounded import cut_middle
-from rlenv._base.figures import figure
-from rlenv._base.visible import visible
+from rlenv._base.text import figure, visible
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.charts import Line, line_chart
 from rlenv.runs.figures.paired import compared

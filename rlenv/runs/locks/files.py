@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 import yaml
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv._base.paths import is_file, is_folder
 from rlenv.errors import RlenvError, SpecError
 from rlenv.language.functions import import_function

@@ -1,6 +1,6 @@
 """Which files of an author's own Python would import, read off their text; nothing is run.
 
-What lies beside a spec's file is found by the rules that run it (`rlenv._base.neighbours`), and a module on Python's
+What lies beside a spec's file is found by the rules that run it (`rlenv._base.paths`), and a module on Python's
 own path that was not installed by that path. What was installed counts by its version, and its name is told here.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.neighbours import find_below, is_meant_beside
+from rlenv._base.paths import find_below, is_meant_beside
 
 __all__ = ["Imports", "imported_by", "imported_for"]
 

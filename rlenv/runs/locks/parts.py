@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError

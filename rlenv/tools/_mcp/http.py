@@ -18,7 +18,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import INTERNAL_ERROR, jsonrpc_message_adapter
 
-from rlenv._base.json_limits import TooMuchJson
+from rlenv._base.strict_json import TooMuchJson
 from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, Gate, looked_at
 
 __all__ = ["BROKEN", "LOST", "UNREACHABLE", "open_http", "open_sse"]

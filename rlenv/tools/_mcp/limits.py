@@ -19,7 +19,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv._base.strict_json import TooMuchJson, check_json
 
 __all__ = [
     "LARGE_BYTES",

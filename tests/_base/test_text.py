@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 
-from rlenv._base.visible import visible
+from rlenv._base.text import visible
 
 WITH_GLYPHS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
 """Format characters that are shown themselves, before or around a number (Unicode, Prepended_Concatenation_Mark)."""
