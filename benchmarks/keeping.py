@@ -31,9 +31,9 @@ from rlenv.episodes.environment import load
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Trajectory
-from rlenv_train.attempts import Attempt
 from rlenv_train.keeping import Keeper
 from rlenv_train.launch import run_to_end
+from rlenv_train.progress import Attempt
 from rlenv_verl.run.inputs import run_environment
 from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main as train

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean
+from rlenv._base.text import did_you_mean
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 

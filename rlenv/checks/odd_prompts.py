@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlenv._base.nearest import did_you_mean, nearest
+from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.odd_rows import Asked, asked_of, fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlenv._base.nearest import nearest
+from rlenv._base.text import nearest
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import kind_of

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlenv._base.jsonable import plain
+from rlenv._base.bounded import plain
 from rlenv.messages import Image
 from rlenv.runs.blobs import LONG_BYTES, Blobs, blob_of, clear_blobs, put_back
 from rlenv.runs.events import Event, Reel, dumped

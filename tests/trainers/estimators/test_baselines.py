@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlenv.errors import UsageError
-from rlenv_verl.settings.masking import check_masking
+from rlenv_verl.settings.checks import check_masking
 
 WITH_GROUPS = ["rlenv_rloo", "rlenv_reinforce_plus_plus_baseline"]
 ALL = [*WITH_GROUPS, "rlenv_reinforce_plus_plus"]

@@ -327,7 +327,7 @@ def settings(estimator: str = "rlenv_grpo", **keys: Any) -> dict[str, Any]:
     ],
 )
 def test_settings_that_take_a_row_for_an_episode_are_refused(keys: dict[str, Any], message: str) -> None:
-    from rlenv_verl.settings.masking import check_rows
+    from rlenv_verl.settings.checks import check_rows
 
     with pytest.raises(UsageError, match=rf"(?s)run\.history=rows makes several training rows.*{message}"):
         check_rows(settings(**keys))
@@ -344,6 +344,6 @@ def test_settings_that_take_a_row_for_an_episode_are_refused(keys: dict[str, Any
     ],
 )
 def test_other_settings_pass(keys: dict[str, Any]) -> None:
-    from rlenv_verl.settings.masking import check_rows
+    from rlenv_verl.settings.checks import check_rows
 
     check_rows(settings(**keys))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlenv.runs.schema import Facts
-from rlenv_train.attempts import Attempt
+from rlenv_train.progress import Attempt
 from rlenv_verl.rehearse.checks import Evidence, check_run
 from rlenv_verl.run.runfile import Run, SpecEntry
 from tests.support.kept import keep

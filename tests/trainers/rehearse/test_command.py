@@ -14,7 +14,7 @@ from rlenv.errors import UsageError
 from rlenv.runs.locks.lock import locks_of
 from rlenv_train.launch import Ending
 from rlenv_verl.rehearse.command import overlay, rehearse, replaced_keys
-from rlenv_verl.run.options import parser
+from rlenv_verl.run.inputs import parser
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.presets import load_preset
 from tests.trainers.conftest import quiet

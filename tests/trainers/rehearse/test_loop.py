@@ -72,8 +72,7 @@ def rehearsed() -> Any:
 @pytest.fixture(params=[HERMES, ONE_TEXT], ids=["hermes", "search_r1"])
 def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Groups of eight over two tasks and four steps: their outputs, and what the loops wrote of them."""
-    from rlenv_verl.rehearse.loop import RehearsalLoop
-    from rlenv_verl.rehearse.server import FOLDER_VARIABLE, RehearsalServer
+    from rlenv_verl.rehearse.loop import FOLDER_VARIABLE, RehearsalLoop, RehearsalServer
 
     (tmp_path / "spec.yaml").write_text(request.param)
     (tmp_path / "tools.py").write_text(TOOLS)
@@ -154,7 +153,7 @@ def test_every_kind_is_played_at_the_limits_lengths_and_written_down(played: Any
 
 def test_the_server_refuses_what_an_engine_would(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlenv_verl.rehearse.checks import SCRIPT_KEY
-    from rlenv_verl.rehearse.server import FOLDER_VARIABLE, RehearsalServer, digest
+    from rlenv_verl.rehearse.loop import FOLDER_VARIABLE, RehearsalServer, digest
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     model = type("Config", (), {"hf_config": type("Hf", (), {"vocab_size": 320})})

@@ -15,8 +15,8 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Mode
-from rlenv_train.attempts import merge_metrics
 from rlenv_train.keeping import Keeper
+from rlenv_train.progress import merge_metrics
 from rlenv_verl.run.figures import MetricsFile, merged
 from rlenv_verl.run.resume import resumed, validation_of
 from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint, locked

@@ -226,14 +226,14 @@ def settings(**keys: Any) -> dict[str, Any]:
     ],
 )
 def test_settings_that_count_masked_samples_are_refused(keys: dict[str, Any], message: str) -> None:
-    from rlenv_verl.settings.masking import check_masking
+    from rlenv_verl.settings.checks import check_masking
 
     with pytest.raises(UsageError, match=message):
         check_masking(settings(**keys))
 
 
 def test_other_settings_pass() -> None:
-    from rlenv_verl.settings.masking import check_masking
+    from rlenv_verl.settings.checks import check_masking
 
     check_masking(settings())
     check_masking(settings(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=96))

@@ -23,7 +23,7 @@ from rlenv_verl.settings.presets import override
 from rlenv_verl.sft.command import alone
 from rlenv_verl.sft.dataset import HELD_OUT, ordered
 from rlenv_verl.sft.plan import load_sft_preset
-from rlenv_verl.tiny.warmup import batch_of, take_step, token_losses
+from rlenv_verl.tiny.network import batch_of, take_step, token_losses
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(400)]
 

@@ -33,8 +33,7 @@ from rlenv_train.groups import stragglers as stragglers_of
 from rlenv_train.keeping import KEEP_GB, Keeper, nothing_of
 from rlenv_train.samples import Play, SampleTask, figures_of
 from rlenv_train.waits import STEP, Activity, Watch
-from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown_of
-from rlenv_verl.loop.outputs import outputs_of
+from rlenv_verl.loop.outputs import STRAY, clean_length, generation_fields, outputs_of, shown_of
 from rlenv_verl.loop.process import PROCESS, ProcessState, plain
 from rlenv_verl.loop.reward_model import served_by_reward_model
 
@@ -220,7 +219,7 @@ class RlenvAgentLoop(AgentLoopBase):
         """What of an episode veRL can take.
 
         Raises:
-            EpisodeError: not even the first prompt (`rlenv_verl.loop.images.shown_of`).
+            EpisodeError: not even the first prompt (`rlenv_verl.loop.outputs.shown_of`).
         """
         rows: list[Row] = []
         for row in tokens.rows:

@@ -1,17 +1,40 @@
-"""The outputs that veRL is handed of an episode: one a training row, in their order."""
+"""The outputs that veRL is handed of an episode: one a training row, in their order.
+
+Images between an episode and veRL: what its loop asks of the model's processor, and what it hands on.
+
+veRL 0.9.1 computes pixels and positions after an episode from what an agent loop gives it: it turns all ids to text,
+special tokens left out, and calls the processor with that text and `multi_modal_data["images"]`
+(experimental/agent_loop/agent_loop.py, `_compute_multi_modal_inputs`); the k-th run of placeholders in the ids is the
+k-th image. So ids and text may hold no placeholder that has no image behind it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tokenizer import get_processor_token_id
 
+from rlenv.errors import EpisodeError
+from rlenv.tokens import ProcessorImages, TokenTrajectory
 from rlenv_train.fate import Outcome, Row
 from rlenv_train.samples import EpisodeFigures, Play
 
-__all__ = ["TurnRewards", "outputs_of"]
+__all__ = [
+    "STRAY",
+    "Shown",
+    "TurnRewards",
+    "clean_length",
+    "generation_fields",
+    "image_template",
+    "outputs_of",
+    "processor_images",
+    "shown_of",
+]
 
 
 class TurnRewards(AgentLoopOutput):
@@ -79,3 +102,96 @@ def outputs_of(
         return output
 
     return [made(row) for row in outcome.rows]
+
+
+STRAY: Final = "image_token"
+"""Why an episode was cut in which the policy wrote the placeholder of an image."""
+
+
+def processor_images(processor: Any, kwargs: Mapping[str, Any]) -> ProcessorImages | None:
+    """What the model's processor makes of images; None where there is none, or it takes no images.
+
+    Args:
+        kwargs: veRL's `data.mm_processor_kwargs`.
+    """
+    if processor is None or not getattr(processor, "image_token", None):
+        return None
+    return ProcessorImages(processor, kwargs=kwargs)
+
+
+def image_template(processor: Any) -> str | None:
+    """The processor's chat template, which writes images; a tokenizer's own may not. None where it has none."""
+    template = getattr(processor, "chat_template", None)
+    return template if isinstance(template, str) and template else None
+
+
+def clean_length(ids: Sequence[int], *, images: ProcessorImages | None, tokenizer: Any) -> int:
+    """How many of the sampled ids stand before a placeholder, or before one that they would be as text.
+
+    veRL's vLLM server never samples one; other servers may, and any policy can spell it.
+    """
+    if images is None:
+        return len(ids)
+    forbidden = {get_processor_token_id(images.processor, kind) for kind in ("image", "video")} - {None}
+    length = next((index for index, token in enumerate(ids) if token in forbidden), len(ids))
+
+    def is_clean(count: int) -> bool:
+        text: str = tokenizer.decode(list(ids[:count]), skip_special_tokens=True)
+        return not any(word in text for word in images.reserved)
+
+    if is_clean(length):
+        return length
+    low, high = 0, length  # the most ids that are clean are `low` or more and fewer than `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_clean(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a sample veRL can take: so many tokens of the response, and so many images."""
+
+    response: int
+    images: int
+
+
+def shown_of(tokens: TokenTrajectory, *, images: ProcessorImages | None, tokenizer: Any) -> Shown:
+    """All of a sample, or its turns up to the last one behind which ids and text have one placeholder an image.
+
+    Raises:
+        EpisodeError: not even the prompt has; such a sample would end veRL's whole batch (`reason` is "image").
+    """
+    whole = Shown(len(tokens), len(tokens.images))
+    if images is None:
+        return whole
+    place = get_processor_token_id(images.processor, "image")
+    special = bool(tokenizer.decode([place], skip_special_tokens=True))
+    ids = tokens.context_ids
+    start = len(ids) - len(tokens)
+
+    def fits(response: int) -> Shown | None:
+        runs: list[int] = []
+        for token in ids[: start + response]:  # as veRL does: a run becomes one placeholder
+            if token != place or not runs or runs[-1] != place:
+                runs.append(token)
+        found = sum(token == place for token in runs)
+        text: str = tokenizer.decode(runs, skip_special_tokens=True)
+        is_right = text.count(images.place) == (found if special else 0)
+        is_right = is_right and not any(word in text for word in images.reserved[1:])
+        return Shown(response, found) if is_right and found <= whole.images else None
+
+    found = fits(whole.response)
+    if found is not None and found.images == whole.images:
+        return found
+    for _, end in reversed(tokens.turn_spans):
+        if (found := fits(end)) is not None:
+            return found
+    raise EpisodeError(f"the prompt spells {images.place}, which stands for an image", reason="image")
+
+
+def generation_fields(images: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What veRL's server client takes beside the ids, whose placeholders stay expanded: its servers fold them."""
+    if not images:
+        return {}
+    return {"image_data": list(images), **({"mm_processor_kwargs": dict(kwargs)} if kwargs else {})}

@@ -30,7 +30,7 @@ from rlenv.tokens.verdict import verdict_of
 from rlenv_train.groups import Groups
 from rlenv_train.keeping import Keeper
 from rlenv_train.waits import Watch
-from rlenv_verl.loop.images import image_template, processor_images
+from rlenv_verl.loop.outputs import image_template, processor_images
 from rlenv_verl.loop.reward_model import ask_for_router
 
 __all__ = ["PROCESS", "LoopSettings", "ProcessState", "plain", "read_settings"]

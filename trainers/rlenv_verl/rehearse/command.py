@@ -20,8 +20,8 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
-from rlenv_train.attempts import driving
 from rlenv_train.launch import Ending, Peak, ending_lines, watched
+from rlenv_train.progress import driving
 from rlenv_train.specs import TrainedSpec
 from rlenv_verl.export.checkpoints import find_checkpoints
 from rlenv_verl.loop.lost import told_at_the_end
@@ -306,7 +306,7 @@ def _checked(scene: _Scene, plan: Plan) -> list[Check]:
     import pyarrow.parquet
 
     from rlenv_verl.export.weights import plain_weights
-    from rlenv_verl.rehearse.server import digest
+    from rlenv_verl.rehearse.loop import digest
 
     # The first attempt's configuration: the second does not validate again what it starts from.
     evidence = Evidence.of(plan.run, scene.plan.config, accounts=scene.accounts, before=scene.before)

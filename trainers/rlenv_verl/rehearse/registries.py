@@ -21,7 +21,7 @@ ROLLOUT_NAME = "rlenv_rehearsal"
 
 
 def _load_replica() -> type[Any]:
-    from rlenv_verl.rehearse.server import RehearsalReplica
+    from rlenv_verl.rehearse.loop import RehearsalReplica
 
     return RehearsalReplica
 

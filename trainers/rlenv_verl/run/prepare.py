@@ -23,9 +23,8 @@ from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_o
 from rlenv_verl.loop.reward_model import check_reward_model
 from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
 from rlenv_verl.run.runfile import Mode, Run, SpecEntry
-from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL
+from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL, check_masking, check_rows
 from rlenv_verl.settings.keys import compose, thread_variables
-from rlenv_verl.settings.masking import check_masking, check_rows
 from rlenv_verl.settings.presets import Preset, control_estimator, load_preset, lora_overrides, override
 
 __all__ = [

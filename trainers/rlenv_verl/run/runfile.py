@@ -33,7 +33,7 @@ from rlenv.runs.folder import STOP, State
 from rlenv.runs.locks.files import Say, digest_of, kept_command, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tokens.bound import load_tokenizer
-from rlenv_train.attempts import Attempt, attempts_of, begin_attempt, write_run
+from rlenv_train.progress import Attempt, attempts_of, begin_attempt, write_run
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import History

@@ -19,16 +19,14 @@ from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.preflight import lines_of
 from rlenv.runs.folder import STOP, RunInfo, check_out, is_run
-from rlenv_train.attempts import driving, merge_metrics
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
-from rlenv_train.progress import Stage, TimeIsUp, Underway, plot_text, time_is_up_at
+from rlenv_train.progress import Stage, TimeIsUp, Underway, driving, merge_metrics, plot_text, time_is_up_at
 from rlenv_train.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
-from rlenv_verl.run.inputs import cluster_overrides, command_text, run_environment
+from rlenv_verl.run.inputs import FIXED_BY_A_RUN, cluster_overrides, command_text, parser, run_environment
 from rlenv_verl.run.model import given_model, made_again, made_of, measure_prompts, stops_of
-from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed, step_of, validation_of

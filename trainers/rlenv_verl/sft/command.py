@@ -15,11 +15,11 @@ from rlenv.cli.options import parsed
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo, check_out
-from rlenv_train.attempts import driving, merge_metrics
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
+from rlenv_train.progress import driving, merge_metrics
+from rlenv_verl.run.inputs import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
 from rlenv_verl.run.inputs import python_path
-from rlenv_verl.run.options import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
-from rlenv_verl.run.options import sft_parser as parser
+from rlenv_verl.run.inputs import sft_parser as parser
 from rlenv_verl.run.runfile import locked
 from rlenv_verl.sft.plan import new_run, resumed_run
 from rlenv_verl.sft.run import SftRun, Step, begun, finish, read_steps

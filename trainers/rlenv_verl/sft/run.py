@@ -18,9 +18,8 @@ from rlenv.collect import Manifest
 from rlenv.errors import UsageError
 from rlenv.runs.folder import State
 from rlenv.runs.locks.files import kept_command
-from rlenv_train.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_train.launch import STATES, Ending
-from rlenv_train.progress import plot_png, plot_text
+from rlenv_train.progress import Attempt, attempts_of, begin_attempt, plot_png, plot_text, write_run
 from rlenv_verl.export.checkpoints import Checkpoint, versions
 
 __all__ = ["Finished", "SftRun", "Step", "begun", "checkpoints_of", "finish", "read_steps"]

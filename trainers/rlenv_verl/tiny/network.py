@@ -1,13 +1,22 @@
-"""The tiny policy's tokenizer and network: Qwen3's architecture at about half a million parameters."""
+"""The tiny policy's tokenizer and network: Qwen3's architecture at about half a million parameters.
+
+The loss of supervised rows without veRL, and the warm start that trains a tiny policy with it.
+
+Both mean the same: the sum of the trained tokens' negative log-likelihoods, in nats, over a number of tokens.
+"""
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import (  # type: ignore[import-untyped]
     AddedToken,
     Regex,
@@ -18,7 +27,23 @@ from tokenizers import (  # type: ignore[import-untyped]
     trainers,
 )
 
-__all__ = ["CONTROL_TOKENS", "MARKER_TOKENS", "build_tokenizer", "chat_template", "new_model", "save_model"]
+from rlenv.collect.encode import EncodedRow
+
+__all__ = [
+    "CONTROL_TOKENS",
+    "MARKER_TOKENS",
+    "Batch",
+    "WarmupReport",
+    "batch_of",
+    "build_tokenizer",
+    "chat_template",
+    "loss_sum",
+    "new_model",
+    "save_model",
+    "take_step",
+    "token_losses",
+    "warm_up",
+]
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (PAD, START, END)
@@ -152,3 +177,152 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     generation = library.GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     generation.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows padded on the right: `ids` int64 and `is_trained` bool, shape (rows, longest).
+
+    Causal attention makes a mask of the padding needless: no token reads what stands behind it.
+    """
+
+    ids: torch.Tensor
+    is_trained: torch.Tensor
+
+    @property
+    def trained(self) -> int:
+        """The trained tokens."""
+        return int(self.is_trained.sum())
+
+
+def batch_of(rows: Sequence[EncodedRow], *, pad_id: int) -> Batch:
+    """The rows as one batch."""
+    return Batch(_padded([row.input_ids for row in rows], pad_id), _padded([row.loss_mask for row in rows], 0) == 1)
+
+
+def token_losses(model: Any, batch: Batch) -> torch.Tensor:
+    """The loss of each trained token, float, in the order of rows and places.
+
+    Args:
+        model: a causal language model of transformers; its output layer is applied to the trained tokens alone.
+    """
+    targets = batch.is_trained[:, 1:]
+    states = model.base_model(input_ids=batch.ids).last_hidden_state[:, :-1]
+    # Three quarters of the tokens are prompts and results: their logits would cost as much as a layer.
+    logits = model.get_output_embeddings()(states[targets])
+    return torch.nn.functional.cross_entropy(logits.float(), batch.ids[:, 1:][targets], reduction="none")
+
+
+def loss_sum(model: Any, batch: Batch) -> torch.Tensor:
+    """The sum of `token_losses`."""
+    return token_losses(model, batch).sum()
+
+
+def take_step(
+    model: Any, optimiser: torch.optim.Optimizer, batches: Sequence[Batch], *, tokens: float, clip: float = 1.0
+) -> tuple[float, float]:
+    """One step of the optimiser over the sum of all batches' losses, divided by `tokens`.
+
+    Args:
+        batches: micro-batches of one step.
+        tokens: what the sum is divided by: the step's trained tokens for a mean over tokens, or a constant.
+        clip: the largest norm of the gradient.
+
+    Returns:
+        The mean loss of a trained token before the step, and the gradient's norm before it was clipped.
+    """
+    total = 0.0
+    for batch in batches:
+        loss = loss_sum(model, batch)
+        torch.autograd.backward(loss / tokens)
+        total += float(loss.detach())
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimiser.step()
+    optimiser.zero_grad()
+    return total / max(1, sum(batch.trained for batch in batches)), float(norm)
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupReport:
+    """What a warm start did. `clean_loss` and `mixed_loss` are means per trained token over the last 20 steps of
+    their phase."""
+
+    steps: int
+    seconds: float
+    clean_loss: float
+    mixed_loss: float
+
+
+def warm_up(
+    model: Any,
+    clean: Sequence[EncodedRow],
+    mixed: Sequence[EncodedRow],
+    *,
+    pad_id: int,
+    seed: int,
+    steps: int = 460,
+    clean_share: float = 0.65,
+    batch: int = 32,
+    learning_rate: float = 3e-3,
+    progress: Callable[[int, float], None] | None = None,
+) -> WarmupReport:
+    """Train `model` in place: first on `clean` examples alone, then on the `mixed` ones.
+
+    Copying a result digit by digit is the slow skill; it is learned first, from clean examples, since the majority of
+    the mixture never reads a result.
+
+    Args:
+        model: a causal language model of transformers, on the CPU in float32.
+        clean: gold episodes and drills.
+        mixed: the mixture of right and flawed episodes.
+        pad_id: fills the short examples of a batch.
+        seed: order of the examples.
+        steps: optimiser steps, at least 2.
+        clean_share: the share of steps on clean examples alone.
+        batch: examples a step.
+        learning_rate: peak of the schedule, reached after 30 steps, then falling linearly to a tenth.
+        progress: called with (step, loss) after each step.
+    """
+    rng = random.Random(seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    started = time.monotonic()
+    switch = round(steps * clean_share)
+    # A constant, not the tokens of each batch: buckets of short guesses would otherwise weigh more per token than the
+    # long right episodes, and the policy would forget to call.
+    tokens_a_step = batch * sum(sum(row.loss_mask) for row in clean) / len(clean)
+    losses: list[float] = []
+    buckets: list[list[EncodedRow]] = []
+    model.train()
+    for step in range(steps):
+        if step == switch:
+            buckets = []
+        if not buckets:
+            buckets = _buckets(clean if step < switch else mixed, batch=batch, rng=rng)
+        rows = buckets.pop()
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
+        loss, _ = take_step(model, optimiser, [batch_of(rows, pad_id=pad_id)], tokens=tokens_a_step)
+        losses.append(loss)
+        if progress is not None:
+            progress(step + 1, losses[-1])
+    model.eval()
+    clean_losses, mixed_losses = losses[:switch][-20:], losses[switch:][-20:]
+    return WarmupReport(
+        steps=steps,
+        seconds=time.monotonic() - started,
+        clean_loss=sum(clean_losses) / max(1, len(clean_losses)),
+        mixed_loss=sum(mixed_losses) / max(1, len(mixed_losses)),
+    )
+
+
+def _buckets(examples: Sequence[EncodedRow], *, batch: int, rng: random.Random) -> list[list[EncodedRow]]:
+    """Eight batches of examples of about the same length each (a third less padding), in random order."""
+    pool = sorted((rng.choice(examples) for _ in range(8 * batch)), key=lambda row: len(row.input_ids))
+    buckets = [pool[start : start + batch] for start in range(0, len(pool), batch)]
+    rng.shuffle(buckets)
+    return buckets
