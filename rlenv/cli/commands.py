@@ -112,12 +112,12 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     ),
     "sft": Entry(
         "start a policy on supervised data, with veRL's own trainer",
-        "@run.options:SftCommand",
+        "@run.inputs:SftCommand",
         main="@sft.command:main",
     ),
     "train": Entry(
         "train a policy on veRL",
-        "@run.options:TrainCommand",
+        "@run.inputs:TrainCommand",
         {
             "--preflight": Entry(
                 "say before a run whether lengths and memory fit, and whether it is exact",
