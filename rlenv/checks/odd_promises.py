@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from rlenv.checks.odd_rows import Asked, asked_of, fixed_text, gold_of, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Finding
+from rlenv.errors import Finding, RlenvError
+from rlenv.language.templates import TemplateError, compile_template
+from rlenv.rewards.answer import compile_pattern
 from rlenv.rewards.base import Term
 
 __all__ = ["check_promises"]
 
+Said = tuple[str, str, str]
+"""A message, a hint and a code."""
+
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
-COUNTS: Final = dict(zip("one two three four five six seven eight nine ten".split(), range(1, 11), strict=True))
+_COUNTS: Final = dict(zip("one two three four five six seven eight nine ten eleven twelve".split(), range(1, 13),
+                          strict=True)) | {"fifteen": 15, "twenty": 20, "thirty": 30, "fifty": 50}  # fmt: skip
+_SUCH: Final = r"(?:such as|like|e\.g\.,?|for (?:example|instance),?|as in|written as|in the form) [\"'`(<]*"
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d|\d\d?[./]\d\d?[./]\d{4}|\d\d?(?:st|nd|rd|th|\.)? [A-Z][a-z]{2,8}\.? \d{4}")
 
 
 def _is_between(gold: str) -> bool:
@@ -35,6 +43,25 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
     ("YYYY-MM-DD", r"\bYYYY-MM-DD\b", re.compile(r"\d{4}-\d\d-\d\d").search),
     ("HH:MM", r"\bHH:MM\b", re.compile(r"\d\d?:\d\d").search),
     ("DD.MM.YYYY", r"\bDD\.MM\.YYYY\b", re.compile(r"\d\d?\.\d\d?\.\d{4}").search),
+    ("a date with strokes", rf"\b(?:DD/MM|MM/DD)/YYYY\b|{_SUCH}\d\d?/\d\d?/\d{{4}}",
+     lambda gold: re.search(r"\d\d?/\d\d?/\d{4}", gold) or not _DATE.search(gold)),
+    ("a date such as 2031-05-30", rf"{_SUCH}\d{{4}}-\d\d-\d\d",
+     lambda gold: re.search(r"\d{4}-\d\d-\d\d", gold) or not _DATE.search(gold)),
+    ("a time of 12 hours", rf"{_SUCH}\d\d?(?::\d\d)? ?[ap]\.?m\b|(?s:^(?!.*24[- ]hour).*\b12[- ]hour\b)",
+     lambda gold: not re.fullmatch(r"\d\d?:\d\d(?::\d\d)?", gold)),
+    ("a time of 24 hours", rf"{_SUCH}\d\d?:\d\d\b(?! ?[ap]\.?m)|(?s:^(?!.*12[- ]hour).*\b24[- ]hour\b)",
+     lambda gold: not re.search(r"\d ?[apAP]\.?[mM]\b", gold)),
+    ("JSON", r"\b(?:answer|reply|respond|write|output)\b[^.\n]{0,30}\b(?:as|in|with|an?|only)\b[^.\n]{0,12}\bJSON\b",
+     lambda gold: gold[:1] in tuple('{["')),
+    ("a fraction", r"\bas an? (?:\w+ )?fraction\b", re.compile(r"/|frac|^-?\d+$").search),
+    ("words", r"\b(?:number|it|amount) (?:out )?in words\b", lambda gold: not re.search(r"\d", gold)),
+    ("Roman numerals", r"\b(?:in|as|use) roman numerals?\b", re.compile(r"[IVXLCDM]+").fullmatch),
+    ("no unit", r"\bwithout (?:its |the |any |an? )?units?\b", 
+     lambda gold: not re.fullmatch(r"-?[\d.,]+ ?[^\W\d]+", gold)),
+    *((word, rf"\b(?:answer|reply|respond|write)\b[^.\n]{{0,40}}\bin {word}\b",
+       re.compile(rf"[{letters}]|^[^A-Za-z]*$").search) for word, letters in (
+        ("Russian", "\u0400-\u04ff"), ("Greek", "\u0370-\u03ff"), ("Chinese", "\u4e00-\u9fff"),
+        ("Japanese", "\u3040-\u30ff\u4e00-\u9fff"), ("Arabic", "\u0600-\u06ff"), ("Korean", "\uac00-\ud7af"))),
     ("capital letters", r"\b(?:in|all) (?:capitals|capital letters|upper ?case)\b", lambda gold: gold == gold.upper()),
     ("lower case", r"\bin lower ?case\b|\bin small letters\b", lambda gold: gold == gold.lower()),
     ("a unit", r"\bwith (?:its|the|a) (?:correct |right )?units?\b", re.compile(r"[^\W\d_]|[%$€£°]").search),
@@ -44,21 +71,165 @@ _FORMS: Final[Sequence[tuple[str, str, Callable[[str], object]]]] = (
 
 
 def check_promises(subject: Subject) -> Iterator[Finding]:
-    """Warnings of `prompt` beside limits, tools and golds."""
-    asked = asked_of(subject)
+    """Warnings of `prompt` beside limits, tools, columns and golds."""
+    asked, warn, said = asked_of(subject), subject.document.warning, fixed_text(subject)
+    term = gold_term(subject)
+    golds = [golds_of(subject, term, one) if term is not None and term.spec.weight >= 0 else [] for one in asked]
     if asked and asked[0].texts:
-        yield from _limits(subject, subject.loaded.spec.prompt.system or "")
         yield from _shots(subject)
         yield from _sizes(subject, asked[0].texts[0])
+        promises = (_numbers, _at_once, _session, _packages, _files, _unshown)
+        for message, hint, code in (found for rule in promises for found in rule(subject, said, asked)):
+            yield warn("prompt", message, hint, code, at="key")
+        yield from _anchored(subject, asked[0].split.rows[0], said)
     yield from _images(subject)
-    yield from _units(subject)
-    term = gold_term(subject)
-    if term is not None and term.spec.weight >= 0:
-        for one in asked:
-            golds = golds_of(subject, term, one)
-            if golds:
-                path = f"rewards.{term.name}.expect"
-                yield from _forms(subject, path if subject.document.has(path) else "tasks", one, golds, term)
+    yield from _units(subject, [gold for told in golds for gold in told])
+    for one, told in zip(asked, golds, strict=True):
+        if term is not None and told:
+            path = f"rewards.{term.name}.expect"
+            yield from _forms(subject, path if subject.document.has(path) else "tasks", one, told, term)
+
+
+def _numbers(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """Numbers that a prompt or a tool's description promises, each beside the key that keeps it."""
+    spec = subject.loaded.spec
+    limits, tokens = spec.limits, spec.limits.response_tokens
+    questions = "|questions" if spec.user is not None else ""
+    nouns: list[tuple[str, str, float]] = [
+        (f"turns|steps|attempts|tries|rounds{questions}", "limits.turns", limits.turns)
+    ]
+    if spec.tools:
+        nouns.append((r"(?:tool )?calls|searches|queries|lookups|times", "limits.tool_calls", limits.tool_calls))
+    if tokens is not None:
+        nouns.append(("words", "limits.response_tokens", tokens / 1.2))
+    texts = [(said, nouns)]
+    for name, entry in spec.tools.items():
+        key, noun = _SHOWS.get(entry.kind, ("", ""))
+        kept = [(noun, f"tools.{name}.{key}", getattr(entry, key))] if key else []
+        texts.append((str(entry.description), kept))
+        if sum(entry.kind == one.kind for one in spec.tools.values()) == 1:
+            nouns += kept
+    count = rf"(\d{{1,5}}|{'|'.join(_COUNTS)})"
+    for text, noun, key, most in ((text, *one) for text, kept in texts for one in kept):
+        for found in re.finditer(rf"(?i)\b{count}[ -](?:[a-z]+ ){{0,2}}?(?:{noun})\b", text):
+            sentence = re.split(r"[.!?]\s", text[: found.start()])[-1]
+            is_call = re.search(r"(?i)\b(?:call|search|use|ask|look|query|run|calculat|try)", sentence)
+            number = _COUNTS.get(found[1].lower()) or int(found[1] if found[1].isdigit() else 0)
+            if number > most and (is_call or not found[0].lower().endswith("times")):
+                what = "the prompt" if text is said else "the description"
+                kept_is = tokens if noun == "words" else most
+                message = f"{what} speaks of {' '.join(found[0].split())}, and {key} is {kept_is}"
+                yield message, f"raise {key}, or mend it", "limits"
+                break
+
+
+def _at_once(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """Calls that are to be made together where one is run."""
+    together = r"at once|in parallel|simultaneously|in (?:one|a single|the same) (?:message|turn|step|reply)"
+    calls = r"(?:calls?|searches|queries|tools|look\w*)"
+    ways = rf"{calls}\b[^.]{{0,60}}\b(?:{together})|(?:{together})\b[^.]{{0,40}}\b{calls}"
+    found = re.search(rf"(?i)\b(?:{ways})\b", said)
+    if found is not None and subject.loaded.spec.limits.calls_per_turn == 1:
+        message = f"the prompt says '{found[0][:60]}', and limits.calls_per_turn is 1: the others are not run"
+        yield message, "raise limits.calls_per_turn", "limits"
+
+
+def _session(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """Names that are to stay from one piece of code to the next where each begins anew, or the other way round."""
+    tools = [one for one in subject.loaded.spec.tools.values() if one.kind == "code"]
+    names = r"(?:variables?|names|definitions?|functions?|imports?|state|values?|interpreter|session|kernel|notebook)"
+    stays = re.search(rf"(?i)\b{names}\b[^.]{{0,30}}\b(?:stays?|persists?|remembers?|remains?|(?:is|are) kept|keeps?|"
+                      rf"carr(?:y|ies|ied) over|stateful|(?:is|are) shared|survives?)\b", said)  # fmt: skip
+    anew = re.search(rf"(?i)\b(?:nothing|no {names}|not|never)\b[^.]{{0,20}}\b(?:stays?|persists?|kept|keeps?|carr)|"
+                     r"\b(?:starts?|begins?|runs?) (?:anew|afresh|fresh|from scratch)", said)  # fmt: skip
+    sessions = {bool(getattr(one, "session", False)) for one in tools}
+    if stays is not None and anew is None and sessions == {False}:
+        yield f"the prompt says '{stays[0][:60]}', and each call begins anew", "write session: true", "no-session"
+    elif anew is not None and stays is None and sessions == {True}:
+        yield f"the prompt says '{anew[0][:60]}', and 'session' keeps them", "write session: false", "no-session"
+
+
+def _packages(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """Packages that a sandbox does not have."""
+    code = [one for one in subject.loaded.spec.tools.values() if one.kind == "code"]
+    named = re.search(rf"(?i)(?<![\w.]){_PACKAGES}(?!\w|\.\w)", said)
+    refused = re.search(rf"(?i)\b(?:no|not|without|never|cannot|don't|neither)\b[^.]{{0,40}}{_PACKAGES}", said)
+    if named is not None and refused is None and code and all(one.kind in ("code", "calculator") for one in
+                                                            subject.loaded.spec.tools.values()):  # fmt: skip
+        which = getattr(code[0], "sandbox", "monty")
+        what = "few modules of the standard library" if which == "monty" else "the standard library alone"
+        yield f"the prompt speaks of {named[0]}, and the sandbox '{which}' has {what}", "take it out", "no-package"
+
+
+def _files(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """Files that nobody puts where the prompt says that they lie."""
+    spec = subject.loaded.spec
+    folders = [one for one in spec.resources.values() if one.kind == "tempdir"]
+    holds = re.search(r"(?i)\b(?:folder|directory|workspace)\b[^.]{0,20}\b(?:holds|contains|has)\b"
+                      r"|\b(?:files?|reports?|data)\b[^.]{0,20}\b(?:lies?|is|are) in (?:the|your|a)\b[^.]{0,20}"
+                      r"\b(?:folder|directory|workspace)\b", said)  # fmt: skip
+    is_empty = folders and all(getattr(one, "copy_from", None) is None for one in folders)
+    if holds is not None and is_empty and not any(one.kind == "python" for one in spec.resources.values()):
+        yield f"the prompt says '{holds[0][:60]}', and the folder is empty", "name the files: copy_from: …", "no-file"
+        return
+    named = re.search(r"(?<![\w/.])[\w-]+\.(?:csv|json|jsonl|txt|tsv|xlsx|parquet|pdf|md|db|sqlite|xml|log)\b", said)
+    only_code = spec.tools and all(one.kind in ("code", "calculator") for one in spec.tools.values())
+    if named is not None and only_code and not any(named[0] in str(row) for one in asked for row in one.split.rows[:5]):
+        yield f"the prompt names the file {named[0]}, and code finds no file", "show it in the prompt", "no-file"
+
+
+def _unshown(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+    """A passage, a table or a list of which the prompt speaks, in a column that nothing shows."""
+    code = subject.code
+    entries = [*strings_in(subject.document.data, ())]
+    parts = [text for path, text in entries if path[0] not in ("tasks", "prompt", "description", "name")]
+    parts += [found for path, text in entries if path[0] == "prompt" for found in re.findall(r"\{[{%].*?[%}]\}", text)]
+    read = " ".join(parts)
+    code = None if "resources" in f"{subject.loaded.spec.prompt}" else code
+    for one in asked if code is not None and subject.loaded.spec.user is None else ():
+        for column in one.split.columns:
+            rows = [(row.get(column), text) for row, text in zip(one.split.rows[:50], one.texts, strict=False)]
+            noun = next((group for group in _SHOWN if str(column) in group.split("|")), re.escape(str(column)))
+            near = re.search(rf"(?i)\b(?:following|given|attached)\s(?:\w+\s){{0,2}}?(?:{noun})\b"
+                             rf"|\b(?:{noun})\b,?\s(?:\w+\s)?(?:below|above|given)\b", said)  # fmt: skip
+            found = near or re.search(rf"(?i)\b(?:the|this|these)\s(?:\w+\s)?(?:{noun})\b", said)
+            if found is None or re.search(rf"\b{re.escape(str(column))}\b", f"{read} {code}"):
+                continue
+            words = [len(str(value).split()) for value, text in rows if isinstance(value, (str, list))]
+            hidden = [text for value, text in rows if value and str(value) not in text and not (
+                isinstance(value, list) and all(str(part) in text for part in value))]  # fmt: skip
+            if len(words) == len(rows) == len(hidden) and (near is not None or min(words, default=0) > 4):
+                message = f"it speaks of '{found[0]}', and nothing shows the column '{column}'"
+                yield message, f"write {{{{ task.{column} }}}}", "unread-column"
+                return
+    thing = re.search(r"(?i)\b(table|passage|paragraph|article) (?:below|above)|\b(?:following|given) "
+                      r"(table|passage|paragraph|article)\b", said)  # fmt: skip
+    users = [text for one in asked for text in one.users[:50]]
+    if thing is not None and code is not None and users and subject.loaded.spec.user is None:
+        marks = r"[|\t\n,;]" if "table" in thing[0].lower() else r"\n|.{140}"
+        if not any(re.search(marks, text) for text in users) and not subject.loaded.spec.prompt.images:
+            yield f"it speaks of '{thing[0]}', and shows none", "name its column: {{ task.… }}", "unread-column"
+
+
+def _anchored(subject: Subject, row: Mapping[str, Any], said: str) -> Iterator[Finding]:
+    """Patterns that fit an answer alone, where the prompt asks for something before it."""
+    spec = subject.loaded.spec
+    says = [step.say for step in spec.oracle or () if hasattr(step, "say")]
+    before = re.search(r"(?i)\b(?:think|reason|explain|work (?:it|this)? ?out|step by step|show your|last line"
+                       r"|final line|end (?:with|your)|finish with|aloud)", said)  # fmt: skip
+    places = [("answer.pattern", spec.answer.pattern)] if spec.answer.from_ == "regex" else []
+    places += [(f"rewards.{name}.pattern", getattr(one, "pattern", "")) for name, one in spec.rewards.items()
+               if getattr(one, "rule", "") == "regex" and one.weight > 0 and getattr(one, "of", "") == "message"
+               and not getattr(one, "full", False)]  # fmt: skip
+    for path, source in places if before is not None and says else ():
+        try:
+            text = compile_template(says[-1]).text(task=row, vars=spec.vars, results=["1"] * 50)
+            pattern = compile_pattern(compile_template(source or "").text(task=row, vars=spec.vars))
+        except (TemplateError, RlenvError):
+            continue
+        if pattern.last_at(text)[0] is not None and pattern.last_at(f"So I think.\n\n{text}")[0] is None:
+            message = f"it fits at the start of the message alone, and the prompt says '{before[0] if before else ''}'"
+            yield subject.document.warning(path, message, "write (?m) before it", "answer-form")
 
 
 def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Finding]:
@@ -71,19 +242,20 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
         asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
         loose = ["capital letters", "lower case"] if getattr(term.spec, "normalise", "case") != "none" else []
         loose += ["a unit"] if rule in ("math_equal", "f1", "contains") else []
+        loose += ["a fraction"] if rule in ("math_equal", "numeric_match") else []
         loose += ["a whole number"] if getattr(term.spec, "tolerance", 0) >= 0.5 else []
         if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
             message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
             return
         found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
-        places = 0 if found is None else COUNTS.get(found[1].lower()) or int(found[1])
+        places = 0 if found is None else _COUNTS.get(found[1].lower()) or int(found[1])
         if found is not None and getattr(term.spec, "tolerance", 0) >= 10 * 0.1**places:
             message = f"row {index + 1} {where} asks for {found[0]}, and the tolerance is {term.spec.tolerance:g}"  # type: ignore[attr-defined]
             yield warn(f"rewards.{term.name}.tolerance", message, "make it smaller", "any-answer")
             return
         if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
-            places = COUNTS.get(found[1].lower()) or int(found[1])
+            places = _COUNTS.get(found[1].lower()) or int(found[1])
             most = max(
                 getattr(term.spec, "tolerance", 0), abs(float(gold)) * getattr(term.spec, "relative_tolerance", 0)
             )
@@ -92,7 +264,7 @@ def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: 
                 yield warn(path, message, "round the gold value, or allow a tolerance", "gold-form")
                 return
         found = re.search(r"(?:at most|no more than|up to|fewer than|under) (\d+|\w+) words\b", text, re.IGNORECASE)
-        most_words = None if found is None else COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
+        most_words = None if found is None else _COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
         if found is not None and most_words and len(gold.split()) > most_words:
             message = (
                 f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value has {len(gold.split())}"
@@ -106,6 +278,25 @@ _IMAGE: Final = re.compile(
     r"(?:image|picture|photo|photograph|screenshot)s?\b",
     re.IGNORECASE,
 )
+_PACKAGES: Final = (
+    r"(?:numpy|pandas|scipy|sympy|matplotlib|sklearn|scikit-learn|torch|pytorch|tensorflow|requests|statsmodels|networkx"
+    r"|seaborn|polars|opencv|cv2|nltk|spacy|bs4|beautifulsoup)"
+)
+_SHOWS: Final = {
+    "search": ("top_k", "hits|results|documents|passages|snippets|articles"),
+    "sql": ("max_rows", "rows"),
+}
+"""The keys by which tools show so many of something, and its names."""
+_SHOWN: Final = (
+    "passage|context|text|article|paragraph|document|story|excerpt|body",
+    "options|choices|alternatives|candidates",
+    "hint|clue|tip",
+    "table|data",
+    "dialogue|conversation|transcript",
+    "code|snippet|program",
+    "words|list|items|numbers",
+)
+"""Names of columns, by what a prompt may call them."""
 _UNITS: Final = (
     (r"celsius|metric|°C", r"fahrenheit|imperial|°F"),
     (r"kilomet(?:re|er)s?|km", r"miles?"),
@@ -130,8 +321,16 @@ def _images(subject: Subject) -> Iterator[Finding]:
             yield subject.document.warning(f"prompt.{key}", message, "add 'images:'", "no-image", find=found[0])
 
 
-def _units(subject: Subject) -> Iterator[Finding]:
-    said = fixed_text(subject)
+def _units(subject: Subject, golds: Sequence[str]) -> Iterator[Finding]:
+    said, told = fixed_text(subject), " ".join(golds)
+    for pair in _UNITS:
+        for mine, other in (pair, pair[::-1]):
+            here, strange, own = (re.search(rf"(?i)(?<![a-z])(?:{one})\b", text)
+                                  for one, text in ((mine, said), (other, told), (mine, told)))  # fmt: skip
+            if here and strange and not own and not re.search(rf"(?i)\b(?:{other})\b", said):
+                message = f"the prompt speaks of {here[0]}, and gold values of {strange[0]}"
+                yield subject.document.warning("prompt", message, "take one unit", "other-unit", at="key")
+                return
     for name in subject.loaded.spec.tools:
         entry = " ".join(text for path, text in strings_in(subject.document.get(("tools", name)), ()))
         for pair in _UNITS:
@@ -147,29 +346,6 @@ def _units(subject: Subject) -> Iterator[Finding]:
 _WORDS: Final = re.compile(
     r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
 )
-
-
-def _limits(subject: Subject, text: str) -> Iterator[Finding]:
-    """Numbers of turns and calls that the prompt promises and the limits do not keep."""
-    limits = subject.loaded.spec.limits
-    at_once = re.search(
-        r"(?i)\b(?:calls?|searches|queries|tools)\b[^.]{0,40}\b(?:at once|in parallel|in one message)", text
-    )
-    if at_once is not None and limits.calls_per_turn == 1:
-        message = f"the prompt says '{at_once[0][:60]}', and limits.calls_per_turn is 1: the others are not run"
-        yield subject.document.warning("prompt", message, "raise limits.calls_per_turn", "limits", at="key")
-    for key, words in (
-        ("turns", "turns|steps|attempts|questions"),
-        ("tool_calls", "tool calls|calls|searches|queries"),
-    ):
-        for number in re.findall(rf"(?i)\b(\d{{1,4}}|{'|'.join(COUNTS)})\s+(?:{words})\b", text):
-            found = COUNTS.get(number.lower()) or int(number)
-            is_asked = subject.loaded.spec.user is not None or "questions" not in text
-            if found > getattr(limits, key) and is_asked:
-                told = f"{found} {words.partition('|')[0]}"
-                message = f"the prompt speaks of {told}, and limits.{key} is {getattr(limits, key)}"
-                yield subject.document.warning("prompt", message, f"raise limits.{key}, or mend it", "limits", at="key")
-                return
 
 
 def _shots(subject: Subject) -> Iterator[Finding]:

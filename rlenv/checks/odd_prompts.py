@@ -37,6 +37,9 @@ _UNFINISHED: Final = re.compile(
 )
 _ADJECTIVES: Final = frozenset("a any appropriate available best correct first following given last next only other "
                                "provided relevant right same second single suitable".split())  # fmt: skip
+_NO_TABLE: Final = (
+    "is|are|was|has|have|had|with|below|above|of|in|on|at|for|and|or|to|that|which|you|can|must|named|called"
+)
 _ACTS: Final = re.compile(r"\b(?:call|search|look|quer|tool|code|run|use)", re.IGNORECASE)
 _MOST_SHOWN: Final = 1_000
 
@@ -61,9 +64,11 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
     if asked and asked[0].texts:
         text = asked[0].texts[0]
         yield from _forms(subject, text)
-        yield from _tools(subject, text)
-        yield from _named(subject)
+        told = [*_tools(subject, text)]
+        yield from told
+        yield from (one for one in _named(subject) if one.code not in {other.code for other in told})
         yield from _marks(subject)
+        yield from _untold(subject, text)
         if (found := _UNFINISHED.search(f"{text} {subject.loaded.spec.description}")) is not None:
             yield subject.document.warning(
                 "prompt", f"the prompt says '{found[0]}'", "finish it", "unfinished", at="key"
@@ -190,9 +195,11 @@ def _forms(subject: Subject, text: str) -> Iterator[Finding]:
 def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     answer, document = subject.loaded.spec.answer, subject.document
     place = "answer" if document.has("answer") else "prompt"
-    if answer.from_ == "final_message" and f"</{answer.tag}>" in text:
-        message = f"the prompt asks for <{answer.tag}>, and the whole final message is the answer, tags included"
-        yield document.warning(place, message, "write from: tag", "answer-form", at="key")
+    for tag in dict.fromkeys(_TAG.findall(text)) if answer.from_ == "final_message" and reads_answer(subject) else ():
+        if f"</{tag}>" in text and _is_of_message(subject, tag):
+            message = f"the prompt asks for <{tag}>, and the whole final message is the answer, tags included"
+            yield document.warning(place, message, "write from: tag", "answer-form", at="key")
+            break
     if not reads_answer(subject) or answer.from_ not in ("tag", "boxed", "regex"):
         return
     wanted = {"tag": f"<{answer.tag}>", "boxed": "\\boxed{…}"}.get(answer.from_, f"what fits {answer.pattern}")
@@ -214,6 +221,27 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     yield document.warning(place, message, fix, "answer-form", at="key")
 
 
+def _is_of_message(subject: Subject, tag: str) -> bool:
+    """True for marks that stay in the message when the dialect has read thinking and calls out of it."""
+    parts = subject.compiled.parts
+    return parts is None or f"<{tag}>" in parts.dialect.parse(f"<{tag}>zq</{tag}>x", parts.tools).content
+
+
+def _untold(subject: Subject, text: str) -> Iterator[Finding]:
+    """Tools that no chat template tells the model of, and that the prompt does not explain."""
+    parts = subject.compiled.parts
+    ends = subject.loaded.spec.answer.tool
+    tools = [] if parts is None else [tool for name, tool in parts.tools.items() if name != ends]
+    if parts is None or not tools:
+        return
+    told = parts.dialect.render_prompt([Message("user", "zq")], [tool.schema for tool in tools])
+    call = ToolCall(tools[0].name, dict.fromkeys(tools[0].parameters.get("properties", {}), "1"))
+    opens = re.match(r"\s*(\S+?>|\S+)", parts.dialect.render_action(Message("assistant", "", (call,))))
+    if tools[0].name not in told and opens is not None and opens[1] not in text:
+        message = f"the dialect tells the model of no tools, and the prompt never says to write {opens[1]}"
+        yield subject.document.warning("prompt", message, "explain the call in the prompt", "untold-tool", at="key")
+
+
 def _tools(subject: Subject, text: str) -> Iterator[Finding]:
     """Tools that the prompt names and that are not there."""
     refused = re.search(r"(?i)\b(?:do not|don't|never|without) (?:use|using|call|calling) (?:any |the )?tools?\b", text)
@@ -227,7 +255,12 @@ def _tools(subject: Subject, text: str) -> Iterator[Finding]:
         return
     for found in _NAMED_TOOL.finditer(text):
         name = next(group for group in found.groups() if group)
-        if name in subject.tools or name.lower() in _ADJECTIVES or nearest(name, [*subject.tools]) is not None:
+        if (
+            name in subject.tools
+            or name.lower() in _ADJECTIVES
+            or found.string[found.start() - 1] in "<"
+            or nearest(name, [*subject.tools]) is not None
+        ):
             continue
         if any(name.lower() in f"{tool.name} {tool.description}".lower() for tool in subject.tools.values()):
             continue
@@ -245,14 +278,14 @@ def _named(subject: Subject) -> Iterator[Finding]:
     rows = [row for split in subject.splits.values() for row in split.rows[:50]]
     known = f"{subject.code or ''} {' '.join(rest)} {keys} {rows} {list(spec.vars)} {list(spec.resources)}"
     known += " ".join(f"{key}" for reward in spec.rewards.values() for key in (getattr(reward, "schema_", None) or {}))
-    for found in re.finditer(r"`(\w{3,})(?:\(.*?\))?`|\b([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b", said):
+    for found in re.finditer(r"`(\w{3,})(?:\(.*?\))?`|(?<![<\w/.-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b", said):
         name = found[1] or found[2]
         if subject.tools and not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE):
             message = f"the prompt names '{name}', which is no tool, argument or column"
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
             yield subject.document.warning("prompt", message, hint, "unknown-tool", at="key")
             return
-    table = re.search(r"\btables? `?(\w+)`?[ (,:]", said)
+    table = re.search(rf"\btables? (?!(?:{_NO_TABLE})\b)`?(\w+)`?[ (,:]", said)
     queries = " ".join(re.findall(r"(?i)\b(?:from|join|into|update)\s+[\"`]?\w+", f"{rows} {rest}"))
     if table is not None and queries and not re.search(rf"(?i)\b{table[1]}\b", f"{known} {queries}"):
         message = f"the prompt names the table '{table[1]}', which no query reads"

@@ -62,8 +62,11 @@ _UNFILLED: Final = re.compile(
     r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
-_SHOWS: Final = re.compile(r"(?:top|first|up to|at most) (\d+) (?:result|document|row|passage|hit|card)s?")
-_SAID: Final = ("description", "prompt", "rubric", "system")
+_ROLE: Final = re.compile(
+    r"(?i)\byou are (?:an?|the) (?:(?!customer|user|guest|client|caller|patient|who|of|with|to)\w+ ){0,3}?"
+    r"(?:assistant|agent|representative|chatbot|support|helpdesk|advis[eo]r|clerk)\b(?!'s)"
+    r"|\bhelp (?:the |your )?(?:customers?|users?|clients?)\b"
+)
 _SHELL: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`|[^{}]*\s(?:\||&&|>)\s[^{}]*")
 _SHELLS: Final = frozenset("sh bash zsh dash python python3 perl awk jq sed grep".split())
 
@@ -247,12 +250,6 @@ def _entries(subject: Subject) -> Iterator[Finding]:
         if entry.cache is not None and entry.cache.scope == "none" and entry.cache.ttl_s is not None:
             yield warn(f"{path}.cache.ttl_s", "nothing is kept with 'scope: none'", "take it out", "idle-cache")
         yield from _told(subject, name)
-        shows = getattr(entry, "top_k", None) or getattr(entry, "max_rows", None)
-        said = re.search(
-            r"(?:top|first|up to|at most) (\d+) (?:result|document|row|passage|hit|card)s?", str(entry.description)
-        )
-        if said is not None and shows is not None and int(said[1]) != shows:
-            yield warn(f"{path}.description", f"it says '{said[0]}', and {shows} are shown", "say how many", "limits")
 
 
 def _told_gold(subject: Subject) -> Iterator[Finding]:
@@ -341,6 +338,10 @@ def _user(subject: Subject) -> Iterator[Finding]:
     prompt = getattr(user, "prompt", None)
     if not isinstance(prompt, str):
         return
+    role = _ROLE.search(prompt)
+    if role is not None:
+        message = f"'{role[0]}' is the policy's part: the model plays the one who asks"
+        yield document.warning("user.prompt", message, "say who the user is, and what it wants", "odd-role")
     if user.stop is not None and user.stop not in prompt and "stop" not in prompt.lower():
         message = f"nobody tells the user to write {user.stop} when it is satisfied: the dialogue ends at a limit"
         yield document.warning("user.prompt", message, f"say when to write {user.stop}", "user-never-ends")
