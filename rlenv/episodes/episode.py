@@ -13,7 +13,7 @@ What calls run on and what is earned is in `episodes.tools`, what the user hears
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -73,6 +73,8 @@ class Episode:
     """Why the row cannot be read; such an episode fails as it opens."""
     tools: EpisodeTools = field(init=False)
     """What calls run on."""
+    now: Callable[[], float] = time.monotonic
+    """The clock by which an action is in time; a transcript's actions were taken before it was read."""
     _reward: EpisodeReward = field(init=False)
     _user: Conversation | None = None
     _chars: int = 0
@@ -254,7 +256,7 @@ class Episode:
 
     async def _step(self, action: str | Message) -> Step:
         environment = self.environment
-        begun, deadline = time.monotonic(), self._started + environment.spec.limits.episode_s
+        begun, deadline = self.now(), self._started + environment.spec.limits.episode_s
         if type(action) is str and len(action) <= _READ_AT_ONCE:
             text, parsed = environment.parse(action)
         else:
@@ -326,7 +328,7 @@ class Episode:
             reason = "turns"
         elif self._invalid_streak >= limits.invalid_actions:
             reason = "invalid_actions"
-        elif time.monotonic() >= deadline:
+        elif self.now() >= deadline:
             reason = "time"
         elif limits.response_tokens is not None and self.environment.is_text_only(self.cut):
             reason = "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
@@ -354,7 +356,7 @@ class Episode:
         malformed: int = 0,
     ) -> None:
         index, end, ids = len(self.turns), self._sampled.finish_reason, self._sampled.token_ids
-        seconds, started = time.monotonic() - begun, begun - self._started
+        seconds, started = self.now() - begun, begun - self._started
         self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids, started))
 
     async def _finish(

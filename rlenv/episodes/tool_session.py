@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rlenv.dialects.base import result_messages
@@ -32,8 +33,8 @@ class ToolSession:
 
     Calls run at once, unless a tool of the spec mutates: then one after another. Each counts for `limits.tool_calls`.
     `finish` makes turns of the loop's transcript, with the results that its calls had, and scores them as if they had
-    been played by `Episode.step`. What infrastructure does to a call ends the episode with an invalid reward, and the
-    loop reads that it is over.
+    been played by `Episode.step`, each when its calls were made. A tool knows each call as a turn of its own. What
+    infrastructure does to a call ends the episode with an invalid reward, and the loop reads that it is over.
 
     Args:
         task: the row's index in the split, or a row of its own.
@@ -58,7 +59,7 @@ class ToolSession:
         if environment.parts.simulated is not None:
             raise UsageError("a session of tools has no simulated user", hint="play the spec by environment.start()")
         self._environment = environment
-        self._made: list[tuple[ToolCall | MalformedCall, ToolResult | None]] = []
+        self._made: list[_Made] = []
         self._answer: ToolCall | MalformedCall | None = None
         mutates = any(tool.mutates for tool in environment.parts.tools.values())
         self._alone = asyncio.Lock() if mutates else None
@@ -107,18 +108,19 @@ class ToolSession:
             read = ParsedAction("", calls=(call,))
             is_answer = environment.answer_is_explicit and extract(spec.answer, read) is not None
             if is_answer and environment.executor.takes(call):
-                self._made.append((call, None))
+                self._made.append(_Made(call, None, episode.now()))
                 self._answer = call
                 return ToolResult(name, _ANSWER, call_id=id)
             at = len(self._made)  # its place in the order is that of its beginning
-            self._made.append((call, ToolResult(name, _STOPPED, "timeout", call_id=id, reason="late", whose="unclear")))
+            stopped = ToolResult(name, _STOPPED, "timeout", call_id=id, reason="late", whose="unclear")
+            self._made.append(_Made(call, stopped, episode.now()))
             try:
                 deadline = episode.tools.begun + spec.limits.episode_s
-                (result,) = await episode.tools.run((call,), turn=len(episode.turns), deadline=deadline)
+                (result,) = await episode.tools.run((call,), turn=at, deadline=deadline)
             except EpisodeError as error:
                 episode.fail(error.reason, str(error))
                 return ToolResult(name, _OVER, "skipped", call_id=id, reason="skipped", whose="policy")
-            self._made[at] = call, result
+            self._made[at].result = result
             (shown,) = result_messages((result,), environment.show, episode.cut, episode.task, at, images=True)
             return replace(result, text=shown.content)
 
@@ -139,12 +141,16 @@ class ToolSession:
         said = [Message("assistant", transcript)] if isinstance(transcript, str) else _said(transcript)
         if not episode.is_ended:
             turns, left = await self._turns(said)
-            whole = len(left) - bool(left and left[-1][0] is self._answer)  # an answer leaves out what stands beside it
+            # An answer leaves out what stands beside it.
+            whole = len(left) - bool(left and left[-1].call is self._answer)
             for part in filter(None, (left[:whole], left[whole:])):
-                calls = Message("assistant", "", tuple(call for call, _ in part))
-                turns.insert(len(turns) - bool(said), (calls, [result for _, result in part]))
-            for message, results in turns:
-                episode.tools.answered = results
+                turns.insert(len(turns) - bool(said), (Message("assistant", "", tuple(one.call for one in part)), part))
+            ended, taken = episode.now(), episode.tools.begun
+            for index, (message, made) in enumerate(turns):
+                episode.tools.answered = [one.result if one else None for one in made]
+                # What the loop took its time for behind a turn does not undo it; its last word comes when it ends.
+                taken = min((one.begun for one in made if one), default=ended if index == len(turns) - 1 else taken)
+                episode.now = partial(float, taken)
                 if (await episode.step(message)).is_last:
                     break
             else:
@@ -152,20 +158,27 @@ class ToolSession:
         await self.aclose()
         return episode.trajectory
 
-    async def _turns(
-        self, said: Sequence[Message]
-    ) -> tuple[list[tuple[Message, list[ToolResult | None]]], list[tuple[ToolCall | MalformedCall, ToolResult | None]]]:
-        """Each message with the results of its calls (None for one that was not run), and the calls of no message."""
+    async def _turns(self, said: Sequence[Message]) -> tuple[list[tuple[Message, Sequence[_Made | None]]], list[_Made]]:
+        """Each message with what was made of its calls (None for one that was not run), and the calls of no message."""
         left = list(self._made)
-        turns = []
+        turns: list[tuple[Message, Sequence[_Made | None]]] = []
         for message in said:
-            results: list[ToolResult | None] = []
+            made: list[_Made | None] = []
             for call in (await self.episode.read(message))[1].calls:  # its text may hold them too
-                places = [at for at, (made, _) in enumerate(left) if made.id is not None and made.id == call.id]
-                places += [at for at, (made, _) in enumerate(left) if _asks_the_same(made, call)]
-                results.append(left.pop(places[0])[1] if places else None)
-            turns.append((message, results))
+                places = [at for at, one in enumerate(left) if one.call.id is not None and one.call.id == call.id]
+                places += [at for at, one in enumerate(left) if _asks_the_same(one.call, call)]
+                made.append(left.pop(places[0]) if places else None)
+            turns.append((message, made))
         return turns, left
+
+
+@dataclass(slots=True)
+class _Made:
+    """A call that the loop made; the answer has no result. `begun` is on the clock of the episode."""
+
+    call: ToolCall | MalformedCall
+    result: ToolResult | None
+    begun: float
 
 
 def _asks_the_same(made: ToolCall | MalformedCall, call: ToolCall | MalformedCall) -> bool:

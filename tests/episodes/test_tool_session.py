@@ -177,6 +177,44 @@ def test_a_transcript_without_an_end_is_scored_as_it_stands(tmp_path: Path) -> N
         assert (ended.reason, ended.reward.total) == ("host", pytest.approx(0.1))
 
 
+def test_a_loop_that_takes_longer_than_the_episode_loses_no_result(tmp_path: Path) -> None:
+    """Each turn is in time where its calls were; the last word comes when the loop ends."""
+
+    async def main(late: str) -> rlenv.Trajectory:
+        async with loaded(tmp_path, {"limits.turns": 4}) as environment, rlenv.ToolSession(environment) as session:
+            clock = [session.episode.now()]
+            session.episode.now = lambda: clock[0]
+            for index, one in enumerate(CALLS):
+                clock[0] += 1e6 if late == str(index) else 1.0
+                await session.call(one.name, one.arguments, id=one.id)
+            clock[0] += 1e6 if late == "end" else 1.0
+            return await session.finish([*(Message("assistant", "", (one,)) for one in CALLS), ENDS[-1]])
+
+    found = {late: asyncio.run(main(late)) for late in ("never", "end", "2", "0")}
+    assert {late: (len(one.turns), one.reason) for late, one in found.items()} == {
+        "never": (4, "answer"),
+        "end": (4, "time"),
+        "2": (3, "time"),
+        "0": (1, "time"),
+    }
+    assert [[one.text for one in turn.results] for turn in found["end"].turns] == [["2"], ["4"], ["6"], []]
+    assert found["end"].reward.terms["calls"].value == 3.0
+
+
+def test_calls_that_were_made_apart_are_drawn_apart(tmp_path: Path) -> None:
+    """Faults that a spec puts in on purpose, and whatever else a tool draws by its turn."""
+    spec = SPEC.replace('"tools.py:double"}', '"tools.py:double", faults: {error: 0.5, seed: 1}, retries: 0}')
+
+    async def main(seed: int) -> list[bool]:
+        environment = loaded(tmp_path, {"limits.tool_calls": 20}, spec=spec)
+        async with environment, rlenv.ToolSession(environment, seed=seed) as session:
+            return [(await session.call("double", {"n": 1})).is_error for _ in range(20)]
+
+    drawn = [asyncio.run(main(seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert 4 <= sum(drawn[0]) <= 16
+
+
 def test_calls_run_one_after_another_where_a_tool_mutates(tmp_path: Path) -> None:
     most = '  most: {kind: python, function: "tools.py:most"MUTATES}\nobservation'
 
