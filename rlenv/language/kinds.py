@@ -46,8 +46,8 @@ class Kind:
     """Rewards: what is done to answer and gold before they are compared, where no key `normalise` says it."""
     reads_answer: bool = field(default=False, kw_only=True)
     """Rewards: it looks at what `answer:` reads of the last message."""
-    form: Literal["", "part", "all"] = field(default="", kw_only=True)
-    """Rewards: whether it pays for the form of an episode (calls, turns, length), whatever the answer says."""
+    form: Literal["", "all"] = field(default="", kw_only=True)
+    """Rewards: `all` where it pays for the form of an episode (calls, turns, length), whatever the answer says."""
     asks_models: bool = field(default=False, kw_only=True)
     """It asks other models: it takes long, costs, and may answer otherwise the next time."""
     is_local: bool = field(default=False, kw_only=True)

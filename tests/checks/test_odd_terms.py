@@ -390,6 +390,16 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "free-success",
         {"rewards.f": {"kind": "rule", "python": "own.py:one"}, "success": "f > 0"},
     ),
+    **{
+        f"a success of anything by {rule}, which pays for form beside what is right": (
+            "free-success",
+            {
+                "rewards.correct": {"kind": "rule", "rule": rule, "expect": "{{ task.answer }}"},
+                "success": "correct > -9",
+            },
+        )
+        for rule in ("rl_factory_search", "search_r1_format")
+    },
     # rows beside prompts
     "a task with two golds": (
         "conflicting-rows",

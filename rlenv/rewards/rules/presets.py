@@ -303,10 +303,8 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
     return Term(name=name, spec=spec, measure_async=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
-SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format, gold="expect", several=True, normalise=qa, form="part")
-RL_FACTORY_SEARCH = Kind(
-    RlFactorySearchSpec, _rl_factory_search, gold="expect", several=True, normalise=qa, form="part"
-)
+SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format, gold="expect", several=True, normalise=qa)
+RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _rl_factory_search, gold="expect", several=True, normalise=qa)
 
 
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
