@@ -16,6 +16,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import POLICY, Answer, Asked, Heard, Lane, Slot
 from rlenv.errors import CassetteError, UsageError
 from rlenv.runs.events import COMPARED, Event, Reel, as_given, content_of, dumped, parsed
+from rlenv.runs.locks.files import kept
 from rlenv.secrets import redact_value
 
 __all__ = ["Player", "Recorder"]
@@ -214,7 +215,10 @@ class Player:
             self._recorder.copied(lane, heard)
 
     def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Event | None:
-        own = [one for one in self._reel.at(lane.episode, lane.place) if one.content == content]
+        placed = self._reel.at(lane.episode, lane.place)
+        own = [one for one in placed if one.content == content]
+        if asked.kind == "list" and not own:  # a server that has moved, or the tape of an older version
+            return placed[0] if placed else None
         if same := next((one for one in own if one.ordinal == ordinal), None):
             return same
         if asked.kind == "judge" and own:
@@ -284,8 +288,14 @@ def _content(asked: Asked) -> str:
 
 
 def _shown(content: Any) -> Any:
-    """A request for people: without secrets, and of a long text its head and what tells it from others."""
-    return _abridged(redact_value(content))
+    """A request for people: without secrets, and of a long text its head and what tells it from others.
+
+    Of an entry's options stands what a lock holds of them: an author may have written a key out.
+    """
+    shown = redact_value(content)
+    if isinstance(shown, dict) and "options" in shown:
+        shown = {**shown, "options": kept(shown["options"], hides=True)}
+    return _abridged(shown)
 
 
 def _abridged(value: Any) -> Any:

@@ -165,7 +165,8 @@ def _listing(server: Server, pin: Path | None) -> Listing:
     is_pinned = pin is not None and pin.exists()
     if (lane := here()) is None or (is_pinned and lane.tape.is_offline):
         return found()
-    slot = lane.tape.look(lane.at(f"tools of {server.name}"), Asked("list", server.name, {"tools": server.name}))
+    content = {"tools": server.name, "server": server.digest}  # another entry may have its name
+    slot = lane.tape.look(lane.at(f"tools of {server.name}"), Asked("list", server.name, content))
     if slot.answer is not None and not is_pinned:
         return listing_of(slot.answer.response)
     listing = found()

@@ -23,9 +23,9 @@ from rlenv.episodes.environment import load
 from rlenv.language.shipped import shipped
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files
-from rlenv.runs.cassettes import Player
+from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.evaluate import evaluate
-from rlenv.runs.events import Event, Reel
+from rlenv.runs.events import Event, Reel, parsed
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded, with_ids
 from rlenv.runs.replay import Replayed, replay
@@ -321,6 +321,28 @@ oracle:
   - call: {{count: {{}}}}
   - say: "<answer>{{{{ task.answer }}}}</answer>"
 """
+
+
+def test_servers_of_one_name_in_two_specs_keep_their_own_tools(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    from rlenv.tools._mcp.listing import ListedTool, Listing, write_pin
+
+    specs, recorder = [], Recorder()
+    for name in ("first", "second"):
+        tool = ListedTool(name, "Does it.", {"type": "object", "properties": {}})
+        (tmp_path / name).mkdir()
+        write_pin(tmp_path / name / "pin.json", {"lab": Listing("lab", "1", (tool,))})
+        text = MCP.replace("PYTHON", sys.executable).replace("include: [count, echo]", "pin: pin.json")
+        specs.append(spec(tmp_path / name, text.replace("- call: {count: {}}\n  - call: {count: {}}\n  ", "")))
+    with entered(Lane(recorder, "")):
+        before = [sorted(load(path).parts.tools) for path in specs]
+    for path in specs:
+        Path(path).with_name("pin.json").unlink()
+    tape = Reel(None, {"": parsed(recorder.rest().encode(), "run")})
+    for order in (0, 1):  # whichever is compiled first
+        with offline(), entered(Lane(Player(tape), "")):
+            assert sorted(load(specs[order]).parts.tools) == before[order]
+    assert before == [["first"], ["second"]]
 
 
 @pytest.mark.slow

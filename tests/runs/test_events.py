@@ -252,6 +252,37 @@ def test_a_miss_reads_its_own_episode_and_the_run_once_at_the_most(tmp_path: Pat
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "content", [{"tools": "lab", "server": "2"}, {"tools": "lab", "server": "moved"}, {"tools": "lab"}]
+)
+def test_a_server_has_its_own_listing_and_one_that_has_moved_that_of_its_name(content: object) -> None:
+    recorder = Recorder()
+    lane = Lane(recorder, "").at("tools of lab")
+    for server in ("1", "2"):
+        slot = recorder.look(lane, Asked("list", "lab", {"tools": "lab", "server": server}))
+        recorder.keep(slot, Answer("ok", server))
+    player = Player(Reel(None, {"": parsed(recorder.rest().encode(), "run")}))
+    answer = player.look(Lane(player, "").at("tools of lab"), Asked("list", "lab", content)).answer
+    assert answer is not None
+    assert answer.response == ("2" if content == {"tools": "lab", "server": "2"} else "1")
+
+
+def test_what_an_author_has_written_out_as_a_key_is_shown_to_nobody(tmp_path: Path) -> None:
+    key = "sk-" + "a1B2" * 6
+    options = {
+        "env": {"KEY": "hunter2"},
+        "body": {"token": "hunter2", "q": f"{{{{ args.q }}}} {key}"},
+        "method": "POST",
+    }
+    recorder = Recorder()
+    lane = recorder.lane()
+    ask(recorder, lane, {"options": options, "arguments": {"token": "a word"}}, "fine")
+    (event,) = parsed(recorder.taken(lane), "run")
+    assert "hunter2" not in str(event)
+    assert key not in str(event)
+    assert (event.request["arguments"], event.request["options"]["method"]) == ({"token": "a word"}, "POST")
+
+
 def test_events_are_of_the_lock_that_their_episode_is_of_and_of_no_other_are_any_left() -> None:
     recorder = Recorder()
     recorder.lock = "first"

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from rlenv import secrets
 from rlenv.concurrency.lanes import check_going_out
 from rlenv.errors import ToolFailed
 from rlenv.messages import Image
-from rlenv.secrets import redact, redact_ends
+from rlenv.secrets import redact, redact_ends, redact_value
 from rlenv.tools._mcp.http import open_http, open_sse
 from rlenv.tools._mcp.stdio import Child, child_environment, open_child
 from rlenv.tools.base import ToolOutput
@@ -126,6 +127,12 @@ class Server:
         """What makes it this server and no other."""
         settings = (tuple(sorted(self.env.items())), tuple(sorted(self.headers.items())))
         return (self.command, self.url, self.transport, settings, str(self.cwd))
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits of where it is, with secrets by their names."""
+        place = redact_value([self.command, self.url, self.transport, str(self.cwd)])
+        return blake2b(repr(place).encode(errors="replace"), digest_size=8).hexdigest()
 
     @property
     def address(self) -> str:
