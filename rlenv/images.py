@@ -199,7 +199,7 @@ def _colours(flags: int) -> int:
 
 
 def _blocks_end(data: bytes, at: int) -> int:
-    """Where a chain of blocks ends, each with its length before it; an empty one is the last."""
+    """The end of a chain of blocks, each with its length before it; an empty one is the last."""
     for _ in range(_MAX_BLOCKS):
         length = data[at]
         at += 1 + length

@@ -1,4 +1,4 @@
-"""What passes between a policy and an environment: messages, calls, results and observations."""
+"""The messages between a policy and an environment: messages, calls, results and observations."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ParsedAction:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What one call gave; results stand in the order of their calls.
+    """The result of one call; results stand in the order of their calls.
 
     `text` is what the model sees. `outcome` says how the call ended; everything but `ok` is shown as an error.
     `value` is the structured value behind the text (None where there is none), for rewards. `details` says what
@@ -194,7 +194,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment answers to one action.
+    """The environment's answer to one action.
 
     `messages` are appended to the conversation (consecutive tool messages, or one user message). `text` is the same
     as a policy of raw text sees it, rendered by the dialect, generation prompt included ("" where the episode was

@@ -350,7 +350,7 @@ def redact_ends(text: str, limit: int) -> str:
 
 
 def margin() -> int:
-    """How many characters more have to be read than are shown, so that no value is cut before it is found."""
+    """The number of characters to read beyond those that are shown, so that no value is cut before it is found."""
     return _known.longest
 
 

@@ -51,7 +51,7 @@ _NOTHING: Final = Observation()
 
 
 class Measurement(TypedDict, total=False):
-    """What may be known of a term whatever became of it; see `TermResult`."""
+    """The facts of a term that may be known whatever became of it; see `TermResult`."""
 
     evidence: str
     seconds: float
@@ -168,7 +168,7 @@ class RewardBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode's reward is invalid: a stable `reason` for counting and a `message` for people."""
+    """The reason why an episode's reward is invalid: a stable `reason` for counting and a `message` for people."""
 
     reason: str
     message: str
@@ -208,7 +208,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What one role asked of one model in one episode.
+    """The usage of one model by one role in one episode.
 
     `role` is `policy`, `user`, `judge TERM`, `term TERM`, `tool NAME`, and within an agent what its own roles ask:
     `agent NAME > policy`. `requests` counts every try, and `failed` those of them that were of no use: refused, lost,
@@ -236,7 +236,7 @@ class ModelUsage:
 
 
 class Record(TypedDict):
-    """What is recorded of an episode however it ends; see `Trajectory`."""
+    """The record of an episode however it ends; see `Trajectory`."""
 
     environment: str
     split: str
@@ -338,7 +338,7 @@ class Trajectory:
 
     @property
     def calls(self) -> int:
-        """How many calls were made, malformed ones included."""
+        """The number of calls that were made, malformed ones included."""
         return sum(len(turn.results) for turn in self.turns)
 
 
@@ -347,7 +347,7 @@ _made_trajectory = quick(Trajectory)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one action led to.
+    """The outcome of one action.
 
     `reward` is what this turn earned: the shares of `RewardBreakdown.turn_rewards` that are known by now; over an
     episode the rewards of all steps sum to its total. It is None where the reward is invalid. `reason` says why the

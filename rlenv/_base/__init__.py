@@ -1,1 +1,3 @@
-"""What every part may use and no user types: bounds, JSON, paths, spellings, quick records; knows nothing of rlenv."""
+"""Shared ground of every part, which no user types: bounds, JSON, paths, spellings, quick records; knows nothing of
+rlenv.
+"""

@@ -107,7 +107,7 @@ def real(path: Path) -> Path:
 
 
 def finder(template: Template, *, base: Path, roots: Sequence[Path] = (), **values: Any) -> Callable[[str], Path]:
-    """What makes a path of a text that `template` was rendered to.
+    """A function that resolves a text, rendered from `template`, to a path.
 
     Args:
         template: of a path, or of a name that is one.
@@ -198,7 +198,7 @@ def _package(folder: Path) -> str:
 
 
 def find_below(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Where the last part of a module's dotted name is found in these folders; nothing is run."""
+    """The spec of the module that the last part of a dotted name has in these folders; nothing is run."""
     last = name.rpartition(".")[2]
     for folder in map(Path, folders):  # looked up anew each time: the path finder keeps what a folder held
         for file, inside in ((folder / last / "__init__.py", [str(folder / last)]), (folder / f"{last}.py", None)):
@@ -250,7 +250,7 @@ def _importer(root: str, own: str) -> Any:
 
 
 def is_meant_beside(name: str, *, folder: Path, own: str) -> bool:
-    """Whether `import name` in the module `own` of a folder means what lies in that folder.
+    """True if `import name` in the module `own` of a folder means what lies in that folder.
 
     True for a module, or a package with an `__init__.py`: a folder of data takes no name from a library. A file that is
     called as what it wraps (`sympy.py` with `import sympy`) does not mean itself.

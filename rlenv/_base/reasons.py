@@ -1,4 +1,5 @@
-"""Why a call failed, and whose doing that is: the words that a failure carries from a tool to the reward.
+"""The reasons for which a call fails, and whose failure each is: the words that a failure carries from a tool to the
+reward.
 
 A reward turns a failed call into a number only where the failure is the policy's. The table says so for every word
 that rlenv uses; `tests/attack/test_reasons.py` goes through it with every term.

@@ -260,7 +260,7 @@ class BoundedValidator:
         return not self._is_light and self.steps(value) > MAX_STEPS
 
     def errors(self, value: Any) -> Iterator[jsonschema_rs.ValidationError]:
-        """What does not fit: all of it for a small value, the first one for a large one.
+        """The errors of a value: all of a small value, the first one of a large one.
 
         The library makes every error before it gives the first, at some twenty microseconds each.
         """
@@ -273,7 +273,7 @@ class BoundedValidator:
                 yield error
 
     def steps(self, value: Any) -> int:
-        """How many schemas a check of `value` applies, counting stops a little beyond `MAX_STEPS`."""
+        """The number of schemas that a check of `value` applies; counting stops a little beyond `MAX_STEPS`."""
         total = 0
         rest: list[tuple[Any, dict[int, tuple[_Node, int]]]] = [(value, {id(self._root): (self._root, 1)})]
         while rest:

@@ -80,7 +80,9 @@ _careful = json.JSONDecoder(object_pairs_hook=unique)
 
 
 def missing_brackets(text: str) -> str | None:
-    """What closes the strings and brackets that the end of `text` leaves open; None where too many are open."""
+    """The characters that close the strings and brackets left open at the end of `text`; None where too many are
+    open.
+    """
     stack: list[str] = []
     closing = ""
     for match in _TOKEN.finditer(text):
@@ -104,7 +106,7 @@ def load(body: str) -> tuple[Any] | str:
 
 
 def value_fault(value: Any) -> str:
-    """Why a value that was not read here is none that JSON has, or "": for what comes as data and not as text."""
+    """The reason why a value that came as data, and not as text, is not JSON; "" where it is."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -114,7 +116,7 @@ def value_fault(value: Any) -> str:
 
 
 def stopped_at(body: str) -> int:
-    """Where a strict parser of `body` stops; -1 where it does not."""
+    """The position at which a strict parser of `body` stops; -1 where it does not."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -140,7 +142,7 @@ def has_keys(body: str, keys: int) -> bool:
 
 
 def exact(body: str, read: Any) -> tuple[Any] | str:
-    """What `read` stands for without a lost digit or key, or the reason why it is refused."""
+    """The value of what `read` gives, without a lost digit or key, or the reason why it is refused."""
     keys = count_keys(read) if type(read) in (dict, list) else _UNSURE
     if keys == _DEEP:
         return f"the JSON is nested more than {MAX_DEPTH} levels deep; expected a flatter object"
@@ -179,7 +181,7 @@ def count_keys(read: Any, levels: int = MAX_DEPTH) -> int:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words that a reason can go on with."""
+    """The kind of a JSON value, in words that a reason can go on with."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -189,7 +191,9 @@ def _quote(text: str) -> str:
 
 
 def reason_of(body: str, position: int) -> str:
-    """Why a strict parser stopped at `position`, in words that lead to the fix; characters are counted from 1."""
+    """The reason why a strict parser stopped at `position`, in words that lead to the fix; characters are counted from
+    1.
+    """
     try:
         body.encode()
     except UnicodeEncodeError as error:
@@ -228,7 +232,7 @@ def reason_of(body: str, position: int) -> str:
 
 
 def _missing(text: str) -> str:
-    """What an unfinished text still needs: the end of a string, or its closing brackets."""
+    """The end that an unfinished text still needs: that of a string, or its closing brackets."""
     stack: list[str] = []
     for match in _TOKEN.finditer(text):
         token = match[0]

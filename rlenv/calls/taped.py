@@ -187,7 +187,9 @@ async def tried(
 
 
 def _given(output: Any) -> Answer:
-    """What a try gave. What is no output is the tool's bug, which whoever asked finds, then and in a replay."""
+    """The answer to record of a try. An output of another type is the tool's bug, which the caller finds, then and in a
+    replay.
+    """
     text = output.text if type(output) is ToolOutput else None
     if type(text) is not str:
         return Answer("failed", {"is_output": type(output) is ToolOutput}, "bug")

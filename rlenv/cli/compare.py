@@ -107,7 +107,7 @@ def _problem(success: dict[str, Any], least: float | None) -> str:
 
 
 def _locks(a: str, b: str) -> dict[str, Any]:
-    """Where what made the runs differs; `known` is false where one has no lock."""
+    """The differences between the locks of two runs; `known` is false where one has no lock."""
     locks = [_lock(a), _lock(b)]
     if locks[0] is None or locks[1] is None:
         missing = [name for name, lock in zip((a, b), locks, strict=True) if lock is None]
@@ -182,7 +182,7 @@ def _show_tasks(kind: str, pairs: list[dict[str, Any]]) -> None:
 
 
 def show_power(power: dict[str, Any], *, is_text: bool) -> None:
-    """How many tasks it takes, as a table or as lines."""
+    """Prints the number of tasks needed, as a table or as lines."""
     write(f"tasks to see a change of success by {power['difference']:g} (80 % power, 5 % level, two-sided)\n")
     if "rate" in power:
         _show_ways(power, is_text=is_text)

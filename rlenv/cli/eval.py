@@ -171,7 +171,7 @@ def _notes(interval: tuple[float, float] | None, *notes: str) -> str:
 
 
 def _over(summary: GroupSummary, name: str) -> str:
-    """What a mean is over, where that is not all, and what it may be over all."""
+    """The base of a mean, where it leaves episodes out, and the bounds that it would have over all."""
     valid, bounds = getattr(summary, f"{name}_valid"), getattr(summary, f"{name}_bounds")
     if valid == summary.episodes:
         return ""
@@ -180,7 +180,7 @@ def _over(summary: GroupSummary, name: str) -> str:
 
 
 def _show_worst(console: Console, done: Evaluation, out: str | None) -> None:
-    """Where to look first: the episodes that are no success with the lowest rewards, behind them invalid ones."""
+    """Prints the episodes to look at first: failures with the lowest rewards, then invalid ones."""
     looked = [(id, one) for id, one in zip(done.ids, done.trajectories, strict=False) if id and one.success is not True]
     looked.sort(key=lambda pair: (pair[1].reward.total is None, pair[1].reward.total or 0.0))
     command = f"rlenv view {shlex.quote(out or '')}"

@@ -132,7 +132,7 @@ class Options:
 
 
 class Executes(Protocol):
-    """What does a command's work."""
+    """A command that does its own work."""
 
     def execute(self) -> int:
         """Runs the command; returns its exit code."""

@@ -124,7 +124,7 @@ class ReplayCommand(WithSet, WithPrices):
 
 
 def _player(args: ReplayCommand) -> Player | None:
-    """What answers in the place of servers; None where nothing was recorded."""
+    """The player of recorded answers, in the place of servers; None where nothing was recorded."""
     is_taped = is_recorded(args.file)
     if is_taped and not args.no_tape:
         sleep = asyncio.sleep if args.timing else None
@@ -141,7 +141,7 @@ def _player(args: ReplayCommand) -> Player | None:
 def _explained(
     found: list[Replayed], player: Player, run: str, ids: list[str], environment: Environment
 ) -> list[Replayed]:
-    """What came out differently, with what has changed since the entry was recorded that is nearest to a miss."""
+    """The episodes that came out differently, each with the change since its recording that is nearest to a miss."""
     locks = {id: player.missed_locks[id] for id in ids if player.missed_locks.get(id)}
     said = {lock: changed_since(run, lock, environment) for lock in dict.fromkeys(locks.values())}
     why = {player.missed(id): said[lock] for id, lock in locks.items() if said[lock]}

@@ -143,7 +143,7 @@ class RemoveCommand(Options):
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What a list says of a run."""
+    """The figures of a run in a list."""
 
     path: Path
     info: RunInfo | None

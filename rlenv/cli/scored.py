@@ -138,14 +138,14 @@ async def _mended(environment: Environment, source: Source, *, concurrency: int)
 
 
 def spending_of(source: Source, measured: Mapping[str, Scored], prices: Prices | None) -> Spending:
-    """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
+    """The spending of the recorded episodes, once, and that of measuring them again by all specs."""
     now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
     before = as_recorded(one for each in source.before for one in each.usage)
     return spent_by((*before, *now), prices=prices)
 
 
 def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:
-    """How far all terms agree that were measured; a name that two specs use for two terms has the spec's behind it."""
+    """The agreement of all measured terms; a name that two specs use for two terms has the spec's behind it."""
     columns: dict[str, list[float | None]] = {}
     tasks: list[Hashable] = []
     for name, one in measured.items():

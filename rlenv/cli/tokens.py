@@ -232,7 +232,7 @@ def show_report(report: CheckReport, console: Console) -> None:
 
 
 def show_situations(verdict: Verdict, console: Console) -> None:
-    """What the template does in each situation that is played."""
+    """Prints the result of the template in each situation that is played."""
     table = Table(title="what answers a turn", title_justify="left")
     table.add_column("situation")
     table.add_column("the template")

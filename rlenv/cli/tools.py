@@ -117,7 +117,7 @@ def _read_action(args: ToolsCommand) -> None:
 
 
 def _policy(tool: Tool) -> dict[str, Any]:
-    """What is set of a tool's policy, as JSON."""
+    """The keys of a tool's call policy that are set, as JSON."""
     if tool.policy is None:
         return {}
     found: dict[str, Any] = {}

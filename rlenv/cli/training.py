@@ -1,4 +1,4 @@
-"""What comes before and after training: `rlenv collect`, `train --preflight` and `runs export-policy`."""
+"""The commands before and after training: `rlenv collect`, `train --preflight` and `runs export-policy`."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class MachineCommand(WithSpec):
 
 
 def _model(args: MachineCommand, model: str, *, is_whole: bool) -> list[Need]:
-    """What the model lacks; for the spec where this machine has all that it needs, else by itself."""
+    """The needs that the model lacks; for the spec where this machine has all that it needs, else by itself."""
     environment = load(args.spec, set=args.overrides) if is_whole else None
     prompts, why = first_prompts(environment) if environment is not None else ((), "")
     looked = looked_at(

@@ -110,7 +110,7 @@ async def given(slot: Slot) -> Answer | None:
 
 
 def said_again(slot: Slot, answer: Answer, again: Callable[[Slot, Answer], _T]) -> _T:
-    """What a recorded answer is to whoever asked.
+    """The recorded answer as the caller had it, an exception included.
 
     Raises:
         CassetteError: it could not be kept, or is none of its kind; and whatever `again` raises.
@@ -134,7 +134,7 @@ async def through(
     kept: Callable[[_T], Answer],
     failed: Callable[[BaseException], Answer | None],
 ) -> _T:
-    """What a request gives: from the tape, or made and then kept. The one way of requests that may be waited for.
+    """The answer to a request: from the tape, or made and then recorded. All requests that may be awaited go this way.
 
     Args:
         again: what a recorded answer is to whoever asked, or raises.

@@ -1,4 +1,4 @@
-"""How model families write calls and read results."""
+"""Dialects: the formats in which model families write calls and read results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inline(spec: DialectSpec, *, name: str = "inline") -> Dialect:
 
 
 def contradictions(spec: DialectSpec) -> list[RowFault]:
-    """What cannot be meant in the keys of an inline dialect; empty where nothing contradicts itself.
+    """The contradictions between the keys of an inline dialect; empty where there are none.
 
     Raises:
         KeyError: `base` is no built-in dialect.
@@ -50,7 +50,7 @@ def contradictions(spec: DialectSpec) -> list[RowFault]:
 
 
 def findings_of(spec: DialectSpec) -> list[RowFault]:
-    """What is wrong with an inline dialect: `contradictions`, and else what it writes and does not read back.
+    """The faults of an inline dialect: `contradictions`, or else the forms that it writes and does not read back.
 
     Takes some 10 ms. What it writes has to be read without any leniency.
 
@@ -65,7 +65,7 @@ def findings_of(spec: DialectSpec) -> list[RowFault]:
 
 
 def unknown(name: str, *, is_base: bool = False) -> tuple[str, str]:
-    """What is wrong with a name that no dialect has, and the nearest fix.
+    """The fault of a name that no dialect has, and the nearest fix.
 
     Args:
         is_base: the name stands at `base`, where only built-in families do.

@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SameTurn:
-    """What a family writes around contents that go on in the assistant's own turn.
+    """The marks around contents that go on in the assistant's own turn.
 
     `result` and `reply` are the text before and behind a tool's result and a user's reply. `stops` are the marks that
     close a call: generation has to end behind the first of them, since no end token does.
@@ -62,7 +62,7 @@ class SameTurn:
 
 
 class Dialect(Protocol):
-    """How a model family writes calls and reads results; stateless and shared.
+    """A model family's format of calls and results; stateless and shared.
 
     `parse` is total: it never raises and is linear in the text's length. `render_prompt` and `render_observation`
     give the conversation as raw text to a policy that has no tokenizer, equal to what the family's own chat template
@@ -127,7 +127,7 @@ def cut_chars(spec: ObservationSpec) -> Cut:
 
 
 def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[str, Any]) -> Show:
-    """How results become content, as `observation` says."""
+    """A function that turns results into content, as `observation` says."""
     if spec.format == "json":
 
         def as_json(result: ToolResult, task: Mapping[str, Any], turn: int) -> str:
@@ -220,7 +220,7 @@ def calls_of(spec: DialectSpec) -> tuple[CallSpec, ...]:
 
 
 def place_of_form(spec: DialectSpec, index: int) -> Path:
-    """Where the form with that index stands in the document."""
+    """The path of the form with that index in the document."""
     return ("calls",) if isinstance(spec.calls, CallSpec) else ("calls", index)
 
 

@@ -121,7 +121,7 @@ _NAME: Final = re.compile(r"[\w.\-]{1,256}")
 
 
 class _Marked:
-    """What a form between marks has that begins wherever its opening mark stands."""
+    """The shared part of forms between marks, which begin wherever their opening mark stands."""
 
     def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
         self.opens = marks_of(spec.open)

@@ -76,7 +76,7 @@ def build(name: str, spec: DialectSpec) -> TextDialect:
 
 
 def whole_row(name: str, spec: DialectSpec) -> DialectSpec:
-    """What `build` makes a dialect of.
+    """The whole row from which `build` makes a dialect.
 
     Raises:
         KeyError: `base` is no built-in family.
@@ -259,7 +259,7 @@ _COMPLETE: Final = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 
 
 def has_marks(text: str) -> bool:
-    """Whether `text` holds a sign that a control token may begin with."""
+    """True if `text` holds a sign that a control token may begin with."""
     return _search(text) is not None
 
 
@@ -274,7 +274,7 @@ _EDGES: Final = f"/{_CLOSE}]］"
 
 @cache
 def _names() -> tuple[frozenset[str], re.Pattern[str]]:
-    """What control tokens hold between their signs, in lower case, and the forms of numbered ones."""
+    """The names of control tokens between their signs, in lower case, and the pattern of numbered ones."""
     from rlenv.dialects.built_in import FAMILIES, family_text  # the marks of all built-in families
 
     listed = [name for name in f"{_TAGS}|{_BRACKETS}".split("|") if name.replace("_", "").isalnum()]
@@ -288,7 +288,7 @@ def _names() -> tuple[frozenset[str], re.Pattern[str]]:
 
 @lru_cache(maxsize=4096)
 def _is_control(inner: str) -> bool:
-    """Whether `inner`, which stands behind an opening sign, makes a control token of it."""
+    """True if `inner`, which stands behind an opening sign, makes a control token of it."""
     bare = inner.strip(_EDGES)
     if bare[:1] in _BAR or (bare[-1:] in _BAR and inner[-1:] in _CLOSE):
         return bool(bare.strip(_BAR)) or len(bare) > 1

@@ -139,7 +139,7 @@ class TextDialect:
 
     @property
     def begins(self) -> bool:
-        """Whether prompts start with the family's mark for a conversation's beginning."""
+        """True if prompts start with the family's mark for a conversation's beginning."""
         return bool(self.writer.chat.begin)
 
     @property
@@ -149,7 +149,7 @@ class TextDialect:
 
     @property
     def same_turn(self) -> SameTurn | None:
-        """How observations go on in the assistant's turn; None where they have turns of their own."""
+        """The marks by which observations go on in the assistant's turn; None where they have turns of their own."""
         return self.writer.same_turn
 
     def parse(self, text: str, tools: Mapping[str, Any] | Sequence[Any] | None = None) -> ParsedAction:
@@ -222,7 +222,7 @@ class TextDialect:
         return parsed_action(said, thinking, tuple(calls), False, (), tuple(content))
 
     def _reads_back(self, text: str, call: ToolCall) -> bool:
-        """Whether `text` is read as `call`, and as nothing else."""
+        """True if `text` is read as `call`, and as nothing else."""
         tools = {call.name: {"parameters": schema_of(dict(call.arguments))}}
         read = self.parse(self.writer.closing + text, tools)
         if len(read.calls) != 1 or read.content or read.leniencies:
@@ -245,7 +245,9 @@ class TextDialect:
         return self.writer.action(message)
 
     def render_observation(self, messages: Sequence[Message]) -> str:
-        """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
+        """The text that follows the policy's last character: the end of its turn, the messages and a new generation
+        prompt.
+        """
         return self.writer.observation(messages)
 
 

@@ -183,11 +183,11 @@ class Grammar:
         return next((form for form in self.bare if form.begins(text, at)), None)
 
     def begins_at(self, text: str) -> int:
-        """Where the first mark of the family stands, the text's end where there is none."""
+        """The position of the family's first mark, the text's end where there is none."""
         return _first(text, (*self.marks, self.think_open, self.think_close, *dict(self.thinks_also)), len(text))
 
     def call_at(self, text: str) -> int:
-        """Where the first call or section of calls stands, -1 where there is none."""
+        """The position of the first call or section of calls, -1 where there is none."""
         return _first(text, (mark for mark in self.marks if self.forms[mark] or mark == self.section_open), -1)
 
     def header_end(self, text: str, mark: str, begin: int) -> int:

@@ -143,7 +143,7 @@ def _found(path: tuple[str | int, ...], why: Why) -> Iterator[RowFault]:
 
 
 def _says_something(form: CallSpec, key: str) -> bool:
-    """Whether a key has another value than the one that it has where nobody writes it."""
+    """True if a key has another value than the one that it has where nobody writes it."""
     return bool(getattr(form, key) != type(form).model_fields[key].get_default(call_default_factory=True))
 
 

@@ -138,7 +138,7 @@ class JsonForm:
         return [malformed(text, reason, start, len(text), self._named(text, begin, len(text)))], len(text), True
 
     def _stop(self, reading: Reading, begin: int) -> int:
-        """Where the body at `begin` ends at the latest: at a mark, or at a string that is broken off."""
+        """The latest end of the body at `begin`: a mark, or a string that is broken off."""
         text = reading.text
         if self._name_ends_quoted:  # what ends the name begins no string
             place, mark = reading.first(self._after_name, begin)
@@ -152,7 +152,7 @@ class JsonForm:
         return self._extent.end(text, begin, reading.strings(self, raw=self._raw))
 
     def _is_left_open(self, text: str, begin: int, stop: int) -> bool:
-        """Whether the end of the body leaves a bracket, a string or what stands before the arguments open."""
+        """True if the end of the body leaves a bracket, a string or what stands before the arguments open."""
         head = begin
         if self._spec.body == "name_json":
             if self._spec.skip_to and text.find(self._spec.skip_to, begin, stop) < 0:
@@ -161,7 +161,7 @@ class JsonForm:
         return not text[head:stop].strip() or missing_brackets(text[head:stop]) != ""
 
     def _last_open(self, reading: Reading, at: int, close: int) -> int:
-        """Where reading goes on behind a call that is not closed before the mark at `at`.
+        """The position at which reading goes on behind a call that is not closed before the mark at `at`.
 
         Where several stand unclosed, the last one before the closing mark is read; reading each of them would take
         time for marks that a model repeats without end.
@@ -214,7 +214,7 @@ class JsonForm:
                 return calls, at, is_cut
 
     def _before_marks(self, reading: Reading, begin: int, at: int) -> tuple[int, int, int]:
-        """Where the body at `at` ends, if its JSON is whole before any mark; if it is not, -1 and where it has to end.
+        """The end of the body at `at`, if its JSON is whole before any mark; otherwise -1 and the latest end.
 
         The third is the place up to which no JSON was found, -1 where none was looked for.
 
@@ -236,7 +236,7 @@ class JsonForm:
         return -1, quote if is_broken else self._stop(reading, begin), tried
 
     def _behind_value(self, reading: Reading, at: int, stop: int, tried: int) -> tuple[int, int]:
-        """Where the body at `at` ends, -1 where it cannot be read, and where the call ends at the latest."""
+        """The end of the body at `at`, -1 where it cannot be read, and the latest end of the call."""
         text, spec = reading.text, self._spec
         head = at
         if spec.body == "name_json":
@@ -259,7 +259,9 @@ class JsonForm:
         return end, stop
 
     def _body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
-        """What the body holds: pairs of a value (name and arguments, or a reason) and an id; or why it holds none."""
+        """The pairs in the body, of a value (name and arguments, or a reason) and an id; or the reason why it holds
+        none.
+        """
         text = reading.text[begin:stop]
         if self._spec.body == "name_json":
             return self._name_and_json(reading, text)
@@ -321,7 +323,7 @@ class JsonForm:
         return value
 
     def _head(self, text: str, at: int, stop: int) -> int:
-        """How much stands before the arguments of the body at `at`; only as much is read as that takes."""
+        """The length of the text before the arguments of the body at `at`; no more is read than that takes."""
         near = text[at : min(at + NEAR, stop)]
         size = self._split(near)[3]
         if size < len(near) and (not self._spec.skip_to or self._spec.skip_to in near):

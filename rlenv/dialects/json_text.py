@@ -177,7 +177,7 @@ class Strings:
         """For `Extent`: where it ends, for places outside strings."""
 
     def end(self, quote: int) -> tuple[int, bool]:
-        """Where the string at `quote` ends, and whether it is whole: then that is behind its closing quote."""
+        """The end of the string at `quote`, behind its closing quote if it is whole, and whether it is."""
         begin, end = self._broken
         if begin <= quote < end:  # a quote within a string that is not closed is escaped: what follows it is the same
             return end, False
@@ -189,18 +189,18 @@ class Strings:
         return end, False
 
     def is_broken(self, quote: int) -> bool:
-        """Whether the string at `quote` is known to be broken off, without a look at the text."""
+        """True if the string at `quote` is known to be broken off, without a look at the text."""
         begin, end = self._broken
         return begin <= quote < end
 
     def is_open(self, quote: int) -> bool:
-        """Whether the string at `quote` goes on to the text's end: nothing but its quote is missing so far."""
+        """True if the string at `quote` goes on to the text's end: nothing but its quote is missing so far."""
         end, is_whole = self.end(quote)
         return not is_whole and self._text[end:] in ("", "\\")
 
 
 class Extent:
-    """How far a text goes on from a place outside JSON strings: to the first of `marks` outside them.
+    """Finds the end of a text that begins outside JSON strings: the first of `marks` outside them.
 
     A string that is broken off ends it too, at its first quote. `whole` runs there at once, once for each question.
     """
@@ -214,7 +214,7 @@ class Extent:
         self.longest = max(map(len, marks), default=0)
 
     def end(self, text: str, begin: int, strings: Strings) -> int:
-        """Where that is, from `begin` on. With the same `strings`, all questions together take linear time."""
+        """That end, from `begin` on. With the same `strings`, all questions together take linear time."""
         # Whether a place stands in a string depends on where one begins to read; but two who are both outside at one
         # place go on alike. So the end is kept for one such place in each block.
         at, block, passed, known = begin, -1, list[int](), strings.ends
@@ -240,7 +240,7 @@ class Extent:
 
 
 def value_end(text: str, at: int, stop: int, *, raw: bool) -> int:
-    """Where the JSON object or list at `at` ends, at `stop` at the latest; -1 where there is none."""
+    """The end of the JSON object or list at `at`, at `stop` at the latest; -1 where there is none."""
     if _VALUE.match(text, at) is None:
         return -1
     decoder = _RAW_DECODER if raw else _DECODER

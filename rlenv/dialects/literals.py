@@ -45,7 +45,7 @@ _SIMPLE: Final = {
 
 
 class Broken(Exception):
-    """Why a text cannot be read, and where; caught by the grammar that asked.
+    """The reason why a text cannot be read, and its position; caught by the grammar that asked.
 
     `is_open` is true where a string begins at `at` that runs to the text's end: all behind it is the string's.
     """
@@ -204,7 +204,7 @@ def _key(reading: Reading, at: int, frame: tuple[str, list[Any], list[str]]) -> 
 
 
 def missing_closes(text: str, begin: int) -> str:
-    """What closes the strings and brackets that the text's end leaves open from `begin` on; "" where none is."""
+    """The characters that close the strings and brackets left open at the text's end, from `begin` on; "" for none."""
     stack: list[str] = []
     for match in _BRACKET.finditer(text, begin):
         token = match[0]
@@ -253,7 +253,7 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
 
 
 def _open_string(text: str, quote: str, at: int) -> Broken:
-    """Why the string at `at` is none: what breaks it off, or the text's end."""
+    """The fault of the string at `at` that does not close: the sign that breaks it off, or the text's end."""
     match = _INSIDE[quote].match(text, at)
     end = match.end() if match is not None else at + 1
     near = _near(text, at)

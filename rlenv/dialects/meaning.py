@@ -62,7 +62,7 @@ def bodies_of(key: str) -> tuple[str, ...]:
 
 
 def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
-    """What contradicts itself in a row.
+    """The contradictions within a row.
 
     Args:
         given: the keys that the author wrote.
@@ -298,7 +298,7 @@ _OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _idle(name: Leniency, row: DialectSpec) -> str:
-    """Why a leniency changes nothing in a row, "" where it may."""
+    """The reason why a leniency changes nothing in a row, "" where it may."""
     forms = calls_of(row)
     bodies = _OF_BODIES.get(name)
     if bodies is not None and not any(form.body in bodies for form in forms):

@@ -1,4 +1,4 @@
-"""What the grammars share while they read one message: positions, schemas, values and the count of leniencies."""
+"""The state that grammars share while they read one message: positions, schemas, values and the count of leniencies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Form(Protocol):
     at_start: bool
 
     def begins(self, text: str, begin: int) -> bool:
-        """Whether what stands at `begin`, behind an opening mark, can be a call."""
+        """True if what stands at `begin`, behind an opening mark, can be a call."""
         ...
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
@@ -62,7 +62,7 @@ class Form(Protocol):
 
 
 class Places:
-    """Where marks stand in a text that is read from left to right; no text is searched twice for one mark."""
+    """Positions of marks in a text that is read from left to right; no text is searched twice for one mark."""
 
     __slots__ = ("_found", "text")
 
@@ -115,7 +115,9 @@ class Reading(Places):
         return found
 
     def recover(self, at: int, closes: tuple[str, ...], opens: tuple[str, ...]) -> tuple[int, bool]:
-        """Where reading goes on after a broken call: behind its closing mark, before the next call, at the end."""
+        """The position at which reading goes on after a broken call: behind its closing mark, before the next call, at
+        the end.
+        """
         close, mark = self.first(closes, at)
         again, _ = self.first(opens, at)
         if close >= 0 and (again < 0 or close <= again):
@@ -123,7 +125,7 @@ class Reading(Places):
         return (again, False) if again >= 0 else (len(self.text), True)
 
     def allows(self, leniency: str) -> bool:
-        """Whether a leniency is on; its use is counted."""
+        """True if a leniency is on; its use is counted."""
         if leniency not in self.lenient:
             return False
         self.used.append(leniency)
@@ -140,7 +142,7 @@ class Reading(Places):
         return end
 
     def shape(self, name: str) -> Shape | None:
-        """What the schema of a tool's parameters says, None where the tool is not known."""
+        """The schema of a tool's parameters, None where the tool is not known."""
         if not self.tools:
             return None
         if name in self._shapes:
@@ -152,7 +154,7 @@ class Reading(Places):
         return shape
 
     def parameter(self, name: str, key: str) -> Shape | None:
-        """What a tool's schema says of a parameter, None where it does not."""
+        """The schema of one parameter of a tool, None where there is none."""
         shape = self.shape(name)
         return None if shape is None else shape.at_key(key)
 
@@ -240,7 +242,7 @@ def typed(
 
 
 def _is_small(number: str, kinds: tuple[str, ...]) -> bool:
-    """Whether a double's range holds the number; one that it does not is a text where the schema allows texts."""
+    """True if a double's range holds the number; one that it does not is a text where the schema allows texts."""
     if len(number) <= _MOST_CHARS and (
         len(number.lstrip("+-")) <= _MOST_DIGITS if _INTEGER.fullmatch(number) else abs(float(number)) != float("inf")
     ):
@@ -258,7 +260,8 @@ def _refuse(text: str) -> None:
 
 
 def refusal(text: str) -> str:
-    """Why a value is refused that a careless reader would take for JSON; "" where such a reader takes none either.
+    """The reason to refuse a value that a careless reader would take for JSON; "" where such a reader takes none
+    either.
 
     That is NaN, infinities, numbers out of range, keys that stand twice, lone surrogates and too many levels.
     """
@@ -288,7 +291,7 @@ def as_text(value: Any) -> str:
 
 
 def skip_space(text: str, at: int) -> int:
-    """Where the white space at `at` ends, of the four signs that JSON allows."""
+    """The end of the white space at `at`, of the four signs that JSON allows."""
     match = _SPACE.match(text, at)
     return match.end() if match is not None else at
 

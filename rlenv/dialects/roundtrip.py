@@ -1,4 +1,4 @@
-"""What a dialect writes reads back: tried out with calls, thinking, results and turns, form by form.
+"""The round trip of a dialect, form by form: it has to read back the calls, thinking, results and turns that it writes.
 
 Takes some milliseconds, so that `rlenv validate` does it for every dialect that a spec defines.
 """
@@ -49,7 +49,7 @@ _THOUGHT: Final = "I think, and (with signs) so on."
 
 
 def round_trip_findings(row: DialectSpec, name: str = "inline") -> Iterator[RowFault]:
-    """What a whole row writes and does not read back, each at the key that is most likely at fault.
+    """The forms that a whole row writes and does not read back, each at the key that is most likely at fault.
 
     A form of calls that fails alone is reported once; what stands on it is not tried then.
     """
@@ -85,7 +85,7 @@ def _plain(call: ToolCall | MalformedCall) -> tuple[Any, ...]:
 
 
 def _read_as(read: ParsedAction) -> str:
-    """What a text was read as, in words."""
+    """A description of the action that a text was read as."""
     for call in read.calls:
         if isinstance(call, MalformedCall):
             return f"a broken call: {call.reason}"

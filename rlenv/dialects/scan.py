@@ -52,7 +52,7 @@ class Scan:
         self._may_be_inside = grammar.may_close_thinking
 
     def action(self) -> ParsedAction:
-        """What the message says."""
+        """The parsed message."""
         text, grammar, length = self._text, self._grammar, self._length
         if grammar.opens_thinking and not self._end_opened():
             return parsed_action("", "".join(self._thinking).strip(), (), True)
@@ -281,5 +281,5 @@ def _checked(text: str, call: Call) -> Call:
 
 
 def is_beginning(text: str, marks: Iterable[str]) -> bool:
-    """Whether `text` is the beginning of one of `marks`, and not all of it."""
+    """True if `text` is the beginning of one of `marks`, and not all of it."""
     return bool(text) and any(len(text) < len(mark) and mark.startswith(text) for mark in marks)

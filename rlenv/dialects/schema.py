@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says of the types of values: references followed, alternatives joined, once a schema."""
+"""The types of values in a tool's JSON schema: references followed, alternatives joined, once a schema."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Shape:
         self.kinds = tuple(kind for kind in _ORDER if kind in found) if found else ()
 
     def at_key(self, key: str) -> Shape | None:
-        """What stands under a key of an object; None where the schema does not say."""
+        """The shape under a key of an object; None where the schema does not say."""
         for part in self._parts:
             properties = part.get("properties")
             if isinstance(properties, Mapping) and key in properties:
@@ -154,7 +154,7 @@ def _implied(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """What two schemas of one value allow together."""
+    """The types that two schemas of one value allow together."""
     if not one or not other:
         return one or other
     both = one & other
@@ -164,7 +164,7 @@ def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 
 def _target(root: Any, pointer: Any) -> Any:
-    """What a reference inside the same schema points to (JSON Pointer, RFC 6901); None where there is nothing."""
+    """The target of a reference inside the same schema (JSON Pointer, RFC 6901); None where there is none."""
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None
     found = root

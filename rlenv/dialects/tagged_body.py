@@ -257,7 +257,7 @@ class TaggedForm:
         return arguments
 
     def _unknown(self, reading: Reading, name: str, arguments: dict[str, Any]) -> str:
-        """Why a call of a tool or parameter that is not there is none, for families where that decides."""
+        """The reason why a call of an unknown tool or parameter is none, for families where that decides."""
         known = self._spec.known
         if known == "anything" or not reading.tools:
             return ""

@@ -25,7 +25,7 @@ ITEM: Final = "item"
 
 
 def tree_at(reading: Reading, spec: CallSpec, key: str, at: int) -> tuple[Element, int]:
-    """What stands in the tag of `key`, whose content starts at `at`, and the end of its closing tag.
+    """The element in the tag of `key`, whose content starts at `at`, and the end of its closing tag.
 
     Raises:
         Broken: a tag is not closed, text stands beside tags, or they are nested more than `MAX_DEPTH` levels deep.
@@ -111,7 +111,7 @@ _PLAIN_KEY: Final = re.compile(r"[\w.\-$]+")
 
 
 class ValueWriter:
-    """How one family writes what stands in a call."""
+    """Writes the contents of a call as one family does."""
 
     def __init__(self, spec: DialectSpec) -> None:
         self._call = row = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
@@ -125,7 +125,7 @@ class ValueWriter:
         self._names = re.compile(r"[\w.\-]{1,256}")
 
     def may_be_broken(self, call: ToolCall) -> bool:
-        """Whether a text in the call might not read back as it is."""
+        """True if a text in the call might not read back as it is."""
         row = self._call
         if self._names.fullmatch(call.name) is None or row.body == "text":
             return True
@@ -136,14 +136,14 @@ class ValueWriter:
         )  # fmt: skip
 
     def as_broken(self, call: ToolCall) -> str:
-        """What stands between the marks of a call that the format cannot hold: it is read as malformed."""
+        """The text between the marks of a call that the format cannot hold: it is read as malformed."""
         if self._call.body == "text":
             return ""
         text = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=True)
         return text.replace("<", "\\u003c").replace(">", "\\u003e")
 
     def body(self, call: ToolCall, index: int) -> str:
-        """What stands between the marks of a call; `index` is its place among the message's calls."""
+        """The text between the marks of a call; `index` is its place among the message's calls."""
         row = self._call
         if row.body == "gemma":
             inside = ",".join(f"{self._gemma_key(key)}:{self._gemma(value)}" for key, value in call.arguments.items())

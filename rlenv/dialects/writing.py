@@ -75,7 +75,7 @@ def _around(turn: str) -> tuple[str, str]:
 
 
 class Writer:
-    """How one family writes. What it writes its own reader reads back, given the types of the values.
+    """Writes messages as one family does. Its own reader reads them back, given the types of the values.
 
     A call that the family's format cannot hold, because a text in it has the format's own marks, is written so that it
     reads as malformed, never as another call.
@@ -126,17 +126,17 @@ class Writer:
 
     @property
     def chat(self) -> ChatSpec:
-        """How the family writes conversations."""
+        """The family's format of conversations."""
         return self._chat
 
     @property
     def row(self) -> CallSpec:
-        """How the family writes a call."""
+        """The family's format of a call."""
         return self._call
 
     @property
     def marks(self) -> tuple[str, str]:
-        """What opens and closes a call where it is written; "" where nothing does."""
+        """The opening and closing marks of a call as it is written; "" where there is none."""
         return _first(self._call.open), _first(self._call.close)
 
     # Calls

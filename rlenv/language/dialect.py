@@ -211,7 +211,7 @@ class ThinkingSpec(Spec):
 
 
 class ChatSpec(Spec):
-    """How a conversation is written as raw text."""
+    """The raw text of a conversation."""
 
     begin: Text = ""
     """What the conversation starts with."""
@@ -272,7 +272,7 @@ class ChatTemplateSpec(Spec):
 
 
 class DialectSpec(Spec):
-    """How a model writes calls and reads results; what is not given comes from `base`."""
+    """A model's format of calls and results; keys that are left out come from `base`."""
 
     base: Text | None = "hermes"
     """The built-in dialect that fills what is left out; null where none does, and each key has its own default."""

@@ -68,14 +68,14 @@ class SourceDocument:
         return tuple(sorted(file.removeprefix(_OVERRIDE) for file in files))
 
     def key_span(self, path: PathLike) -> Span:
-        """Where the key at `path` stands; the nearest parent that exists otherwise."""
+        """The place of the key at `path`, or else of the nearest parent that exists."""
         keys = self._resolve(path)
         while keys and keys not in self._values:
             keys = keys[:-1]
         return self._keys.get(keys) or self._values[keys]
 
     def value_span(self, path: PathLike) -> Span:
-        """Where the value at `path` stands; the key of the nearest parent that exists otherwise."""
+        """The place of the value at `path`, or else of the key of the nearest parent that exists."""
         keys = self._resolve(path)
         return self._values[keys] if keys in self._values else self.key_span(keys)
 

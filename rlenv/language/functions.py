@@ -63,7 +63,7 @@ def failure(error: BaseException) -> str:
 
 
 def check_positional(function: Callable[..., Any], *, target: str, gives: Sequence[str]) -> None:
-    """Whether `function` can be called by position with one argument for each name in `gives`.
+    """Refuses a `function` that cannot be called by position with one argument for each name in `gives`.
 
     Args:
         function: what `target` names.

@@ -56,7 +56,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """What a factory may use.
+    """The values and lookups that a factory may use.
 
     `base` is the folder of the file that holds the entry; `bases` names the keys whose value comes from elsewhere (an
     override, a spec that is extended) with the folder that they are relative to.
@@ -81,7 +81,7 @@ class CompileContext:
         return self.bases.get(key, self.base) / value
 
     def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
-        """What makes a path of a text that `template`, written under `key`, was rendered to.
+        """A function that resolves a text, rendered from the `template` written under `key`, to a path.
 
         What a row fills in may not lead out of the folder that the author wrote before it; see `rlenv._base.paths`. The
         function raises `rlenv._base.paths.RefusedPath` then.

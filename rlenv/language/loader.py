@@ -143,7 +143,7 @@ def type_document(document: SourceDocument) -> EnvSpec:
 def _validated(
     model: type[_Spec], value: Any, document: SourceDocument, path: tuple[str | int, ...], faults: _Faults
 ) -> _Spec | None:
-    """What stands at `path` as its class; None where it is none, and `faults` has why."""
+    """The value at `path` as an instance of its class; None where it is none, and `faults` has the reasons."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

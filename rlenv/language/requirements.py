@@ -1,4 +1,4 @@
-"""What an entry of a spec needs of the machine, and how to find out whether it is there.
+"""The requirements of a spec's entry on the machine, and the checks that find out whether they are met.
 
 A kind names what it needs with `Kind(…, requirements=…)`: a function of the entry and its folder that gives
 Requirements. `rlenv validate --machine` probes them.

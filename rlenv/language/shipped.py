@@ -1,4 +1,4 @@
-"""Where the environments that ship with rlenv lie."""
+"""The places of the environments that ship with rlenv."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class DatasetSpec(Spec):
 
 
 class TaskSource(Spec):
-    """Where the tasks of one split come from; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
+    """The source of one split's tasks; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
 
     path: Text | None = None
     """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz)."""
@@ -148,7 +148,7 @@ class FaultsSpec(Spec):
 
 
 class PolicySpec(Spec):
-    """What is done around calls: under `calls` for all tools, in a tool's entry for its own, which wins."""
+    """The policy of calls: under `calls` for all tools, in a tool's entry for its own, which wins."""
 
     retries: Annotated[Int, Field(ge=0, le=20)] | None = None
     """A failed call of an idempotent tool is tried again so often, with growing waits."""
@@ -169,7 +169,7 @@ class PolicySpec(Spec):
 
 
 class ToolSpec(PolicySpec):
-    """What every kind of tool takes."""
+    """The keys that every kind of tool takes."""
 
     aside: ClassVar[Mapping[str, str]] = {
         "kind": "a tape knows the call by it anyway",
@@ -207,7 +207,7 @@ class ToolSpec(PolicySpec):
 
 
 class ResourceSpec(Spec):
-    """What every kind of resource takes."""
+    """The keys that every kind of resource takes."""
 
     kind: Text
     """Which kind of resource this is."""
@@ -216,7 +216,7 @@ class ResourceSpec(Spec):
 
 
 class UserSpec(Spec):
-    """What every kind of simulated user takes.
+    """The keys that every kind of simulated user takes.
 
     The user replies to an action without a call and without an answer, and the episode goes on.
     """
@@ -228,7 +228,7 @@ class UserSpec(Spec):
 
 
 class RewardSpec(Spec):
-    """What every kind of reward term takes."""
+    """The keys that every kind of reward term takes."""
 
     kind: Text
     """`rule`, `verify`, `tests`, `judge` or `group`."""
@@ -251,7 +251,7 @@ class RewardSpec(Spec):
 
 
 class SamplingSpec(Spec):
-    """How a model's next tokens are chosen; what is left out is left to the server."""
+    """The sampling of a model's next tokens; keys that are left out are left to the server."""
 
     temperature: Annotated[Float, Field(ge=0)] | None = None
     """0 is greedy."""
@@ -298,7 +298,7 @@ class CallsSpec(PolicySpec):
 
 
 class ObservationSpec(Spec):
-    """How results are shown to the model."""
+    """The form in which results are shown to the model."""
 
     format: Literal["text", "json", "template"] = "text"
     """`text`: the result's text; `json`: an object with the result or the error; `template`: see `template`."""
@@ -315,7 +315,7 @@ class ObservationSpec(Spec):
 
 
 class AnswerSpec(Spec):
-    """Where the answer stands in what the policy wrote."""
+    """The rule that finds the answer in the policy's text."""
 
     from_: Annotated[Literal["tag", "boxed", "regex", "last_number", "final_message", "tool"], Field(alias="from")] = (
         "tag"
@@ -332,7 +332,7 @@ class AnswerSpec(Spec):
 
 
 class LimitsSpec(Spec):
-    """What bounds an episode: turns, time and tokens truncate it, calls over their limit are answered as not run."""
+    """The limits of an episode: turns, time and tokens truncate it, calls over their limit are answered as not run."""
 
     turns: Annotated[Int, Field(ge=1)] = 8
     """Actions of the policy."""

@@ -192,7 +192,7 @@ def _specs_in(annotation: Any) -> list[type[Spec]]:
 
 
 def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
-    """What was expected, and the nearest fix."""
+    """The expected value, and the nearest fix."""
     kind = detail["type"]
     context = detail.get("ctx", {})
     if kind in _EXPECTED:

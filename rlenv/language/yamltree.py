@@ -50,7 +50,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a key or a value stands. `line` and `column` are 1-based; both are 0 for an override.
+    """The place of a key or a value. `line` and `column` are 1-based; both are 0 for an override.
 
     `base` is the folder that relative paths in the value refer to. `start` and `end` are character offsets in the
     file's text.

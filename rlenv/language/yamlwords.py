@@ -85,7 +85,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
-    """What was found and expected, the nearest fix, and where."""
+    """The found and the expected text, the nearest fix, and the place."""
     problem = error.problem or "the text cannot be read as YAML"
     mark = error.problem_mark or error.context_mark
     for pattern, message, hint in _WORDS:

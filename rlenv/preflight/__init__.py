@@ -1,4 +1,4 @@
-"""What a run would meet before it starts: lengths against limits, tokens of a step, memory, and exactness."""
+"""The problems of a run before it starts: lengths against limits, tokens of a step, memory, and exactness."""
 
 from rlenv.errors import Finding
 from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure

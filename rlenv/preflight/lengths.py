@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TaskLengths:
-    """What one task takes, in tokens.
+    """The tokens that one task takes.
 
     `prompt` is None where the episode did not open, and `response` where the oracle did not play it to the end;
     `fault` then says why. `response` counts what the oracle says with its end marks, and what it is answered; `turn` is
@@ -61,7 +61,7 @@ class TaskLengths:
     fault: str = ""
 
     def falls_out(self, limits: Limits) -> bool:
-        """Whether the task cannot be trained on, or not be solved as the oracle solves it, within `limits`."""
+        """True if the task cannot be trained on, or not be solved as the oracle solves it, within `limits`."""
         return (
             self.prompt is None
             or _is_over(self.prompt, limits.prompt)
@@ -120,12 +120,12 @@ class SplitLengths:
 
     @property
     def falling_out(self) -> int:
-        """How many of the measured tasks fall out, for whichever reason."""
+        """The number of measured tasks that fall out, for whichever reason."""
         return sum(one.falls_out(self.limits) for one in self.tasks)
 
     @property
     def is_sample(self) -> bool:
-        """Whether fewer tasks were measured than there are."""
+        """True if fewer tasks were measured than there are."""
         return len(self.tasks) < self.size
 
 

@@ -1,4 +1,4 @@
-"""What a model takes of a GPU's memory while it is trained and while it samples: a rough sum, from its files alone.
+"""A rough sum of the GPU memory that a model takes while it is trained and while it samples, from its files alone.
 
 Parameters are counted in the headers of `model*.safetensors`, or where a folder has none, from `config.json` as the
 decoders of the Llama family are built (transformers' `modeling_llama`, `modeling_qwen3`, `modeling_qwen3_moe`).
@@ -72,7 +72,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """How the trainer passes tokens through the model.
+    """The passes of tokens through the model by the trainer.
 
     `update_tokens` and `forward_tokens` are what one device takes at once; the latter for log-probabilities. None
     where a run does not bound them.
@@ -103,7 +103,7 @@ class Passes:
 
 
 def layer_bytes(decoder: Decoder, *, value_bytes: int = 2) -> int:
-    """What one layer keeps of one token for its gradient."""
+    """The bytes that one layer keeps of one token for its gradient."""
     attention = (decoder.heads + decoder.kv_heads) * decoder.head_size
     kept = 2 * (_FULL + 2 * value_bytes) * decoder.width + 2 * value_bytes * attention + 4 * value_bytes * decoder.inner
     return kept + ((_FULL + value_bytes) * attention if decoder.has_head_norms else 0)
@@ -177,7 +177,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run has and how it uses it.
+    """The devices of a run, and its use of them.
 
     `device_bytes` is the memory of one GPU, None where it is not known. `devices` share the training; `tensor_parallel`
     of them share one sampler, which takes `sampler_share` of each device while it samples. `weight_bytes` is the size
@@ -345,7 +345,7 @@ def _by_config(config: Mapping[str, Any]) -> int | None:
 
 
 def _extras(config: Mapping[str, Any]) -> int:
-    """What a layer has beside its matrices and norms: norms of queries and keys, and biases of Qwen2."""
+    """The parameters of a layer beside its matrices and norms: norms of queries and keys, and biases of Qwen2."""
     heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
     if heads is None or kv_heads is None or size is None:
         return 0

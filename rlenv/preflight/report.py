@@ -1,4 +1,4 @@
-"""What a run would meet, before anything of it starts: errors, warnings, and the figures behind them."""
+"""The report on a run before it starts: errors, warnings, and the figures behind them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How a trainer calls its limits: what a message tells to set."""
+    """A trainer's names of its limits, for messages that tell which one to set."""
 
     prompt: str = "max_prompt_tokens"
     response: str = "max_response_tokens"
@@ -70,7 +70,7 @@ class Preflight:
 
     @property
     def outcome(self) -> str:
-        """What follows from all of it, in words."""
+        """The conclusion from all findings, in words."""
         if not self.is_ready:
             return "the run would not do"
         if not self.verdicts:
@@ -124,7 +124,7 @@ def _rounded(number: int) -> int:
 
 
 def judge_lengths(found: SplitLengths, names: Names, *, is_trained: bool, must_open: bool = True) -> Iterator[Finding]:
-    """What the lengths of one split make of a run.
+    """The findings about the lengths of one split.
 
     Args:
         is_trained: whether the run learns from the split; where not, what does not fit is a warning.
@@ -170,7 +170,7 @@ def _of(count: int, found: SplitLengths) -> str:
 def judge_sequences(
     splits: Sequence[SplitLengths], passes: Mapping[str, int], model: Model | None
 ) -> Iterator[Finding]:
-    """Whether the longest sequences that a run can bring fit a pass of the trainer and the model's positions.
+    """The findings about the longest sequences: they have to fit a pass of the trainer and the model's positions.
 
     Args:
         passes: the most tokens of one sequence that a pass takes, by the key that says so.
@@ -215,7 +215,7 @@ def _within(number: int, limit: int | None) -> int:
 
 
 def judge_memory(model: Model | None, machine: Machine, *, context: int | None) -> tuple[Memory | None, list[Finding]]:
-    """What a model takes on a machine, and what of it cannot be.
+    """The memory that a model takes on a machine, and the findings where it does not fit.
 
     Args:
         context: tokens of the longest sequence that a sampler has to hold; None for the model's positions.
@@ -279,7 +279,7 @@ def _peaks(memory: Memory, has: int) -> Iterator[Finding]:
 
 
 def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Step | None:
-    """What a step of `episodes` takes by what was measured; None without a prompt.
+    """The tokens of a step of `episodes`, by the measured ones; None without a prompt.
 
     Args:
         splits: those that are trained on, and the share of each.

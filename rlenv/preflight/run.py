@@ -55,7 +55,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the run is beside its specs.
+    """The settings of a run beside its specs.
 
     `name` is how the report is headed. `model` is the model's folder, None where it is not there; `model_name` its name
     on the hub then. `episodes` are those
@@ -143,7 +143,7 @@ async def _measured(subject: Subject, prompts: Prompts, sample: int) -> list[tup
 
 
 def _asks_others(environment: Environment) -> str:
-    """Why the oracle is not played: episodes would ask other models, which costs and takes what nobody counted on."""
+    """The reason why the oracle is not played: episodes would ask other models, which costs and takes time unasked."""
     spec = environment.spec
     asking = [name for name, tool in spec.tools.items() if kind_of("tools", tool).asks_models]
     if asking:
@@ -154,7 +154,7 @@ def _asks_others(environment: Environment) -> str:
 
 
 def judge_exactness(name: str, verdict: Verdict) -> list[Finding]:
-    """What the verdict on a template makes of a run."""
+    """The findings about the verdict on a template."""
     if not verdict.will_run:
         return [Finding("error", f"{name}: {verdict.message}")]
     rewritten = [one for one in verdict.situations if one.status == "rewritten"]

@@ -1,1 +1,3 @@
-"""What an episode may hold open: databases, folders, and Python's own objects; opened, reset and closed with it."""
+"""Resources that an episode may hold open: databases, folders, and Python's own objects; opened, reset and closed with
+it.
+"""

@@ -46,7 +46,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ResourceContext:
-    """What opening a resource may see: the task (empty for scope `process`), constants and the episode's seed."""
+    """The values that opening a resource may see: the task (empty for scope `process`), constants and the episode's
+    seed.
+    """
 
     task: Mapping[str, Any] = field(default_factory=dict)
     vars: Mapping[str, Any] = field(default_factory=dict)
@@ -193,7 +195,7 @@ class PythonResource:
         return entered[0]
 
     async def _blocking(self, work: Callable[[], Any], *, late: Callable[[], None] | None = None) -> Any:
-        """What `work` returns. `late` is called where it ends only after it was given up."""
+        """The result of `work`. `late` is called where it ends only after it was given up."""
         if not self._in_thread:
             return work()
         job = _python_threads.submit(work)

@@ -32,12 +32,12 @@ class Bm25Retriever:
 
     @property
     def name(self) -> str:
-        """How it searches."""
+        """The name of the search method."""
         return "bm25"
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """The number of documents."""
         return len(self._index.documents)
 
     def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Found]]:

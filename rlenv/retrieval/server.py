@@ -62,7 +62,7 @@ class _Desk:
     _worker: asyncio.Task[None] | None = None
 
     async def found(self, asked: _Asked) -> list[list[Found]]:
-        """What the retriever finds for one request."""
+        """The retriever's results for one request."""
         answer: asyncio.Future[list[list[Found]]] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         if self._worker is None or self._worker.done():

@@ -1,4 +1,4 @@
-"""How an answer or an accepted one is written, before any algebra: one expression, bare of what surrounds it.
+"""The spelling of an answer or an accepted one before any algebra: one expression, bare of the text around it.
 
 The library that reads expressions looks for something readable in a text and drops the rest, units and words
 included. Here the text as a whole has to be the expression, so that "the answer is not 7" is not 7.
@@ -114,7 +114,7 @@ def bare(text: str) -> str:
 
 
 def _sum(mixed: re.Match[str]) -> Fraction | None:
-    """What a mixed number says; None where its fraction is none below one."""
+    """The value of a mixed number; None where its fraction is none below one."""
     sign, whole, *parts = mixed.groups()
     above, below = (int(part) for part in parts if part is not None)
     return (-1 if sign == "-" else 1) * (int(whole) + Fraction(above, below)) if above < below else None
@@ -193,7 +193,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closing(text: str, opening: int, pair: str = "{}") -> int:
-    """Where the bracket that opens at `opening` closes, -1 where it does not."""
+    """The position of the bracket that closes the one at `opening`, -1 where there is none."""
     depth = 0
     for index in range(opening, len(text)):
         if text[index] == pair[0]:
@@ -235,7 +235,7 @@ def _flat(text: str) -> str:
 
 
 def is_prose(text: str, *, allowed: frozenset[str]) -> bool:
-    """Whether `text` is no expression: words around one, or numbers side by side, which are neither sum nor product.
+    """True if `text` is no expression: words around one, or numbers side by side, which are neither sum nor product.
 
     `allowed` are the words that it may hold.
     """
@@ -252,7 +252,7 @@ def is_prose(text: str, *, allowed: frozenset[str]) -> bool:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """What stands before the unit that a number carries at its end, and the unit in one spelling ("" for none)."""
+    """The text before the unit that a number carries at its end, and the unit in one spelling ("" for none)."""
     *_, last = [None, *_UNIT.finditer(text)]
     if last is None or last.end() != len(text):
         return text, ""
@@ -267,7 +267,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def brackets(text: str) -> str:
-    """What encloses a list: `(`, `[`, `{`, or "," for a list without brackets; "" for what is no list."""
+    """The brackets of a list: `(`, `[`, `{`, or "," for a list without brackets; "" for a text that is no list."""
     text = text.replace("\\left", "").replace("\\right", "").strip()
     if "," not in text:
         return ""

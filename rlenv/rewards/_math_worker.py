@@ -26,7 +26,7 @@ _GOLDS_KEPT = 512
 
 
 def _parse(text: str) -> list[Any]:
-    """What `text` means as one expression, [] where it cannot be read."""
+    """The meaning of `text` as one expression, [] where it cannot be read."""
     if "$" in text or "\\boxed" in text:
         return []
     library: Any = importlib.import_module("math_verify")  # it has no types
@@ -53,7 +53,7 @@ def _parsed(text: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=_GOLDS_KEPT)
 def _is_readable(gold: str) -> bool:
-    """Whether an accepted answer can be read and compared: a tower of powers can be read alone."""
+    """True if an accepted answer can be read and compared: a tower of powers can be read alone."""
     text = bare(gold)
     text = bare(about(text)) or text
     if plain_number(text) is not None:
@@ -78,7 +78,7 @@ def _equal(mine: str, golds: list[str]) -> dict[str, Any]:
 
 
 def _same(mine: str, gold: str) -> bool | None:
-    """Whether an answer equals an accepted one; None where the answer cannot be read."""
+    """True if an answer equals an accepted one; None where the answer cannot be read."""
     if not mine or is_prose(mine, allowed=words(gold)):
         return None
     # A unit may be left out, on either side, but not be another one.

@@ -62,7 +62,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9#:=<>/ _-]+")
 
 
 class Match(Protocol):
-    """What a search found: the whole by 0, groups by number or name; None for a group that took no part."""
+    """The match of a search: the whole by 0, groups by number or name; None for a group that took no part."""
 
     def __getitem__(self, group: int | str) -> str | None: ...
     def start(self, group: int | str = 0) -> int: ...
@@ -231,7 +231,7 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy gave as its answer: `text`, without white space around it; "" where it marked nothing.
+    """The policy's answer: `text`, without white space around it; "" where it marked nothing.
 
     `start` and `end` (exclusive) are its place in the action's content; -1 where it came in a call, which `call` then
     counts from 0 (-1 elsewhere).
@@ -247,7 +247,7 @@ _answer = quick(Answer)
 
 
 def is_explicit(spec: AnswerSpec) -> bool:
-    """Whether an answer is marked as one.
+    """True if an answer is marked as one.
 
     A marked answer (`tag`, `boxed`, `regex`, `tool`) ends the episode wherever it stands, calls beside it or not, as
     long as every call can be read.

@@ -195,7 +195,7 @@ class _Turns(Generic[_T]):
         return self.tried_s < self.limit.left_s
 
     async def _known(self) -> Refused | Untold | None:
-        """How the known question failed; None where it went well now, and as often as it has to.
+        """The failure of the known question; None where it went well now, and as often as it has to.
 
         The other question may have felled what is asked: it gets the time to come back.
         """
@@ -240,7 +240,7 @@ async def in_turn(
     is_dear: bool = False,
     tries: Known | None = None,
 ) -> _T | None:
-    """What `very`, which was refused once, gives, asked in turn with `known`.
+    """The answer to `very`, which was refused once, asked in turn with `known`.
 
     None where it is refused `most` times and the known one never, or what is as sure.
 
@@ -290,7 +290,7 @@ class Health:
         return scope.keep(key, lambda: cls(endpoint.name, spec, hung_s=hung_s))
 
     async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable) -> _T:
-        """What the request gives.
+        """The answer to the request.
 
         Args:
             caller: the episode that asks; its material may be what a server breaks on.

@@ -46,7 +46,7 @@ def message_of(messages: Sequence[Message], turns: Sequence[Turn], turn: int) ->
 
 
 def where_of_content(turn: Turn, *, message: int, start: int = 0, end: int | None = None) -> Where:
-    """Where a part of an action's content stands in the action, one place for each part that the reader cut it into.
+    """The places of a part of an action's content in the action, one for each part that the reader cut it into.
 
     Args:
         message: the number of the action's message.
@@ -89,7 +89,7 @@ def _cut(parts: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[i
 
 
 def where_of_call(turn: Turn, index: int, *, message: int) -> Where:
-    """Where a call stands in an action; all of the action where the call came as data, () where there is none."""
+    """The place of a call in an action; all of the action where the call came as data, () where there is none."""
     if not 0 <= index < len(turn.parsed.calls):
         return ()
     call = turn.parsed.calls[index]
@@ -110,7 +110,7 @@ def where_of_result(turn: Turn, index: int, *, message: int) -> Where:
 
 
 def where_of_quotes(said: str, messages: Sequence[Message], turns: Sequence[Turn], *, all_turns: bool) -> Where:
-    """Where the quotes of a text stand, sign by sign, in what policy, tools and users said; thinking is left out.
+    """The places of a text's quotes, sign by sign, in the text of policy, tools and users; thinking is left out.
 
     A quote that stands nowhere or more than once has no place: which of them was meant is not to be guessed.
 
@@ -207,12 +207,12 @@ class RewardContext:
 
     @property
     def final_text(self) -> str:
-        """What the policy wrote last, outside thinking and calls ("" before the first turn)."""
+        """The policy's last text, outside thinking and calls ("" before the first turn)."""
         return self.turns[-1].parsed.content if self.turns else ""
 
     @property
     def answer_at(self) -> Where:
-        """Where `answer` stands: its text in the last action, or the call that gave it; () where that is not known."""
+        """The place of `answer`: its text in the last action, or the call that gave it; () where that is not known."""
         found = self.found
         if found is None or not self.turns:
             return ()
@@ -222,13 +222,13 @@ class RewardContext:
         return self.where_final(found.start, found.end) if found.start >= 0 else ()
 
     def where_final(self, start: int = 0, end: int | None = None) -> Where:
-        """Where the characters `start` to `end` (exclusive; None for all that follow) of `final_text` stand."""
+        """The place of the characters `start` to `end` (exclusive; None for all that follow) of `final_text`."""
         if not self.turns:
             return ()
         return where_of_content(self.turns[-1], message=self._message(len(self.turns) - 1), start=start, end=end)
 
     def where_call(self, turn: int, index: int) -> Where:
-        """Where a call stands in the action of a turn, both counted from 0; the whole action for one given as data."""
+        """The place of a call in the action of a turn, both counted from 0; the whole action for one given as data."""
         return where_of_call(self.turns[turn], index, message=self._message(turn))
 
     def where_result(self, turn: int, index: int) -> Where:
@@ -241,7 +241,7 @@ class RewardContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupContext:
-    """What a term that asks about all answers to one task may use beside them.
+    """The values that a term over all answers to one task may use beside them.
 
     `accounts` are those of the answers, in order: what is asked of models is counted in them.
     """
@@ -280,13 +280,13 @@ class Term:
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is measured once all answers to a task are there."""
+        """True if it is measured once all answers to a task are there."""
         return self.measure_group is not None or self.ask_group is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TermCompileContext(CompileContext):
-    """What a term's factory may use beside the rest: the compiled tools and the answer rule."""
+    """The values that a term's factory may use beside the rest: the compiled tools and the answer rule."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     answer: AnswerSpec = field(default_factory=AnswerSpec)

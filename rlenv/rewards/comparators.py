@@ -1,4 +1,4 @@
-"""How `verify` compares what a tool returned with what was expected, and gold calls that episodes share."""
+"""Comparison of a tool's result with the expected one, as `verify` does it, and gold calls that episodes share."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _BY_NAME: dict[str, type[EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec
 
 
 def is_large(gold: Side) -> bool:
-    """Whether comparing with `gold` takes more than a few milliseconds, which the event loop is not held for."""
+    """True if comparing with `gold` takes more than a few milliseconds, which the event loop is not held for."""
     return size(gold.best, _LARGE_CHARS) > _LARGE_CHARS
 
 

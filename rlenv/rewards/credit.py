@@ -1,4 +1,4 @@
-"""Which turn earned what: returns and turn-level advantages, on plain numbers.
+"""Credit by turn: returns and turn-level advantages, on plain numbers.
 
 Rewards stand in one list a trajectory, one entry a turn, as `RewardBreakdown.turn_rewards` holds them. An invalid
 reward is no number: pass None for its trajectory, which then is no part of its group and gets zeros.

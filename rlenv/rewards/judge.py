@@ -69,7 +69,7 @@ class JudgeMemberSpec(Spec):
 
 
 class JudgeSpec(RewardSpec):
-    """What a model thinks of the episode, from 0 (the scale's lower end) to 1 (its upper end).
+    """A model's judgement of the episode, from 0 (the scale's lower end) to 1 (its upper end).
 
     `prompt` is a template over `task`, `vars`, and the material `answer`, `message` (the last one) and `transcript`
     (the episode without thinking), each of which comes fenced. A prompt that names no material gets the message.
@@ -205,7 +205,7 @@ class _Judge:
         return combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
 
     def _said(self, found: Sequence[Given | Failed]) -> list[dict[str, Any]]:
-        """What the details of a term say of each judge."""
+        """The details of a term, an entry for each judge."""
         return [
             {
                 "endpoint": by.endpoint.name,
@@ -229,7 +229,7 @@ class _Judge:
 
 
 def _own(one: Trajectory, pairwise: PairwiseSpec) -> str:
-    """What of an episode is compared."""
+    """The part of an episode that is compared."""
     if pairwise.of == "message":
         return one.turns[-1].parsed.content if one.turns else ""
     return _NO_ANSWER if one.answer is None else one.answer

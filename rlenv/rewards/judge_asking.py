@@ -69,7 +69,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a judge is asked about, and for whom.
+    """The material that a judge is asked about, and the episode that it is for.
 
     `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
     is the author's. `caller` is the episode, as `rlenv.rewards.asking_again.Health.ask` takes it.
@@ -171,7 +171,7 @@ class Asker:
     cache: Cache = field(default_factory=Cache)
 
     async def ask(self, place: str, member: Member, question: Question) -> tuple[Asked | Failed, bool]:
-        """What a judge says, and whether it was known or asked for already; within `member.limit_s` seconds.
+        """A judge's verdict, and whether it was known or asked for already; within `member.limit_s` seconds.
 
         Args:
             place: what a tape calls the request.
@@ -214,7 +214,7 @@ def _texts(material: Material) -> list[str]:
 
 
 def _key(whom: list[str], material: list[str]) -> bytes:
-    """What a question is known by: of any length, and none of it kept."""
+    """The key of a question, whose length does not matter and of which nothing is kept."""
     digest = hashlib.sha256(orjson.dumps(whom))
     for text in material:
         given = text.encode("utf-8", "surrogatepass")
@@ -403,7 +403,7 @@ class _Asking:
 
 
 def _sizes(material: Mapping[str, Material]) -> list[int]:
-    """How many characters of each material to show, the most first: less only where it shows less."""
+    """The numbers of characters to show of each material, from the most down: less only where it shows less."""
     longest = max((len(one) if isinstance(one, str) else _LIMITS[0] for one in material.values()), default=0)
     return [_LIMITS[0], *(limit for limit in _LIMITS[1:] if limit < longest)]
 

@@ -67,7 +67,9 @@ class PairwiseSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What one judge makes of a pair: the first one's share of the win, by order, and whether it contradicts itself."""
+    """One judge's comparison of a pair: the first one's share of the win, by order, and whether it contradicts
+    itself.
+    """
 
     shares: tuple[float, float]
     reason: str
@@ -82,11 +84,11 @@ class Compared:
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether another one won in each order: the place decided."""
+        """True if another one won in each order: the place decided."""
         return abs(self.shares[0] - self.shares[1]) == 1.0
 
     def as_details(self) -> dict[str, Any]:
-        """What the details of a term say of this judge."""
+        """The details of a term for this judge."""
         found = {"score": self.score, "orders": list(self.shares), "position_bias": self.is_contradicted}
         return {**found, "attempts": self.attempts, "is_cached": self.is_cached, **self.usage}
 
@@ -153,7 +155,7 @@ class Met:
 
 
 def drawn(count: int, *, opponents: int | None, seed: str) -> list[tuple[int, int]]:
-    """Who of `count` answers meets whom: each pair once, or each answer with `opponents` of the others.
+    """The pairs among `count` answers: each pair once, or each answer with `opponents` of the others.
 
     The answers are put on a ring in an order drawn by `seed`, and each meets those next to it, so that all meet equally
     many. An odd number of opponents of an odd number of answers cannot be had: it is one more.
@@ -179,7 +181,7 @@ async def play(
     accounts: Sequence[Account],
     role: str,
 ) -> list[Met | RewardError]:
-    """What each comparison gave, or why it gave nothing, in order; all are asked at once.
+    """The results of the comparisons, or the errors of those that failed, in order; all are asked at once.
 
     What a comparison asks for is counted in the account of its first answer.
     """
@@ -269,7 +271,7 @@ def check_panel(how: Combine, *, count: int, is_weighted: bool, quorum: int | fl
 
 
 def needed(quorum: int | float | None, count: int) -> int:
-    """How many of `count` judges have to give a verdict: all without a quorum, a share rounded up."""
+    """The number of judges of `count` that have to give a verdict: all without a quorum, a share rounded up."""
     if quorum is None:
         return count
     return quorum if isinstance(quorum, int) else math.ceil(quorum * count - _CLOSE)
@@ -277,7 +279,7 @@ def needed(quorum: int | float | None, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What one judge gave: its score, why, and what the details say of it."""
+    """One judge's score, its reasoning and its details."""
 
     score: float
     reason: str
@@ -287,7 +289,7 @@ class Given:
 async def ask_all(
     asked: Sequence[Coroutine[Any, Any, Given | Failed]], members: Sequence[Member], *, least: int
 ) -> list[Given | Failed]:
-    """What each judge gives, in order; all are asked at once.
+    """The results of the judges, in order; all are asked at once.
 
     Args:
         asked: one for each member.

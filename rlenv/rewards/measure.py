@@ -42,7 +42,7 @@ TurnResults = Mapping[str, TermResult]
 
 
 def measure(planned: Planned, context: RewardContext) -> TermResult:
-    """What a term gives that need not be awaited; a group's is skipped until the group is there."""
+    """The result of a term that need not be awaited; a group's is skipped until the group is there."""
     if planned.term.measure is None:
         return TermResult.skipped(planned.name, why=_WAITS, weight=planned.weight)
     begun = _clock()
@@ -53,7 +53,7 @@ def measure(planned: Planned, context: RewardContext) -> TermResult:
 
 
 async def measure_async(planned: Planned, context: RewardContext) -> TermResult:
-    """What a term gives that has to be awaited.
+    """The result of a term that has to be awaited.
 
     Raises:
         CassetteError: the tape of a replayed episode has no answer to what it asks.
@@ -69,7 +69,7 @@ async def measure_async(planned: Planned, context: RewardContext) -> TermResult:
 
 
 def measure_group(planned: Planned, trajectories: Sequence[Trajectory]) -> list[TermResult]:
-    """What a term over all answers to one task gives: one result for each, all invalid where it fails."""
+    """The results of a term over all answers to one task: one for each, all invalid where it fails."""
     assert planned.term.measure_group is not None
     begun = _clock()
     try:
@@ -224,7 +224,7 @@ class Running:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a measurement has not ended."""
+        """True if a measurement has not ended."""
         return bool(self._tasks)
 
     def start(self, planned: Planned, measuring: Coroutine[Any, Any, TermResult]) -> None:

@@ -151,7 +151,7 @@ _MAX_BOX_CHARS = 16_384  # a box that is longer does not close
 
 
 def boxed_in_braces(text: str) -> str | None:
-    """What the last `\\boxed{…}` holds, None where there is none or its braces do not close.
+    """The content of the last `\\boxed{…}`, None where there is none or its braces do not close.
 
     Source: `last_boxed_only_string` and `remove_boxed` of verl 0.9.1 `reward_score/math_dapo.py`.
     """
@@ -172,7 +172,7 @@ def _braced(text: str, opening: int) -> str | None:
 
 
 def hendrycks_box(text: str) -> str | None:
-    """What the last box holds, in braces or after `\\boxed ` up to the next dollar sign.
+    """The content of the last box, in braces or after `\\boxed ` up to the next dollar sign.
 
     Source: verl 0.9.1 `reward_score/math_reward.py`, which follows `hendrycks_math/utils.py` of the
     lm-evaluation-harness. A box that is no `\\boxed` (`\\fbox`) is found there and then refused, so it is none here.
@@ -186,7 +186,7 @@ def hendrycks_box(text: str) -> str | None:
 
 
 def hendrycks_equal(mine: str, gold: str) -> bool:
-    """Whether two answers are the same text after normalisation; as they stand where one cannot be normalised.
+    """True if two answers are the same text after normalisation; as they stand where one cannot be normalised.
 
     Source: `is_equiv` of verl 0.9.1 `reward_score/math_reward.py`.
     """
@@ -315,12 +315,12 @@ _FLOAT_WHOLE = 2.0**53
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number; true and false are not."""
+    """True if a JSON value is a number; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def near(mine: float, gold: float, *, relative: float, absolute: float) -> bool:
-    """Whether two numbers are the same, up to a difference that only fractions may have.
+    """True if two numbers are the same, up to a difference that only fractions may have.
 
     Whole numbers are equal or not: identifiers, counts and years are no measurements. A fraction that is a whole
     number but for the noise of floating point is that number; two fractions may differ by `relative` of the larger
@@ -347,7 +347,7 @@ def _is_whole(number: float) -> bool:
 
 
 def same_json(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, true is not 1, keys have no order, lists have one.
+    """True if two JSON values are equal: 1 is 1.0, true is not 1, keys have no order, lists have one.
 
     Args:
         mine: one value.
@@ -359,7 +359,7 @@ def same_json(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
 
 
 def holds(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
-    """Whether `mine` equals `gold` where objects of `mine` may have more keys."""
+    """True if `mine` equals `gold` where objects of `mine` may have more keys."""
     return _same(mine, gold, tolerance, subset=True)
 
 

@@ -35,7 +35,7 @@ _LOST: Final = ("infrastructure", "unclear")
 
 
 def is_lost(result: ToolResult) -> bool:
-    """Whether a call failed, and not surely by what the policy did."""
+    """True if a call failed, and not surely by what the policy did."""
     return result.whose in _LOST
 
 
@@ -90,7 +90,7 @@ def _of_code(result: ToolResult) -> list[Lost]:
 async def settled(
     lost: Lost, tool: Tool | None, context: RewardContext, *, known: Mapping[str, Any] | None = None
 ) -> ToolResult:
-    """What a lost call gives once it is known whose failure it was: an answer, or a failure that is the policy's.
+    """The result of a lost call once it is known whose failure it was: an answer, or a failure that is the policy's.
 
     Args:
         known: arguments that the tool has an answer to; by default its `example`, or those of a call of this episode
@@ -103,7 +103,7 @@ async def settled(
 
 
 async def known_call(tool: Tool, arguments: Mapping[str, Any], context: RewardContext) -> ToolResult:
-    """What a call that has to go well gives; one that was lost is made again, until the tool is well or a few times.
+    """The result of a call that has to go well; one that was lost is made again, until the tool is well or a few times.
 
     So an outage that is over before the time for the reward is takes no sample from those whom it met.
     """
@@ -183,7 +183,7 @@ async def _with_its_calls(found: ToolResult, tools: Mapping[str, Tool], context:
 
 
 async def count_against(lost: Sequence[Lost], tools: Mapping[str, Tool], context: RewardContext, *, most: int) -> int:
-    """How many of the lost calls are the policy's failures after all; no more than `most` are looked for.
+    """The number of lost calls that are the policy's failures after all; no more than `most` are looked for.
 
     A call that was lost by an outage is made again by no fault, so it counts against no limit; neither does one of
     which nobody can tell.
@@ -261,7 +261,7 @@ async def _again(tool: Tool, call: Mapping[str, Any], failed: ToolResult, contex
 
 @dataclass(slots=True)
 class _Shared(Generic[_T]):
-    """What several terms ask about one call of their episode while one of them finds it out."""
+    """The answer that several terms share about one call of their episode while one of them finds it out."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -269,7 +269,7 @@ class _Shared(Generic[_T]):
 
 
 async def _once(context: RewardContext, call: str, ask: Callable[[], Awaitable[_T]]) -> _T:
-    """What `ask` gives, asked by the first of the terms of an episode that wait for it at once."""
+    """The result of `ask`, asked by the first of the terms of an episode that wait for it at once."""
     kept: dict[tuple[int, str], _Shared[_T]] = context.shared().keep(("outages", ""), dict)
     key = (id(context), call)
     shared = kept.setdefault(key, _Shared())

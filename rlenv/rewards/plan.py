@@ -140,7 +140,7 @@ class Plan:
 
 
 def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
-    """How `terms` are scored, in the order of the spec.
+    """The plan for scoring `terms`, in the order of the spec.
 
     Raises:
         UsageError: two terms share a name, what one measures does not fit how, or their keys have one of the `flaws`

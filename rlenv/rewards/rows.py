@@ -72,7 +72,7 @@ def same_rows(
     tolerance: float = 1e-6,
     any_column_order: bool = False,
 ) -> bool:
-    """Whether two results hold the same rows, as often as each other, and in the same order where `ordered`.
+    """True if two results hold the same rows, as often as each other, and in the same order where `ordered`.
 
     NULLs are equal, 1 is 1.0, fractions may differ by `tolerance` (relative; a thousandth of it near zero), whole
     numbers, texts and bytes must be identical. With `any_column_order`, some one order of the columns has to make
@@ -155,7 +155,7 @@ def _column(rows: Sequence[Row], index: int) -> Row:
 
 
 def _match(mine: Sequence[Row], gold: Sequence[Row], order_keys: Sequence[int] | None, tolerance: float) -> bool:
-    """Whether the rows are the same; `order_keys` is None where their order does not count at all."""
+    """True if the rows are the same; `order_keys` is None where their order does not count at all."""
     if order_keys is None:
         return _same_multiset(mine, gold, tolerance)
     if all(_near(a, b, tolerance) for a, b in zip(mine, gold, strict=True)):
@@ -317,7 +317,7 @@ def _items(query: str, start: int) -> list[str]:
 
 
 def orders_rows(query: str) -> bool:
-    """Whether a SQL query has an ORDER BY of its own, outside parentheses, strings, quoted names and comments.
+    """True if a SQL query has an ORDER BY of its own, outside parentheses, strings, quoted names and comments.
 
     Only then does the order of its rows mean something: one inside a subquery or a window does not order the result.
     """
@@ -325,7 +325,7 @@ def orders_rows(query: str) -> bool:
 
 
 def _after_order_by(query: str) -> int:
-    """Where the expressions of the query's own ORDER BY begin, -1 where it has none."""
+    """The position at which the expressions of the query's own ORDER BY begin, -1 where it has none."""
     depth = 0
     previous = ""
     index, end = 0, len(query)

@@ -104,7 +104,7 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
 
 
 def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
-    """Whether filling `template` fails although everything that it reads beside `answer` is there."""
+    """True if filling `template` fails although everything that it reads beside `answer` is there."""
     if not all(_is_there(path, values) for path in template.paths if path[0] != "answer"):
         return False
     try:
@@ -163,7 +163,7 @@ NO_ANSWER: Final = Measured(0.0, "no answer")
 
 
 class RuleSpec(RewardSpec):
-    """What every rule takes."""
+    """The keys that every rule takes."""
 
     kind: Literal["rule"]
     rule: Text
@@ -190,22 +190,22 @@ def compile_rule(name: str, spec: RuleSpec, context: TermCompileContext) -> Term
 
 
 def read(context: RewardContext, reads: Reads) -> str | None:
-    """What a rule measures: the answer (None where the policy gave none) or all of the last message."""
+    """The text that a rule measures: the answer (None where the policy gave none) or all of the last message."""
     return context.answer if reads == "answer" else context.final_text
 
 
 def where_of(reads: Reads) -> Callable[[RewardContext], Where]:
-    """Where that stands."""
+    """A function that finds the place of that text."""
     return where_answer if reads == "answer" else RewardContext.where_final
 
 
 def where_answer(context: RewardContext) -> Where:
-    """Where the answer stands."""
+    """The place of the answer."""
     return context.answer_at
 
 
 def scored(text: str | None, score: Callable[[str], Measured], *, most: int, that: str) -> Measured:
-    """What `score` makes of a text; 0 without one, and for one of more than the `most` characters `that` are looked at.
+    """The score of a text; 0 without one, and for one of more than the `most` characters `that` are looked at.
 
     `that` goes on with the sentence `longer than the 1000 characters …`.
     """
@@ -269,7 +269,7 @@ def load_function(target: str, *, key: str, gives: Sequence[str], context: Compi
 
 
 def raised(target: str, error: BaseException) -> RewardError:
-    """What an author's function raised, as the reason why nothing was measured: what, and on which line."""
+    """The exception of an author's function, as the reason why nothing was measured: its text and its line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
     if (key := (target, type(error).__name__, place)) not in _logged:  # once: every episode's record has it
@@ -279,7 +279,7 @@ def raised(target: str, error: BaseException) -> RewardError:
 
 
 def has_crashed(spec: RewardSpec, error: str) -> bool:
-    """Whether `error`, why a term of this entry is invalid, is an exception that nobody raised on purpose."""
+    """True if `error`, why a term of this entry is invalid, is an exception that nobody raised on purpose."""
     if any(f"{target} raised " in error for target in _texts(spec.model_dump())):
         return True
     return _CRASHED.match(error) is not None
@@ -294,7 +294,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function`, or an object's `__call__`, gives a coroutine."""
+    """True if calling `function`, or an object's `__call__`, gives a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
@@ -302,7 +302,7 @@ _MAX_DETAILS = 65_536
 
 
 class PythonSpec(RuleSpec):
-    """What a function of your own returns for an episode (or a turn, with `when: turn`).
+    """The return value of a function of your own for an episode (or a turn, with `when: turn`).
 
     It takes one `rlenv.rewards.base.RewardContext` and returns a number, a `Measured`, or a number with the text
     that it was read from. It may be a coroutine function; one that is not runs on the event loop and must be quick.

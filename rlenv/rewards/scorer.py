@@ -140,7 +140,7 @@ class Scorer:
         return self._breakdown(results, len(context.turns))
 
     def has_to_ask(self, trajectories: Sequence[Trajectory]) -> bool:
-        """Whether `ask_group` would ask about an answer that has no value of the term yet."""
+        """True if `ask_group` would ask about an answer that has no value of the term yet."""
         return any(
             trajectories[place].reward.terms[planned.name].value is None
             for planned in self._plan.group

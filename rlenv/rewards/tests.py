@@ -63,7 +63,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a program is given to read, and what it is to print."""
+    """The input of a program, and its expected output."""
 
     name: str
     given: str
@@ -168,7 +168,7 @@ def _lines(value: Any) -> str:
 
 
 def same_output(found: str, expected: str, by: str, tolerance: float, relative: float) -> bool:
-    """Whether a program printed what it was to print. Linear in the length of both.
+    """True if a program printed what it was to print. Linear in the length of both.
 
     `exact` counts every character. Otherwise white space at the ends of lines and empty lines at the end do not count;
     where a tolerance is given, lines are compared word by word, and two numbers may be apart by `tolerance`, or by
@@ -261,7 +261,7 @@ class TestsSpec(RewardSpec):
 
 
 def last_block(text: str) -> str:
-    """What stands in the last fenced block of a text; the text itself where none is closed. Linear in its length."""
+    """The content of a text's last fenced block; the text itself where none is closed. Linear in its length."""
     found, opened_by, start = text, "", 0
     for line in _FENCE.finditer(text):
         mark = line[1] or line[3]
@@ -326,7 +326,7 @@ class _Tests:
         return Measured(value, evidence, {"passed": passed, "total": len(tests), "failed": failures})
 
     async def _one(self, test: Test, sources: Sequence[str], trials: Trials, seed: int) -> Verdict:
-        """How a test ends; one that the machine failed is tried once more.
+        """The verdict of a test; one that the machine failed is tried once more.
 
         Raises:
             RewardError: it failed again.

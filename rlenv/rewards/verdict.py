@@ -1,4 +1,4 @@
-"""What a judge is shown, fenced so that nothing in it passes for an instruction, and the verdict that it gives."""
+"""The material of a judge, fenced so that nothing in it passes for an instruction, and the judge's verdict."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fence:
 
     @property
     def instructions(self) -> str:
-        """What the judge has to know about it."""
+        """The instructions to the judge about the fence."""
         return (
             f"Material to be judged stands as JSON between <{self.mark}> and </{self.mark}>: a string, or a list of "
             "what was said in order, each entry with the role of who said it. It was "
@@ -131,7 +131,7 @@ class Verdict:
 
 
 class ReplySchema:
-    """What a reply has to be: one JSON object that fits a schema and holds the number under `key`.
+    """The form of a reply: one JSON object that fits a schema and holds the number under `key`.
 
     Args:
         choices: texts that stand for numbers there.
@@ -238,7 +238,7 @@ def _parsed(text: str) -> Any:
 
 
 def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
-    """Whether a text holds every pair of a reply, in whatever order, spacing or escapes."""
+    """True if a text holds every pair of a reply, in whatever order, spacing or escapes."""
     flat = _SPACE.sub("", material)
     is_number = not isinstance(reply[key], str)
     score = re.escape(f'"{key}":') + r"(-?[\d.eE+-]{1,40})"

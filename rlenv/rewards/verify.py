@@ -39,7 +39,7 @@ _NOT_GOLD = ("task", "vars", "resources", "item")
 
 
 class ExpectSpec(Spec):
-    """What the result is compared with: that of a gold call (`arguments`), or a constant (`value`)."""
+    """The expected value: the result of a gold call (`arguments`), or a constant (`value`)."""
 
     arguments: Mapping[str, Any] | None = None
     """Run the same tool with these arguments; strings are templates. A list where the tool takes none gives

@@ -134,7 +134,7 @@ class FakeEndpoint:
         return web.json_response({"count": count, "max_model_len": self._context, "tokens": []})
 
     def _completed(self, text: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
-        """What a completion server gives of what its model samples: the text, the finish reason and the stop text."""
+        """A completion server's answer from its model's sample: the text, the finish reason and the stop text."""
         words = _words(text)
         most = body.get("max_tokens", _DEFAULT_TOKENS)
         kept = "".join(words[:most])
@@ -218,7 +218,7 @@ def _unusual(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 
 def _problem(body: Any, *, is_chat: bool) -> str:
-    """What a server of this format refuses; "" where the request is sound."""
+    """The reason for which a server of this format refuses a request; "" where the request is sound."""
     if not isinstance(body, dict) or not isinstance(body.get("model"), str):
         return "model: expected a text"
     if not is_chat:

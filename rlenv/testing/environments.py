@@ -204,7 +204,7 @@ class _Laws:
             law(rule, not found, f"task {one.task_index} differs: {found}")
 
     async def keep_records(self, played: Sequence[Trajectory], *, is_deterministic: bool) -> None:
-        """What is written of episodes is read back, and replays."""
+        """Checks that records of episodes are read back as written, and replay."""
         read = []
         for trajectory in played:
             line = record.dump(trajectory).decode()

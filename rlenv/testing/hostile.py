@@ -116,7 +116,7 @@ _SLOW: Final = frozenset({"busy", "late", "stalled"})
 
 @dataclass(frozen=True, slots=True)
 class HostileReport:
-    """What came of an attack.
+    """The outcome of an attack.
 
     `stall_s` is the longest pass of the event loop in CPU seconds of its thread; `stalls` are the longest ones with
     the actions that were in flight, worst first. `growth_mb` is how far the process's memory rose above what it held

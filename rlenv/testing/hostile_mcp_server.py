@@ -137,7 +137,7 @@ def _daemon(identity: Any, text: str) -> _Reply:
 
 
 def _environment(identity: Any, text: str) -> _Reply:
-    """What the server can see of who started it."""
+    """The environment that the server can see of its parent process."""
     try:
         parent = Path(f"/proc/{os.getppid()}/environ").read_bytes().decode("latin-1").replace("\0", "\n")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the laws of every kind are stated with: how one is broken, how it is bounded, what is compared.
+"""The means to state the laws of every kind: broken laws, time limits, and comparisons.
 
 A law that is broken is an AssertionError whose message reads `law: the rule; what was found`.
 """
@@ -58,7 +58,7 @@ def law(rule: str, holds: bool, found: object) -> None:
 
 
 def broken(rule: str, found: object) -> BrokenLaw:
-    """What a broken rule raises."""
+    """The exception of a broken rule."""
     return BrokenLaw(f"law: {rule}; {found}")
 
 
@@ -69,7 +69,9 @@ def short(value: object) -> str:
 
 
 def kept_as_json(value: object) -> str:
-    """What a value is now, for a look at whether it has changed; files of trajectories keep the same of it."""
+    """The present state of a value, to find out later whether it has changed; files of trajectories keep the same of
+    it.
+    """
     return json.dumps(plain(value), sort_keys=True)
 
 
@@ -98,12 +100,12 @@ def in_own_loop(check: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, 
 
 
 async def awaited(value: Awaitable[_T] | _T) -> _T:
-    """What a function gave that may be sync or async."""
+    """The result of a function that may be sync or async."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def in_time(work: Awaitable[_T], rule: str, limit_s: float) -> _T:
-    """What `work` gives.
+    """The result of `work`.
 
     Raises:
         BrokenLaw: with `rule`, if it takes longer than `limit_s`.
@@ -143,7 +145,7 @@ def environment_of(spec: str | Path | Environment, *, set: Mapping[str, Any] | N
 
 
 def compiled(group: Group, entry: Any, *, name: str = "entry", base: Path = Path(), **parts: Any) -> Any:
-    """What the factory of an entry's kind makes of it, as a spec with that entry would.
+    """The compiled entry, by its kind's factory, as in a spec with that entry.
 
     Args:
         entry: the entry's keys as a spec has them, `kind` among them; a rule may do without. What is no mapping is

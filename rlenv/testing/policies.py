@@ -113,7 +113,7 @@ class _Laws:
         self._limits = limits
 
     async def actions(self, policy: Policy) -> list[Any]:
-        """What a policy did in one episode, each action looked at."""
+        """The actions of a policy in one episode, each checked."""
         watched = _Watched(policy, self._limits)
         async with self._environment.start(**self._where) as episode:
             trajectory = await drive(episode, watched, limit_s=self._environment.spec.limits.episode_s)

@@ -38,7 +38,7 @@ _AT_ONCE = 8
 
 
 class _Raised(Exception):
-    """What an episode raises while the resource is open."""
+    """The exception that an episode raises while the resource is open."""
 
 
 async def check_resource_async(
@@ -203,7 +203,7 @@ class _Laws:
         law("episodes that open at once see the same", len(seen) == 1, short(sorted(seen)))
 
     async def keeps_episodes_apart(self) -> None:
-        """What one episode changes is not seen by another that is open beside it."""
+        """Checks that one episode's changes are not seen by another that is open beside it."""
         async with self._opened() as one, self._opened() as other:
             before = await self._seen(other)
             await self._changed(one)

@@ -59,7 +59,7 @@ def reward_context(
     variables: Mapping[str, Any] | None = None,
     reason: str = "",
 ) -> RewardContext:
-    """What a term reads; `turns` is by default the one turn that holds the answer as its text."""
+    """The context of a term; `turns` is by default the one turn that holds the answer as its text."""
     if turns is None:
         turns = (turn(answer or ""),)
     return RewardContext(task or {}, (), turns, answer, resources or {}, variables or {}, call, reason)
@@ -87,7 +87,7 @@ def compile_term(
 
 
 def measure(rule: str, context: RewardContext, *, tools: Mapping[str, Tool] | None = None, **keys: Any) -> Measured:
-    """What a rule measures in `context`; one that waits for something is run in an event loop of its own.
+    """The measure of a rule in `context`; one that waits for something is run in an event loop of its own.
 
     Raises:
         RewardError: it cannot be measured.
@@ -195,7 +195,7 @@ async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _B
 
 
 async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
-    """What the term gives, or raises."""
+    """The measure of the term, or its exception."""
     if not isinstance(what, RewardContext):
         if term.ask_group is not None:
             return await laws.in_time(_asked_group(term, what), "a term measures in time", limit_s)

@@ -41,7 +41,7 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \".+\", line 
 def context(
     *, task: Mapping[str, Any] | None = None, resources: Mapping[str, Any] | None = None, seconds: float = 60.0
 ) -> ToolContext:
-    """What one call may see, with a deadline `seconds` from now."""
+    """The context of one call, with a deadline `seconds` from now."""
     return ToolContext(task or {}, resources or {}, time.monotonic() + seconds)
 
 

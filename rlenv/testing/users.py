@@ -113,7 +113,7 @@ class _Dialogue:
         self._limit_s = limit_s
 
     async def replies(self, most: int) -> list[str]:
-        """What the user says until it ends, at most `most` times."""
+        """The user's replies until it ends, at most `most`."""
         found: list[str] = []
         while len(found) < most and (said := await self.next()) is not None:
             found.append(said)

@@ -83,7 +83,7 @@ def thinking_of(environment: Environment) -> tuple[tuple[str, str], ...]:
 
 
 def cut_of(environment: Environment, encoder: TokenEncoder) -> Cut:
-    """How results are cut: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
+    """The cut of results: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
     spec = environment.spec.observation
     by_chars = cut_chars(spec.model_copy(update={"max_tokens": None}))
     if spec.max_tokens is None:
@@ -116,7 +116,7 @@ _CONFIGS = ("generation_config.json", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """What `TokenEncoder` reads of a tokenizer; the names are those of transformers."""
+    """The part of a tokenizer that `TokenEncoder` reads; the names are those of transformers."""
 
     backend_tokenizer: Any
     chat_template: str | None

@@ -91,7 +91,9 @@ class CheckReport:
 
 
 def general(*, with_user: bool) -> tuple[Played, ...]:
-    """What environments in general play: tools, with a system message and without, and a user where they have one."""
+    """The situations of environments in general: tools, with a system message and without, and a user where they have
+    one.
+    """
     answers: tuple[tuple[str, ...], ...] = (("tool",), *_PARALLEL)
     if with_user:
         answers = (("user",), *answers)
@@ -154,7 +156,7 @@ def check(
 
 
 def _ends(encoder: TokenEncoder) -> TokenCheck:
-    """Whether a mark that ends turns by the model's files does so in the template."""
+    """A check that a mark that ends turns by the model's files does so in the template."""
     declared, number = encoder.declared_ends, encoder.stop_id
     wrong = [mark for mark in declared if mark in encoder.begins]
     repair = (
@@ -370,7 +372,7 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
 
 
 def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
-    """Whether a turn ended by an end token: as its sampler says, else as far as its text and its place tell."""
+    """True if a turn ended by an end token: as its sampler says, else as far as its text and its place tell."""
     if reason := turn.finish_reason:
         return reason != "length"
     is_last = turn.index == len(trajectory.turns) - 1

@@ -82,7 +82,7 @@ class TemplatedDialect:
         return self._stops
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
-        """What the dialect inside reads."""
+        """The action as the dialect inside reads it."""
         return self._dialect.parse(text, tools)
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
@@ -94,7 +94,7 @@ class TemplatedDialect:
         return self._template.render(list(map(as_template_reads, messages)), tools=tools)
 
     def render_action(self, message: Message) -> str:
-        """What the dialect inside writes."""
+        """The text as the dialect inside writes it."""
         return self._dialect.render_action(message)
 
     def render_observation(self, messages: Sequence[Message]) -> str:
@@ -322,7 +322,7 @@ def rendering_findings(
 def rewritten_history(
     declared: Declared, prompts: Sequence[Sequence[Message]], tools: Sequence[Any], roles: Sequence[tuple[str, ...]]
 ) -> str:
-    """How the template writes an environment's earlier turns otherwise once messages answer; "" where it only grows.
+    """The difference in an environment's earlier turns once messages answer; "" where the history only grows.
 
     A policy of raw text reads one text that grows, in which they stay as they were.
     """

@@ -51,7 +51,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy says and what answers it: results of its calls, or one message of a user.
+    """A policy's message and the answer to it: results of its calls, or one message of a user.
 
     `said` has the text beside the calls, the calls and, where it `thinks` some, the thinking. A turn that thinks
     `empty` has written a block with nothing in it.
@@ -224,7 +224,7 @@ class Speaker:
         return out
 
     def is_the_same_but_for_blocks(self, one: str, other: str) -> bool:
-        """Whether two renderings differ in empty blocks of thinking alone, and in the space around them."""
+        """True if two renderings differ in empty blocks of thinking alone, and in the space around them."""
         for opening, closing in self._marks:
             block = rf"\s*{re.escape(opening)}\s*{re.escape(closing)}\s*"
             one, other = re.sub(block, "", one), re.sub(block, "", other)
@@ -322,7 +322,7 @@ class Speaker:
         return Spoken(text, turn.said, told, signs)
 
     def _has_field(self, render: Any, conversation: Sequence[dict[str, Any]], told: dict[str, Any]) -> bool:
-        """Whether the template writes thinking that it is given apart from the content, at least in the last turn."""
+        """True if the template writes thinking that it is given apart from the content, at least in the last turn."""
         for key in KEYS:
             with suppress(UnsupportedTemplate):
                 if "thinkingsign" in render([*conversation, {**told, key: "thinkingsign"}]):
@@ -380,7 +380,7 @@ class Speaker:
 
 
 def _closed(pair: tuple[str, str], thought: str, body: str) -> str:
-    """What a policy writes whose prompt has opened its thinking."""
+    """The text of a policy whose prompt has opened its thinking."""
     return f"{thought}\n{pair[1]}\n\n{body}"
 
 
@@ -406,7 +406,7 @@ def _call(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
 
 
 def _signs(said: Message) -> tuple[str, ...]:
-    """What shows that a template has written a turn."""
+    """The signs that show that a template has written a turn."""
     found = []
     for call in said.tool_calls:
         value = getattr(call, "arguments", {}).get("x")

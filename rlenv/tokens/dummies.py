@@ -107,7 +107,7 @@ class Turn(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """How many calls it has: as many as results answer it."""
+        """The number of its calls: as many as results answer it."""
         return self.roles.count("tool")
 
     def words(self, number: int) -> list[str]:
@@ -120,7 +120,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a template is given thinking: under a key of the message, or between marks in its content (`key` is "")."""
+    """The way a template takes thinking: under a key of the message, or between marks in its content (`key` is "")."""
 
     key: str
     open: str = "<think>"
@@ -220,7 +220,7 @@ def answer_messages(form: Form, turn: Turn, contents: Sequence[str], first: int)
 
 
 def shared_text(one: str, other: str) -> str:
-    """What two texts begin with alike."""
+    """The common beginning of two texts."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return one[:size]
@@ -257,7 +257,7 @@ class Marks:
         return [(match.start(), match[0]) for match in self._pattern.finditer(text)]
 
     def has(self, mark: str) -> bool:
-        """Whether a text can be a mark at all."""
+        """True if a text can be a mark at all."""
         return self._added is None or mark in self._added
 
     def first(self, text: str) -> str:
@@ -267,7 +267,7 @@ class Marks:
 
 
 def shared_marks(one: str, other: str) -> str:
-    """What two texts begin with alike, up to the last white space or mark's end, so that no mark is torn apart."""
+    """The common beginning of two texts, up to the last white space or mark's end, so that no mark is torn apart."""
     at = len(shared_text(one, other))
     if at == len(one) or at == len(other):
         return one[:at]
@@ -285,7 +285,7 @@ _LONGEST_NAME: Final = 20
 def thinking_of(
     template: ChatTemplate, marks: Marks, given: Sequence[tuple[str, str]]
 ) -> tuple[Way, tuple[tuple[str, str], ...], str]:
-    """How the template is given thinking, the marks around it, and what stands before an assistant's turn."""
+    """The way the template takes thinking, the marks around it, and the text before an assistant's turn."""
     asked = "qzuzq"
     user = {"role": "user", "content": asked}
     now = datetime(2000, 1, 1)

@@ -241,7 +241,7 @@ class TokenEncoder:
         messages: Sequence[Message | Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> TokenTrajectory:
-        """What `start` gives."""
+        """The trajectory that `start` gives."""
         shown = self._seen_by.show_prompt(messages)
         if self.same_turn is not None:
             tools = ()
@@ -334,7 +334,7 @@ class TokenEncoder:
             raise UnsupportedTemplate(self.refusal(roles, fault))
 
     def refusal(self, roles: Sequence[str], fault: str) -> str:
-        """What is said where a history would be rewritten and may not be."""
+        """The message for a history that would be rewritten and may not be."""
         return (
             f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
             f"{fault}; choose what to do: history rows (a new training row there) or keep (go on with the sampled ids)"
@@ -348,7 +348,7 @@ class TokenEncoder:
         messages: Sequence[Message | Mapping[str, Any]] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """How the template changes earlier turns once messages of `roles` follow two turns, "" where it only grows.
+        """The template's change of earlier turns once messages of `roles` follow two turns, "" where it only grows.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
@@ -369,7 +369,7 @@ class TokenEncoder:
         return fault
 
     def _needs_tools(self, roles: tuple[str, ...]) -> bool:
-        """Whether a conversation without tools is refused that goes on with messages of these roles."""
+        """True if a conversation without tools is refused that goes on with messages of these roles."""
         return self.growth.base(self.story([USER]), Turn("none", "", roles)).form.has_tools
 
     def story(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Story:
@@ -404,7 +404,7 @@ class TokenEncoder:
         self._observations.program(layout)
 
     def ends_with(self, stop: str) -> bool:
-        """Whether generation ends at this mark."""
+        """True if generation ends at this mark."""
         return self.vocabulary.added.get(stop) in self.end_ids
 
     def with_values(self, **values: Any) -> TokenEncoder:
@@ -421,7 +421,7 @@ class TokenEncoder:
         return out
 
     def look(self, story: Story, turn: Turn) -> AnsweredTurn:
-        """What the template does with a conversation that goes on by a turn and its answers.
+        """The template's rendering of a conversation that goes on by a turn and its answers.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for these answers at all.

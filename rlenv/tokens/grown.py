@@ -34,13 +34,13 @@ _FIRST_CALL: Final = r"qza\d+v\d+zq|\ue000.*"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What a template writes around a turn's thinking, its text and the first of its calls, and behind the last."""
+    """The template's text around a turn's thinking, its text and the first of its calls, and behind the last."""
 
     parts: tuple[str, ...]
     end: str
 
     def fits(self, text: str) -> bool:
-        """Whether a turn has this around words that have no white space at their ends."""
+        """True if a turn has this around words that have no white space at their ends."""
         at = 0
         for number, part in enumerate(self.parts):
             if number and not part:
@@ -58,7 +58,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTurn:
-    """What a template does once a turn of a shape is answered.
+    """The template's change to a turn of a shape once it is answered.
 
     Attributes:
         fault: how it writes the history otherwise; "" where the text only grows.
@@ -78,7 +78,7 @@ class AnsweredTurn:
     spelled: tuple[Spelling, Spelling] | None = None
 
     def rewrites(self, text: str) -> bool:
-        """Whether a turn is spelled as the template does while it is the last, and otherwise than later."""
+        """True if a turn is spelled as the template does while it is the last, and otherwise than later."""
         return self.spelled is not None and self.spelled[0].fits(text) and not self.spelled[1].fits(text)
 
 
@@ -135,7 +135,7 @@ class Grown:
         self._answers = answer_messages(form, turn, self._marks, self._calls)
 
     def finding(self) -> AnsweredTurn:
-        """What the template does with it.
+        """The template's change to the turn.
 
         Raises:
             UnsupportedTemplate: it refuses the conversation, or exact ids cannot be promised for the answers.
@@ -167,7 +167,7 @@ class Grown:
         return self._voice.render(self._story, self._conversation)
 
     def _spelled(self, before: str, grown: str) -> tuple[Spelling, Spelling] | None:
-        """How the turn is spelled while it is the last and later; None where that is the same, or is not known."""
+        """The spelling of the turn while it is the last and later; None where that is the same, or is not known."""
         words, reader = self._turn.words(self._number), self._voice.reader
         try:
             alone = self._alone()
@@ -199,7 +199,7 @@ class Grown:
         return self._voice.render(self._story, [*self._conversation, self._said], add_generation_prompt=False)
 
     def _words_fault(self, grown: str, *, is_open: bool) -> tuple[str, int]:
-        """How the turn's own words are written otherwise ("" where they are not), and where they end."""
+        """The change in the turn's own words ("" where there is none), and their end."""
         turn, reader, words = self._turn, self._voice.reader, self._turn.words(self._number)
         at = 0
         for word in words:
@@ -266,7 +266,7 @@ class Grown:
 
 
 def _rewritten(before: str, after: str, number: int) -> str:
-    """Where two renderings part, in words."""
+    """The place where two renderings part, in words."""
     for turn in range(number):
         if thought_mark(turn) in before and thought_mark(turn) not in after:
             return _DROPS

@@ -1,4 +1,4 @@
-"""Whether a chat template only grows: found by rendering made-up conversations of the shape of the one that is played.
+"""The test that a chat template only grows: made-up conversations of the shape of the one that is played are rendered.
 
 The law, for each observation: the text of the conversation before the turn, its generation prompt included, is the
 beginning of the text behind it; there follow, in order and once, the turn's thinking, text and calls as they were
@@ -127,7 +127,7 @@ class Growth:
         return [self._added[mark] for mark in pair if mark in self._added]
 
     def opens(self, story: Story) -> bool:
-        """Whether the prompt of a conversation ends inside a block of thinking."""
+        """True if the prompt of a conversation ends inside a block of thinking."""
         key = story.of_prompt()
         found = self._opens.get(key)
         if found is None:
@@ -136,14 +136,14 @@ class Growth:
         return found
 
     def is_plain(self, story: Story) -> bool:
-        """Whether the template knows no calls, so that they are content as they were sampled."""
+        """True if the template knows no calls, so that they are content as they were sampled."""
         try:
             return self._layout(story, Turn("none", "", ("tool",))).form.is_plain
         except UnsupportedTemplate:
             return False
 
     def closes(self, story: Story) -> bool:
-        """Whether the prompt of a conversation ends behind a block of thinking that it opens and closes itself."""
+        """True if the prompt of a conversation ends behind a block of thinking that it opens and closes itself."""
         end = self._voice.render(story, story.messages)[-200:].rstrip()
         for open, close in self.reader.thinking:
             _, mark, inside = end.removesuffix(close).rpartition(open)
@@ -152,18 +152,18 @@ class Growth:
         return False
 
     def key(self, story: Story, turn: Turn) -> Any:
-        """What findings are kept by."""
+        """The key under which findings are kept."""
         prompt = story.of_prompt()
         if prompt in self._told_apart:
             return prompt, tuple(story.turns), turn
         return prompt, story.history, _short(turn)
 
     def knows(self, story: Story, turn: Turn) -> bool:
-        """Whether a conversation of this shape was looked at before."""
+        """True if a conversation of this shape was looked at before."""
         return self.key(story, turn) in self._findings
 
     def look(self, story: Story, turn: Turn) -> AnsweredTurn:
-        """What the template does with a conversation that goes on by a turn and its answers.
+        """The template's rendering of a conversation that goes on by a turn and its answers.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for these answers at all.
@@ -254,7 +254,7 @@ class Growth:
         return text[: min(found, default=len(text))]
 
     def _told(self, said: Message, form: Form) -> dict[str, Any]:
-        """What was said in the form that the template takes calls and thinking in."""
+        """The assistant message in the form that the template takes calls and thinking in."""
         if form.joins and said.tool_calls and said.thinking and said.content:
             said = replace(said, thinking=f"{said.thinking}\n\n{said.content}", content="")
         told = replace(said, thinking="").as_dict() | ({self.way.key: said.thinking} if said.thinking else {})
@@ -265,7 +265,7 @@ class Growth:
         return told | {"content": said.content or form.content}
 
     def respells(self, text: str, said: Message, roles: tuple[str, ...]) -> bool:
-        """Whether a turn of this text is written otherwise by the template, its thinking aside.
+        """True if a turn of this text is written otherwise by the template, its thinking aside.
 
         False where that is not known: a call that could not be read, thinking that the template does not write.
         """
@@ -315,7 +315,7 @@ class Growth:
         return []
 
     def _grown(self, turn: Turn) -> str:
-        """What a template writes of a first turn behind its prompt; "" where it takes no such turn."""
+        """The template's text of a first turn behind its prompt; "" where it takes no such turn."""
         story = Story([USER], (), datetime(2000, 1, 1))
         try:
             form = self._layout(story, turn).form
@@ -352,7 +352,7 @@ class Growth:
         return AnsweredTurn(str(refused), layout, turn.roles, is_refused=True)
 
     def _tells_apart(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
-        """Whether a template was just seen to write answers, or turns, otherwise in a longer conversation.
+        """True if a template was just seen to write answers, or turns, otherwise in a longer conversation.
 
         It may count calls or turns, or keep the last of them alone, so that shapes alone do not tell its conversations
         apart: from now on each conversation of this prompt is looked at by itself.
@@ -369,7 +369,7 @@ class Growth:
         return True
 
     def _begins_alike(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
-        """Whether a long conversation begins as the short one does."""
+        """True if a long conversation begins as the short one does."""
         turn, told, form = _short(turn), story.told(), found.layout.form
         short, long = (
             Grown(self._voice, story, [*told, *[turn] * more], turn, found.layout, form) for more in (0, LONG)

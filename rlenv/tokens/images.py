@@ -29,7 +29,7 @@ class Shown:
 
 
 class ProcessorImages:
-    """What a processor of transformers makes of images; one for each `TokenEncoder`.
+    """Images as a processor of transformers encodes them; one for each `TokenEncoder`.
 
     A chat template writes one placeholder token for an image (`<|image_pad|>`), and the processor puts as many there as
     the image has patches. That text is asked of the processor, once for each size of image.
@@ -142,7 +142,7 @@ class ProcessorImages:
 
 
 class NoImages:
-    """What a policy that reads text alone makes of images.
+    """Images for a policy that reads text alone: each is refused or left out.
 
     Args:
         name: how errors call its chat template.

@@ -1,4 +1,4 @@
-"""What a chat template writes behind an assistant's turn, as literal text and slots for what messages say."""
+"""The text that a chat template writes behind an assistant's turn, as literal text and slots for messages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TextSlot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a template writes behind an assistant's turn for messages of given roles.
+    """The template's text behind an assistant's turn for messages of given roles.
 
     `stop` is the mark behind the turn. `ends_turns` says that the template ends a turn with a mark of its own; else
     `stop` is what the next message begins with. `opener` and `closer` are what a call begins and ends with ("" where
@@ -278,7 +278,7 @@ class _Derivation:
         return text[end + len(stop) :]
 
     def _ends_turns(self) -> bool:
-        """Whether the template writes a mark behind an answer that nothing follows."""
+        """True if the template writes a mark behind an answer that nothing follows."""
         try:
             answer = {"role": "assistant", "content": said_mark(0)}
             text = self.render(answer, generate=False)
@@ -313,7 +313,7 @@ class _Derivation:
         return behind[0][1], behind[0][0]
 
     def _alone(self) -> str:
-        """What the template writes behind the last word of the turn where nothing follows it."""
+        """The template's text behind the last word of the turn where nothing follows it."""
         try:
             text = self.render(self.said, generate=False)
         except UnsupportedTemplate:
@@ -321,7 +321,7 @@ class _Derivation:
         return text[text.rfind(self.last) + len(self.last) :] if self.last in text else ""
 
     def _call_marks(self, text: str, behind: str) -> tuple[str, str]:
-        """What a call begins and ends with."""
+        """The opening and closing marks of a call."""
         opening = self.render()
         places = [text.find(argument_mark(0, 0))]
         begin = self._begin(opening, text[: places[0]])
@@ -338,7 +338,7 @@ class _Derivation:
         return opener, found[-1][1] if found else ""
 
     def _begin(self, opening: str, text: str) -> int:
-        """Where a turn begins in a text that ends inside it; -1 where that is not found."""
+        """The beginning of a turn in a text that ends inside it; -1 where that is not found."""
         if text.startswith(opening):
             return len(opening)
         header = opening[len(shared_text(opening, self.render(generate=False))) :]

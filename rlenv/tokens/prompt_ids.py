@@ -220,7 +220,7 @@ class PromptIds:
 
 
 def _transform_of(text: str, render: Callable[[str], str]) -> Callable[[str], str] | None:
-    """What a template does to the content whose mark stands in `text`; None where that is not known."""
+    """The template's change to the content whose mark stands in `text`; None where that is not known."""
     before, mark, after = text.partition(_MARK)
     left = dict(TRANSFORMS)
     for probe in (*CHECKS, "", "  \n ", '"q"', "<think>x</think>", "<tool_response>\nx\n</tool_response>"):
@@ -232,8 +232,9 @@ def _transform_of(text: str, render: Callable[[str], str]) -> Callable[[str], st
 
 
 def _forms(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """What was said, with its calls; and as some templates need it: text beside calls as the end of the thinking, or
-    calls that could not be read as text."""
+    """The messages with their calls; and as some templates need them: text beside calls as the end of the thinking, or
+    calls that could not be read as text.
+    """
     yield said
     if any(message.thinking and message.content and message.tool_calls for message in said):
         yield [

@@ -109,7 +109,7 @@ class Independent:
 
 
 def spells(vocabulary: Vocabulary, values: Sequence[Any]) -> bool:
-    """Whether a text of JSON-like values spells a control token."""
+    """True if a text of JSON-like values spells a control token."""
     for value in values:
         if isinstance(value, str):
             if len(vocabulary.split(value)) > 1:
@@ -137,7 +137,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one observation, or of a prompt (`turn` is -1)."""
+    """The outcome of one observation, or of a prompt (`turn` is -1)."""
 
     status: Status
     turn: int
@@ -339,7 +339,7 @@ class _Played:
         raise self._end("failed", "the new row's prompt is not the rendering's", difference)
 
     def _end_of_turn(self, after: str, spoken: Spoken, begin: int) -> tuple[int, str]:
-        """Where a rendering has the mark that ends the turn, and the mark."""
+        """The position in a rendering of the mark that ends the turn, and the mark."""
         at = begin
         for sign in spoken.signs:
             # Behind the context the first is the turn's own; in a history that is written anew, the last is likeliest.

@@ -62,21 +62,21 @@ class TokenRows:
 
     @property
     def context_ids(self) -> list[int]:
-        """What the policy continues: prompt and response of the last row."""
+        """The ids that the policy continues: prompt and response of the last row."""
         return self.last.context_ids
 
     @property
     def remaining(self) -> int | None:
-        """How many more tokens may be sampled or observed, at least 0; None where there is no limit."""
+        """The number of tokens that may still be sampled or observed, at least 0; None where there is no limit."""
         return self.last.remaining
 
     @property
     def differences(self) -> list[str]:
-        """What the template would have written otherwise, for all rows; see `TokenTrajectory.differences`."""
+        """The differences from the template's own rendering, for all rows; see `TokenTrajectory.differences`."""
         return [difference for row in self.rows for difference in row.differences]
 
     def respelled(self) -> int:
-        """How many answered turns the template writes in other words than were sampled, thinking aside.
+        """The number of answered turns that the template writes in other words than were sampled, thinking aside.
 
         What was sampled stays, and is trained; a server that is told the turn as a message shows the policy the
         template's spelling. Counted of turns whose message was given (`said`), once an episode has ended.
@@ -154,7 +154,7 @@ class TokenRows:
         return True
 
     def _told(self, said: Message) -> Message:
-        """What was said as a template reads it: one that knows no calls reads the text as it was sampled."""
+        """The assistant message as a template reads it: one that knows no calls reads the text as it was sampled."""
         if not said.tool_calls or not self._encoder.growth.is_plain(self.last.story):
             return said
         return Message("assistant", self._text)

@@ -126,7 +126,7 @@ class Reader:
         return "none", 0
 
     def _call(self, text: str, at: int, opener: str) -> int:
-        """Where the first call begins, -1 where there is none; a mark of thinking may begin as calls do."""
+        """The beginning of the first call, -1 where there is none; a mark of thinking may begin as calls do."""
         place = text.find(opener, at) if opener else -1
         while place >= 0:
             word = place + len(opener) - len(opener.lstrip())
@@ -147,19 +147,19 @@ class Reader:
         return bool(text)
 
     def thinks(self, text: str) -> bool:
-        """Whether a mark of thinking stands in a text."""
+        """True if a mark of thinking stands in a text."""
         for mark in self.marks:  # noqa: SIM110 (every turn asks, and a generator takes four times as long)
             if mark in text:
                 return True
         return False
 
     def is_left_open(self, prompt: str) -> bool:
-        """Whether a prompt ends inside a block of thinking that it has opened."""
+        """True if a prompt ends inside a block of thinking that it has opened."""
         end = prompt[-200:].rstrip()
         return any(open and end.endswith(open) for open, _ in self.thinking)
 
     def closes(self, text: str) -> bool:
-        """Whether a text closes a block of thinking."""
+        """True if a text closes a block of thinking."""
         return any(close and close in text for _, close in self.thinking)
 
     def blocks(self, text: str, *, is_open: bool) -> str:

@@ -118,7 +118,7 @@ class TokenTrajectory:
 
     @property
     def remaining(self) -> int | None:
-        """How many more tokens the response may have, at least 0; None where it has no limit."""
+        """The number of tokens that the response may still have, at least 0; None where it has no limit."""
         limit = self._limits.of_response(self._prompt_length)[0]
         return None if limit is None else max(limit - len(self._mask), 0)
 
@@ -129,7 +129,7 @@ class TokenTrajectory:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the next turn begins inside a block of thinking that its prompt has opened."""
+        """True if the next turn begins inside a block of thinking that its prompt has opened."""
         if self._opens is None:
             self._opens = self._encoder.growth.opens(self._story)
         return self._opens
@@ -247,7 +247,7 @@ class TokenTrajectory:
         return self._append(await asyncio.to_thread(self._prepare, messages, limit, said))
 
     def difference(self, observation: Observation, *, said: Message | None = None) -> str:
-        """How the template would write the history otherwise once this observation follows, "" where it only grows.
+        """The template's change to the history once this observation follows, "" where it only grows.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for these messages at all.
@@ -261,7 +261,7 @@ class TokenTrajectory:
         return self._fault(finding, observation.messages)
 
     def knows(self, observation: Observation, *, said: Message | None = None) -> bool:
-        """Whether a conversation of this shape was looked at before, so that nothing has to be rendered.
+        """True if a conversation of this shape was looked at before, so that nothing has to be rendered.
 
         False of a turn so long that its shape takes long to read.
         """
@@ -321,7 +321,7 @@ class TokenTrajectory:
         )
 
     def _fault(self, finding: AnsweredTurn, messages: Sequence[Message]) -> str:
-        """How the template writes the history otherwise; "" where it does not."""
+        """The template's change to the history; "" where there is none."""
         ids = [message.tool_call_id for message in messages if message.role == "tool"] if finding.needs_ids else []
         has_ids = bool(ids) and all(one and one in self._last for one in ids)
         fault = "" if has_ids else finding.fault
@@ -330,7 +330,7 @@ class TokenTrajectory:
         return fault or self._other_end(finding)
 
     def _other_end(self, finding: AnsweredTurn) -> str:
-        """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""
+        """The difference between the turn's end and the template's; "" where there is none, or the turn was cut."""
         last = self._last_id()
         encoder = self._encoder
         if encoder.same_turn is not None or last is None or last not in encoder.end_ids:

@@ -49,7 +49,7 @@ _NUMBERS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What an environment plays: the first messages and tools of an episode, and what may answer a turn.
+    """The first messages and tools of an episode, and the messages that may answer a turn.
 
     Attributes:
         messages: a first prompt of the environment.
@@ -85,7 +85,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a chat template does with an environment.
+    """The verdict on a chat template with an environment.
 
     `will_run`: training with this `history` will not fail for the template's sake. `is_exact`: and every history that
     is trained will be the template's own. `message` says in words what to do ("" where it runs and is exact).
@@ -102,7 +102,9 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """Whether training with this history will run and be exact, and what to do where not."""
+        """The verdict in one line: whether training with this history will run and be exact, and the way out where
+        not.
+        """
         if self.is_exact:
             rare = [one for one in self.situations if one.status == "refused" or (one.status, self.history) == _CUT]
             odd = f"; an episode that comes to {rare[0].name} ends as truncated" if rare else ""
@@ -205,7 +207,7 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
 def _unclosed(
     encoder: TokenEncoder, story: Story, played: Played, turns: Sequence[tuple[Turn, bool]]
 ) -> Iterator[Situation]:
-    """What a policy comes to that thinks and does not close it, and that is answered in words all the same."""
+    """The situations of a policy that thinks and does not close it, and that is answered in words all the same."""
     kind = "left" if encoder.growth.opens(story) else "cut"
     if played.thinks and any(turn.thinking in ("some", "empty") for turn, _ in turns):
         for roles in dict.fromkeys(turn.roles for turn, _ in turns if not turn.calls):
@@ -221,7 +223,7 @@ def _later(
     first: Mapping[Turn, Situation],
     is_rare: bool,
 ) -> Iterator[Situation]:
-    """What is otherwise behind an earlier turn than it is at the beginning, up to the third turn."""
+    """The situations that differ behind a later turn from those at the beginning, up to the third turn."""
     for turn, rare in turns:
         name = f"{_named(turn)}, behind {_named(before)}"
         found = _situation(encoder, story, turn, name, is_rare=is_rare or rare)
@@ -255,7 +257,7 @@ def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is
 
 
 def _is_choice(turn: Turn) -> bool:
-    """Whether a policy can do without what a template refuses: several calls, or text beside calls."""
+    """True if a policy can do without what a template refuses: several calls, or text beside calls."""
     return len(turn.roles) > 1 or (turn.calls > 0 and turn.text != "") or turn.thinking not in ("none", "some")
 
 
@@ -275,7 +277,7 @@ def _kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[st
 
 
 def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:
-    """How a turn without thinking looks: bare, or as the template writes it where it rewrites a bare one.
+    """The forms of a turn without thinking: bare, or as the template writes it where it rewrites a bare one.
 
     That is behind a closing mark alone, or behind an empty block (GLM-4.6).
     """
@@ -390,7 +392,7 @@ def verdict_of(
 
 
 def misread(encoder: TokenEncoder, dialect: Dialect, *, has_tools: bool = True) -> tuple[str, ...]:
-    """What a chat template writes in a turn and a dialect reads otherwise, in words with the nearest fix.
+    """The parts of a turn that a chat template writes and a dialect reads otherwise, in words with the nearest fix.
 
     A thought that is read as an answer would be rewarded and its calls run; a call in other marks is never read.
     """

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Encoding(Protocol):
-    """What a tokenizer makes of a text."""
+    """A text as a tokenizer encodes it."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -105,12 +105,12 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def _is_blank(text: str) -> bool:
-    """Whether a token is white space; tokenizers of SentencePiece spell a space `▁`."""
+    """True if a token is white space; tokenizers of SentencePiece spell a space `▁`."""
     return text.replace("▁", " ").isspace()
 
 
 class Signs:
-    """What a set of tokens is written with: to tell texts that may be a part of one."""
+    """The characters of a set of tokens: to tell texts that may be a part of one."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = "\n".join(tokens)
@@ -122,7 +122,7 @@ class Signs:
         """All signs."""
 
     def is_part(self, text: str) -> bool:
-        """Whether `text` stands within a token."""
+        """True if `text` stands within a token."""
         return text in self._tokens
 
     def parted(self, value: Any) -> Any:

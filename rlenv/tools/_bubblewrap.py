@@ -39,7 +39,7 @@ _BOUNDED = f'ulimit -u {_PROCESSES} 2>/dev/null || ulimit -p {_PROCESSES} 2>/dev
 
 
 def bubblewrap() -> str:
-    """Where bwrap is.
+    """The path of bwrap.
 
     Raises:
         UsageError: it is not installed; the message names the fix.
@@ -53,7 +53,7 @@ def bubblewrap() -> str:
 
 
 class Handshake:
-    """What the two sides of a new sandbox say to each other: its process id, and that its users are mapped.
+    """The handshake of a new sandbox: its process id, and that its users are mapped.
 
     Args:
         other_user: there is a second user beside the one who starts it; only root can do that.
@@ -115,7 +115,7 @@ class Handshake:
 
 
 def _tried(*, other_user: bool) -> str:
-    """What a sandbox says that should say nothing."""
+    """The output of a sandbox that should write nothing."""
     handshake = Handshake(other_user=other_user)
     argv = [bubblewrap(), "--unshare-all", *handshake.options, "--die-with-parent", "--ro-bind", "/", "/"]
     argv += ["--dev", "/dev", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
@@ -144,13 +144,13 @@ def _tried(*, other_user: bool) -> str:
 
 @lru_cache(maxsize=1)
 def has_other_user() -> bool:
-    """Whether what runs inside is another user than root, because rlenv is root and may say so."""
+    """True if what runs inside is another user than root, because rlenv is root and may say so."""
     return os.geteuid() == 0 and shutil.which("setpriv") is not None and not _tried(other_user=True)
 
 
 @lru_cache(maxsize=1)
 def check_bubblewrap() -> str:
-    """Where bwrap is, after it has made a sandbox once.
+    """The path of bwrap, after it has made a sandbox once.
 
     Raises:
         UsageError: it is not installed, or the kernel does not let it make a sandbox; the message names the fix.
@@ -166,8 +166,9 @@ def check_bubblewrap() -> str:
 
 @dataclass(slots=True)
 class Confined:
-    """How a program is started: `argv`, and the descriptors that it has to be given. `has_sandbox` tells afterwards
-    whether its sandbox came about; a program that has none has what it needs."""
+    """The start of a program: `argv`, and the descriptors that it has to be given. `has_sandbox` tells afterwards
+    whether its sandbox came about; a program that has none has all that it needs.
+    """
 
     argv: tuple[str, ...]
     pass_fds: tuple[int, ...] = ()
@@ -183,7 +184,7 @@ def _bound(path: str, *, may_write: bool) -> list[str]:
 
 
 def _files(program: str, folders: Mapping[str, bool]) -> list[str]:
-    """What is seen of the machine: its files, but for those that are hidden, the program's and `folders`."""
+    """The mounts of a sandbox: the machine's files, but for those that are hidden, the program's and `folders`."""
     options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     hidden = [path for path in _HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
     for path in (*hidden, "/dev/shm"):
@@ -200,7 +201,7 @@ def _files(program: str, folders: Mapping[str, bool]) -> list[str]:
 
 
 def _counts_by_sandbox() -> bool:
-    """Whether a limit on processes counts those of one sandbox: before Linux 5.14 it counts all of a user's."""
+    """True if a limit on processes counts those of one sandbox: before Linux 5.14 it counts all of a user's."""
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2])
     return (major, minor) >= (5, 14)
 

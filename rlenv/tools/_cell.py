@@ -17,7 +17,7 @@ _MAX_SHOWN, _MAX_ERROR = 10_000, 2_000
 
 
 class Limits(Protocol):
-    """What a piece of code may use: its own seconds, what it may hold, how much of what it prints is kept."""
+    """The limits of a piece of code: its own seconds, its memory and disk, and the characters kept of its output."""
 
     @property
     def time_s(self) -> float: ...
@@ -29,7 +29,8 @@ class Limits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or nothing.
+    """The code to run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or
+    nothing.
 
     `sent` is called once a sandbox has them. `patience_s` is how long it is waited for where that is more than the
     time that the limits give to the code itself. `is_retry` says that the same has ended as `late` before, or that
@@ -45,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a piece of code ended.
+    """The outcome of a piece of code.
 
     `output` is what it printed, `shown` its last expression as text (None without one), `result` that as JSON.
     `error` says why it did not end well, None where it did; `reason` is then a word of `rlenv._base.reasons`, and
@@ -76,7 +77,7 @@ def plain(value: Any) -> Any:
 
 
 def read_result(said: bytes, token: str) -> tuple[str | None, Any, str | None] | None:
-    """What the code's process said when it had run to its end; None for anything else than exactly that."""
+    """The last message of a code's process that ran to its end; None for anything else than exactly that."""
     line, newline, _ = said.partition(b"\n")
     if not newline or not line.startswith(token.encode()):
         return None

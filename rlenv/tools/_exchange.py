@@ -1,4 +1,4 @@
-"""What passes between a policy's code and the tests of it, each in a sandbox of its own; loaded inside of both.
+"""The exchange between a policy's code and the tests of it, each in a sandbox of its own; loaded inside of both.
 
 The two have one socket between them. The tests' side calls, by name, and gets values; no object of the code's ever
 comes across, so nothing that the code defines, replaces or writes takes part in a comparison. What it writes to the
@@ -237,7 +237,7 @@ class _Code:
         return self._answer([target, encoded(list(args), _reference), encoded(kwargs, _reference)], args)
 
     def got(self, target: Any) -> Any:
-        """What stands under a name of the code's: data, or a reference."""
+        """The value of a name in the code: data, or a reference."""
         return self._answer([target, None, None], ())
 
     def _answer(self, question: list[Any], args: tuple[Any, ...]) -> Any:

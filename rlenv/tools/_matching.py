@@ -1,4 +1,4 @@
-"""Whether a value that a policy's code gave is the expected one; runs in the tests' sandbox.
+"""Comparison of a value that a policy's code gave with the expected one; runs in the tests' sandbox.
 
 This file imports nothing of rlenv. Both values are plain data by then (see `_exchange`): no method of the code's is
 called.
@@ -18,7 +18,7 @@ __all__ = ["matches", "short"]
 
 
 def matches(found: Any, expected: Any, by: str, tolerance: float, relative: float) -> bool:
-    """Whether a value is the expected one.
+    """True if a value is the expected one.
 
     `exact` asks for the same types at every depth; `equal` takes a tuple for a list, a whole float for an integer, and
     NaN where NaN is expected; `unordered` is `equal` in which the order of the outermost list does not count. Numbers

@@ -113,7 +113,7 @@ class _Runner:
         return made.seen_by(outcome, is_reward=call.turn < 0)
 
     async def _to_end(self, code: str, call: ToolContext, cell: Cell, threads: ThreadPool, made: _Made) -> Outcome:
-        """How the code ends; each of its steps takes a thread, none while it waits for tools."""
+        """The outcome of the code; each of its steps takes a thread, none while it waits for tools."""
 
         async def step(go: Callable[[Any], Outcome | Asked], given: Any, first_look_s: float) -> Outcome | Asked:
             found: Outcome | Asked = await _in_thread(
@@ -213,7 +213,7 @@ async def _in_thread(
 async def _answers(
     asked: Asked, called: Mapping[str, Tool], call: ToolContext, made: _Made
 ) -> dict[int, dict[str, Any]]:
-    """What the tools answer, each in the form in which the sandbox goes on: a value, or an exception."""
+    """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception."""
     if call.run_calls is None:
         raise EpisodeError("code called a tool where no environment runs calls", reason="code")
     answers: dict[int, dict[str, Any]] = {}

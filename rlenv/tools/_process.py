@@ -29,7 +29,7 @@ _PIECE = 65_536
 
 
 class Collected:
-    """What a pipe has given so far, at most `limit` bytes; `done` is set at its end or beyond the limit."""
+    """The bytes of a pipe so far, at most `limit`; `done` is set at its end or beyond the limit."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self._fd = fd
@@ -123,7 +123,7 @@ _SCRIPT = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use; rlimits, so each of its processes may use as much."""
+    """The limits of a program; rlimits, so each of its processes may use as much."""
 
     cpu_s: int
     memory_mb: int
@@ -134,8 +134,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended: `code` is negative for a signal; `is_flood` where it was killed for writing too much.
-    `has_sandbox` is false where it was to have one and was never begun."""
+    """The end of a program: `code` is negative for a signal; `is_flood` where it was killed for writing too much.
+    `has_sandbox` is false where it was to have one and was never begun.
+    """
 
     code: int
     output: bytes

@@ -176,7 +176,7 @@ class _Sandbox:
             return b""
 
     def _has_ended(self) -> bool:
-        """Whether the process that forks is no more.
+        """True if the process that forks is no more.
 
         The socket does not say: bwrap holds its other end too, until it has heard of the end and ends itself, and takes
         what is sent in between without anybody there to read it.
@@ -213,8 +213,9 @@ class _Sandbox:
         return _outcome(answer, judged, out, said, token, spec)
 
     async def _answer(self, out: Collected, time_s: float, deadline: float) -> tuple[dict[str, Any] | None, str]:
-        """What the sandbox says at the end, None where it says nothing any more; and why the code was stopped, if it
-        was: `timeout`, `stalled` or `late` (see `rlenv._base.reasons`)."""
+        """The sandbox's last message, None where it says nothing any more; and why the code was stopped, if it was:
+        `timeout`, `stalled` or `late` (see `rlenv._base.reasons`).
+        """
         out.done.add_done_callback(self._stop_flood(out))
         said = asyncio.ensure_future(self._message())
         begun = time.monotonic()
@@ -248,7 +249,9 @@ class _Sandbox:
         return answer, judged
 
     def _judged(self, time_s: float, elapsed_s: float, *, is_last: bool) -> tuple[str, float]:
-        """Why to stop code that has not ended, "" where it was kept from the processor and has time left: how much."""
+        """The reason to stop code that has not ended, "" where it was kept from the processor and has time left, and
+        that time.
+        """
         child = only_child(self._pid)
         work = work_of(child if child is not None else self._pid)
         if child is None or work is None or work.is_stopped or work.has_ended:

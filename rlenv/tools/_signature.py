@@ -145,7 +145,9 @@ _MODE: JsonSchemaMode = "validation"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a function takes: `parameters` as JSON Schema, `convert` from fitting JSON arguments to Python values."""
+    """The parameters of a function: `parameters` as JSON Schema, `convert` from fitting JSON arguments to Python
+    values.
+    """
 
     description: str
     parameters: Mapping[str, Any]

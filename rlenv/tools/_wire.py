@@ -48,7 +48,7 @@ class Breaks:
         self._at = float("-inf")
 
     async def is_alone(self) -> bool:
-        """Whether no other connection broke together with one that breaks now: a server that dies takes all along."""
+        """True if no other connection broke together with one that breaks now: a server that dies takes all along."""
         now = time.monotonic()
         has_others = now - self._at < _TOGETHER_S
         self._newest, self._at = self._newest + 1, now
@@ -59,7 +59,7 @@ class Breaks:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent; `url` is encoded already."""
+    """An HTTP request; `url` is encoded already."""
 
     method: str
     url: str
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: `is_cut` where the body went on after `max_bytes`."""
+    """An HTTP response: `is_cut` where the body went on after `max_bytes`."""
 
     status: int
     content_type: str

@@ -1,4 +1,4 @@
-"""What runs in a worker process of a `python` tool: one call after another, until the socket closes."""
+"""The worker process of a `python` tool: it runs one call after another, until the socket closes."""
 
 from __future__ import annotations
 

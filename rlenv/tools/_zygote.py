@@ -1,4 +1,4 @@
-"""What runs inside the bubblewrap sandbox: a CPython that forks once for each piece of code. Started as a script.
+"""The process inside the bubblewrap sandbox: a CPython that forks once for each piece of code. Started as a script.
 
 It is process 1 of its own process namespace, so nothing inside can kill it, and it can kill everything inside. It reads
 requests from a socket (descriptor 0), each with three descriptors: a file with the request, the pipe for what the code
@@ -249,7 +249,7 @@ def execute(code: str, answer: dict[str, object]) -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether `value` is JSON of exactly the built-in types, and not much of it."""
+    """True if `value` is JSON of exactly the built-in types, and not much of it."""
     rest, parts, size = [(value, 0)], 0, 0
     while rest:
         item, depth = rest.pop()

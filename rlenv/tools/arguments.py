@@ -84,7 +84,7 @@ class ArgumentCheck:
         self.fits: Callable[[Any], bool] = self._validator.is_valid
 
     def explain(self, arguments: Mapping[str, Any]) -> str:
-        """What is wrong with arguments that do not fit: which one, what was found, what is expected."""
+        """The fault of arguments that do not fit: the argument, the found value, the expected one."""
         lines: list[str] = []
         if self._validator.is_too_much(arguments):
             return "they are too many to be checked against the tool's parameters"
@@ -95,7 +95,7 @@ class ArgumentCheck:
         return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "the arguments do not fit the tool's parameters"
 
     def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
-        """Where a value's type is refused, and the JSON types that are allowed there; nothing else is listed."""
+        """The places at which a value's type is refused, with the JSON types allowed there; nothing else is listed."""
         found: list[tuple[list[Any], list[str]]] = []
         for error in self._validator.errors(arguments):
             if error.schema_path and str(error.schema_path[-1]) == "type":

@@ -19,7 +19,7 @@ __all__ = ["CallPolicy", "DependsOn", "Tool", "ToolContext", "ToolFactory", "Too
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPolicy:
-    """What is done around each call of one tool; the default does nothing.
+    """The policy around each call of one tool; the default does nothing.
 
     `attempt_s` bounds one try in seconds, `rate_per_s` calls a second in this process, `shared_concurrency` calls at
     once over all processes. `cache_path` is where a cache on disk stands, None for the user's cache folder. `coerce`
@@ -110,7 +110,7 @@ kept answers it, no breaker counts its failure, and a server that dies of it tak
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What one call may see.
+    """The context of one call.
 
     `resources` are the opened resources by name. `deadline` is on the clock of `time.monotonic()`; work that can be
     interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls. `scope()` keeps
@@ -150,7 +150,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool returns: the text for the model and, where there is one, the value behind it for rewards.
+    """The output of a tool: the text for the model and, where there is one, the value behind it for rewards.
 
     `details` (JSON) are kept in the trajectory and never shown to the model: the tokens that a model tool used, the
     trajectory of an agent.

@@ -85,7 +85,7 @@ def _text(outcome: Outcome, max_bytes: int) -> str:
 
 
 def _counted(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How often each tool was called, by outcome: it stays where a long list is cut."""
+    """The number of calls of each tool, by outcome: it stays where a long list is cut."""
     counted: dict[str, dict[str, int]] = {}
     for call in calls:
         outcomes = counted.setdefault(call["tool"], {})

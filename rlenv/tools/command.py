@@ -102,7 +102,7 @@ def _programs(search: str) -> set[str]:
 
 
 def _words(value: Any) -> Iterator[str]:
-    """What a template gave, as words: a list gives several, None none, anything else than text is JSON."""
+    """The words of a rendered template: a list gives several, None none, anything else than text is JSON."""
     rest = [value]
     while rest:
         one = rest.pop()
@@ -161,7 +161,7 @@ def _environment(extra: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_full(folder: str) -> bool:
-    """Whether there is no room for another file where the program worked, its own folder gone or not."""
+    """True if there is no room for another file where the program worked, its own folder gone or not."""
     try:
         disk = os.statvfs(folder if os.path.isdir(folder) else os.path.dirname(folder))
     except OSError:

@@ -140,7 +140,7 @@ def live_listing(name: str, spec: McpSpec, context: CompileContext) -> Listing:
 
 
 def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
-    """What the server changed since the entry's tools were pinned, in words; None where they are as they were.
+    """The server's changes since the entry's tools were pinned, in words; None where they are as they were.
 
     Raises:
         UsageError: the pin cannot be read, or the server does not start.

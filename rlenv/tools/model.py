@@ -186,7 +186,7 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
 
 
 async def _is_there(client: Client, call: ToolContext) -> bool:
-    """Whether the server takes a request that holds nothing of the policy's."""
+    """True if the server takes a request that holds nothing of the policy's."""
     try:
         await client.chat([_PROBE], sampling=SamplingSpec(max_tokens=1), deadline=call.deadline)
     except EndpointError as error:

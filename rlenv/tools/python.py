@@ -90,7 +90,7 @@ def _value_of(result: Any) -> Any:
 
 
 def _output(result: Any) -> ToolOutput:
-    """What the function returned, as text and value.
+    """The function's result, as text and value.
 
     Raises:
         TypeError: it is not a JSON value.
@@ -201,7 +201,7 @@ def _source_digest(function: Callable[..., Any]) -> str:
 
 
 def _hidden(key: str, call: ToolContext) -> Any:
-    """What a parameter gets that the model does not see."""
+    """The value of a parameter that the model does not see."""
     # A resource's own name wins: a spec may well call one of them "task".
     if key in call.resources:
         return call.resources[key]

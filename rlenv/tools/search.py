@@ -179,7 +179,7 @@ _MAX_QUERY = 2_000
 
 
 class SearchFields(Spec):
-    """Which keys of a line hold what."""
+    """The keys of a line that hold id, title and text."""
 
     id: Text = "id"
     """The document's name in values; the line's number where it is missing."""

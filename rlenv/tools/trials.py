@@ -33,7 +33,7 @@ _LETTING_GO_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a test ended. `is_ours` says that sandbox, machine or test failed: nothing is known about the code.
+    """The verdict of a test. `is_ours` says that sandbox, machine or test failed: nothing is known about the code.
 
     `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
     which it waited for its turn.
@@ -61,7 +61,7 @@ class Trials:
     async def printed(
         self, code: str, given: str, *, limits: Limits, seed: int, is_retry: bool = False
     ) -> tuple[str, Verdict]:
-        """What the code prints as a program with `given` on its standard input, and whether it ended well."""
+        """The output of the code as a program with `given` on its standard input, and whether it ended well."""
         input_fd = sealed(given.encode("utf-8", "surrogatepass"))
         try:
             wanted = Request({"mode": "program", "code": code}, (input_fd, input_fd), is_retry=is_retry)
@@ -82,7 +82,7 @@ class Trials:
         in_place: bool,
         is_retry: bool = False,
     ) -> Verdict:
-        """How one test of the code ends.
+        """The verdict of one test of the code.
 
         Args:
             sources: what runs one after another in the code's process before it is called.

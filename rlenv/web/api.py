@@ -107,7 +107,7 @@ async def _series(request: web.Request) -> web.Response:
 
 
 async def _tasks(request: web.Request) -> web.Response:
-    """How tasks, rewards and groups of tasks came out, of the rows that the run's one figure is of."""
+    """The outcomes of tasks, rewards and groups of tasks, of the rows that the run's one figure is of."""
 
     def figures(run: OpenRun) -> dict[str, Any]:
         def of(rows: Snapshot) -> dict[str, Any]:
@@ -322,7 +322,7 @@ async def _compare(request: web.Request) -> web.Response:
 
 
 def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
-    """Where what made two runs differs; one entry that says why where that cannot be read."""
+    """The differences between the locks of two runs; one entry with the reason where a lock cannot be read."""
     hashes = {"a": current_lock(a), "b": current_lock(b)}
     if hashes["a"] == hashes["b"]:
         return []
@@ -393,7 +393,7 @@ async def _lock(request: web.Request) -> web.Response:
 
 
 def _locks(run: OpenRun) -> dict[str, Any]:
-    """What a run was made of, by the hashes that its rows name."""
+    """The locks of a run, by the hashes that its rows name."""
     found: dict[str, Any] = {}
     folder = run.folder / "locks"
     if folder.is_dir() and not folder.is_symlink():

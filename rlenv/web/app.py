@@ -100,12 +100,12 @@ async def _events(request: web.Request) -> web.StreamResponse:
 
 
 def _is_gone(request: web.Request) -> bool:
-    """Whether nobody listens any more. Writing nothing, as a search without hits does, would not find it out."""
+    """True if nobody listens any more. Writing nothing, as a search without hits does, would not find it out."""
     return request.transport is None or request.transport.is_closing()
 
 
 def state_of(run: OpenRun) -> dict[str, Any]:
-    """What is new of a run: its version, rows, last step and state, and what it waits for."""
+    """The state of a run: its version, rows, last step and state, and its waits."""
     with run.lock:
         rows = run.rows()
         steps = rows.numbers("step")
@@ -119,7 +119,7 @@ def state_of(run: OpenRun) -> dict[str, Any]:
 
 
 def _waits(run: OpenRun) -> list[dict[str, Any]]:
-    """What the writers of a run say that they wait for, in `watch/WRITER.json`; what is old is left out."""
+    """The waits of a run's writers, from `watch/WRITER.json`; old ones are left out."""
     found: list[dict[str, Any]] = []
     folder = run.folder / "watch"
     if not folder.is_dir():

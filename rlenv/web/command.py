@@ -121,7 +121,7 @@ def _given(args: ViewCommand, names: Iterable[str]) -> list[str]:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a word names a run; one with a number at its end that is no path is an episode's id."""
+    """True if a word names a run; one with a number at its end that is no path is an episode's id."""
     return os.path.exists(name) or not name.rpartition("-")[2].isdecimal() or "/" in name
 
 
@@ -187,7 +187,7 @@ def _warm(shelf: Shelf, key: str) -> None:
 
 
 def _first_page(args: ViewCommand, keys: list[str]) -> str:
-    """Where the browser begins: the one run that was named, its episodes where some were asked for."""
+    """The page at which the browser begins: the one run that was named, its episodes where some were asked for."""
     if len(keys) != 1:
         return "/"
     run = f"/r/{quote(keys[0], safe='')}"

@@ -61,7 +61,7 @@ class Blobs:
     _held: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
 
     def name(self, run: str, id: str, path: str, image: Mapping[str, Any]) -> dict[str, str]:
-        """What stands in the image's place: its media type and its name."""
+        """The value in the image's place: its media type and its name."""
         data = _decoded(image)
         sha = hashlib.sha256(data).hexdigest()
         self._places[run, sha] = (id, path)
@@ -107,7 +107,7 @@ def _decoded(image: Mapping[str, Any]) -> bytes:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a dotted path.
+    """The value at a dotted path.
 
     Raises:
         UsageError: nothing does.
@@ -354,7 +354,7 @@ def _stretches(mask: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _pieces_of(run: OpenRun) -> Pieces | None:
-    """What turns ids into texts, None where the run names no tokenizer that is on this machine."""
+    """A function that turns ids into texts, None where the run names no tokenizer that is on this machine."""
     info = run.info
     named = [*(info.facts.get(name) for name in _NAMED_TOKENS), info.policy, info.model] if info else []
     # The run's own copy comes last: `run.json` names it where it was made, and the folder may have been moved since.

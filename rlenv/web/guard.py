@@ -1,4 +1,4 @@
-"""Who may ask the viewer for what: one token, this machine's names, and pages of its own alone.
+"""Access to the viewer: one token, this machine's names, and pages of its own alone.
 
 Other users of a machine reach its loopback addresses, and so does any page in a browser, by a name that it has made
 resolve to them. So every request needs the cookie that the printed link gives, a Host that is meant (DNS rebinding),
@@ -94,7 +94,7 @@ class Guard:
         return ticket
 
     def middleware(self) -> Middleware:
-        """What an `aiohttp` application takes."""
+        """The middleware of the `aiohttp` application."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -139,7 +139,7 @@ class Guard:
         return answer
 
     def _refused(self, request: web.Request) -> web.Response | None:
-        """Why a request is not answered, None where it is."""
+        """The refusal of a request, None where it is allowed."""
         if not self._is_meant(request):
             hint = "name it with --allow-host if it is meant"
             return refusal(403, f"the host '{request.host[:100]}' is not this server's; {hint}")

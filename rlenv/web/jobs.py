@@ -141,7 +141,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Where the command is."""
+        """The state of the command."""
         if self.code is not None:
             return "ended"
         return "stopping" if self.stopping is not None else "running"

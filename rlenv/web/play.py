@@ -88,7 +88,7 @@ class Session:
             await self.environment.aclose()
 
     def state(self) -> dict[str, Any]:
-        """What a page shows of the episode, as JSON."""
+        """The state of the episode for the page, as JSON."""
         episode, turns = self.episode, self.episode.turns
         last = turns[-1] if turns else None
         ended = episode.trajectory if episode.is_ended else None
@@ -279,7 +279,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
 
 
 def _scheduled(result: ToolResult) -> dict[str, Any]:
-    """When a call began and how long it took; None and 0 where the record does not say."""
+    """The start and the duration of a call; None and 0 where the record does not say."""
     started_s, waited = getattr(result, "started", None), getattr(result, "waited", 0.0)
     return {
         "tool": result.name,

@@ -50,17 +50,17 @@ class OpenRun:
 
     @property
     def info(self) -> RunInfo | None:
-        """What `run.json` says now."""
+        """The present `run.json`."""
         return read_info(self.path)
 
     @property
     def prices(self) -> Prices | None:
-        """What tokens cost: the prices that the viewer was given, or else those that the run was made with."""
+        """The prices of tokens: those that the viewer was given, or else those that the run was made with."""
         return self.given or prices_in(self.info.facts if self.info else {})
 
     @property
     def folder(self) -> Path:
-        """Where the run's files are."""
+        """The folder of the run's files."""
         return self.path if self.path.is_dir() else self.path.parent
 
     def rows(self) -> Snapshot:
@@ -75,7 +75,7 @@ class OpenRun:
         return self._snapshot
 
     def computed(self, key: tuple[Any, ...], of: Callable[[Snapshot], Any]) -> Any:
-        """What is computed of the rows, once a version."""
+        """A value computed of the rows, once a version."""
         rows = self.rows()
         if key not in self.kept:
             self.kept[key] = of(rows)
@@ -137,7 +137,7 @@ class Shelf:
         return found
 
     def path(self, key: str) -> Path:
-        """Where the run of a key is.
+        """The folder of the run with a key.
 
         Raises:
             UsageError: there is none.
@@ -165,7 +165,7 @@ class Shelf:
             return run
 
     def line(self, key: str) -> dict[str, Any]:
-        """What the list of runs says of one: computed again where a file of the run has changed."""
+        """The entry of a run in the list: computed again where a file of the run has changed."""
         path = self.path(key)
         seen, held, opened = _signature(path), self._lines.get(key), self._open.get(key)
         # Of a large file the first rows are there first: what was read since, for whoever looks at it, counts too.
@@ -188,7 +188,7 @@ class Shelf:
 
 
 def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
-    """What is known of a run without its rows; figures are put over it."""
+    """The facts of a run that are known without its rows; figures are put over it."""
     attempts = info.attempts if info is not None else ()
     return {
         "key": quote(key, safe=""),  # as it stands in addresses

@@ -321,7 +321,7 @@ async def _play(request: web.Request) -> web.Response:
 
 
 def _policy(body: _Body) -> PolicyChoice | None:
-    """Who plays; None for whoever looks at the page."""
+    """The policy that plays; None for the person at the page."""
     who = _given(body, "policy", str, "you")
     if who not in _WHO:
         raise UsageError(f"no policy '{who}'", key="policy", hint=did_you_mean(who, _WHO))

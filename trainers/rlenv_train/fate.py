@@ -83,7 +83,7 @@ class FailurePolicy:
     truncations: Choice = "keep"
 
     def choice(self, trajectory: Trajectory) -> Choice:
-        """What becomes of a sample; `keep` where the task ended. Never `keep` where there is no reward to keep."""
+        """The fate of a sample; `keep` where the task ended. Never `keep` where there is no reward to keep."""
         if trajectory.failure is not None:
             choice = self.named.get(trajectory.failure.reason, self.faults)
             # A cut episode that could not even be scored: its limit's `keep` has no number to keep.

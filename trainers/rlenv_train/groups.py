@@ -101,7 +101,7 @@ class Sibling:
 
     @property
     def waits(self) -> bool:
-        """Whether somebody waits for what the group's scoring gives."""
+        """True if somebody waits for what the group's scoring gives."""
         return self._scored is not None and not self._scored.done()
 
     def _end(self) -> None:

@@ -147,7 +147,7 @@ def nothing_of(environment: Environment, task: SampleTask, *, seed: int) -> Reco
 
 @dataclass(slots=True)
 class KeptEpisodes:
-    """What stands in a run's folder now; each question reads what has come since the last one.
+    """The episodes in a run's folder now; each question reads those that have come since the last one.
 
     Args:
         folder: the run's.
@@ -167,18 +167,18 @@ class KeptEpisodes:
         return self._reader.table
 
     def __len__(self) -> int:
-        """How many episodes count."""
+        """The number of episodes that count."""
         table = self._table()
         return 0 if table is None else len(table)
 
     def asked(self) -> Spending:
-        """What they have asked of models: judges, tools, users and agents; the policy that learns is none of these."""
+        """Their spending on models: judges, tools, users and agents; the policy that learns is none of these."""
         if self._table() is None or self._reader is None:
             return Spending()
         return spent_by(asked(Snapshot(self._reader)))
 
     def by(self, *columns: str) -> Counter[tuple[Any, ...]]:
-        """How many episodes count, by what they have in `columns`."""
+        """The number of episodes that count, by their values of `columns`."""
         table = self._table()
         if table is None:
             return Counter()
@@ -204,7 +204,7 @@ class KeptEpisodes:
                 yield {"step": entry["step"], "split": entry["split"], **told}
 
     def failed_by_step(self, *, split: str) -> dict[int, int]:
-        """How many episodes of a split failed at each step."""
+        """The number of failed episodes of a split, by step."""
         return dict(Counter(row["step"] for row in self.failed() if row["split"] == split))
 
     def reasons(self, *, most: int = 5) -> dict[str, int]:

@@ -55,8 +55,9 @@ STATES: Mapping[How, State] = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended. `code` is the exit status of veRL's driver; `seconds` is wall time; `log_from` is the byte of
-    the log at which this start began to write."""
+    """The end of a run. `code` is the exit status of veRL's driver; `seconds` is wall time; `log_from` is the byte of
+    the log at which this start began to write.
+    """
 
     how: How
     code: int
@@ -102,7 +103,7 @@ def run_to_end(
         segments = Segments(mark)
 
         def look() -> bool:
-            """Whether the driver may go on; its processes may end with it, so what is theirs has to be known before."""
+            """True if the driver may go on; its processes may end with it, so what is theirs has to be known before."""
             segments.look()
             seconds = time.monotonic() - started
             on_poll(seconds)
@@ -138,7 +139,9 @@ def _driver(
 
 
 def ending_lines(ending: Ending, log: Path, *, last: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Why a run did not finish, in lines for people; `last` gives the end of its log, asked for where it failed."""
+    """The reasons why a run did not finish, in lines for people; `last` gives the end of its log, asked for where it
+    failed.
+    """
     if ending.how == "time_limit":
         yield f"stopped at the time limit after {ending.seconds:.0f} s"
     elif ending.how == "interrupted":

@@ -66,7 +66,7 @@ def _number(rng: random.Random, digits: int) -> str:
 
 
 def has_operator(text: str) -> bool:
-    """Whether there is an arithmetic sign or a comparison between two operands."""
+    """True if there is an arithmetic sign or a comparison between two operands."""
     return _OPERATOR.search(text) is not None
 
 
@@ -124,7 +124,7 @@ STAND_IN = "Please go on."
 
 
 class Flaw(Enum):
-    """What is wrong with a lesson; NONE is the oracle's own episode."""
+    """The flaw of a lesson; NONE is the oracle's own episode."""
 
     NONE = "none"
     DRILL = "drill"
@@ -179,7 +179,7 @@ class Gold:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What the oracle wrote, turn by turn."""
+        """The oracle's actions, turn by turn."""
         return tuple(action for action, _ in self.turns)
 
 
@@ -280,7 +280,7 @@ async def gold_of(
 
 
 def has_room(flaw: Flaw, gold: Gold, *, other: Gold, schemas: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the oracle's episode can be flawed in this way, with `other` as the other task."""
+    """True if the oracle's episode can be flawed in this way, with `other` as the other task."""
     *calls, final = gold.actions
     if flaw is Flaw.DRILL:
         return any(random_digits(call, random.Random(0)) != call for call in calls)
@@ -380,7 +380,7 @@ async def _played(
 
 
 async def _reading(session: PolicySession, messages: Sequence[Message], gold: Gold) -> str:
-    """What the oracle says of results that are not its own; its own last action where that does not depend on them."""
+    """The oracle's action on results that are not its own; its own last action where that does not depend on them."""
     final = gold.actions[-1]
     try:
         said = str(await session.act(messages))

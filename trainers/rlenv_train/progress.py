@@ -99,7 +99,7 @@ class Underway:
         self._last, self._patience = self._clock(), _PATIENCE_S
 
     def show(self, line: str) -> None:
-        """What is under way at this moment."""
+        """Shows the present work."""
         now = self._clock()
         line = f"{line}, {now - self._begun:.0f} s"
         self._update(line)
@@ -110,7 +110,7 @@ class Underway:
 
 @dataclass(slots=True)
 class Stage:
-    """What veRL is at, by the episodes that it has kept and what they wait for.
+    """The stage of veRL, by the episodes that it has kept and their waits.
 
     `train_split` is what the run trains on; episodes of any other split are a validation's. `a_step` are the training
     episodes of a step.
@@ -224,7 +224,7 @@ class Attempt:
     locks: Mapping[str, str] = field(default_factory=dict)
 
     def metrics(self, folder: Path) -> Path:
-        """What veRL itself writes in the run's folder: its file logger begins an empty file at each start."""
+        """The file of veRL's own metrics in the run's folder: its file logger begins an empty one at each start."""
         return folder / "attempts" / f"metrics-{self.number}.jsonl"
 
 
@@ -299,7 +299,7 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
 
 
 def _fields(folder: Path) -> dict[str, Any]:
-    """What run.json holds; nothing without one."""
+    """The fields of run.json; none without one."""
     path = folder / "run.json"
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return fields

@@ -123,7 +123,9 @@ def _figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
 
 
 def trained_tasks(step: int, groups: Iterable[Sequence[EpisodeFigures]]) -> list[dict[str, Any]]:
-    """What a step trains on, one entry a group: step, spec, split, task, `episodes` and `valid` (not masked) ones."""
+    """The tasks that a step trains on, one entry a group: step, spec, split, task, `episodes` and `valid` (not masked)
+    ones.
+    """
     return [
         {
             "step": step,
@@ -140,7 +142,9 @@ def trained_tasks(step: int, groups: Iterable[Sequence[EpisodeFigures]]) -> list
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """Which row is played, and when; `sample` is its place in `group`, which names the samples that are compared."""
+    """The row that is played, and its step; `sample` is its place in `group`, which names the samples that are
+    compared.
+    """
 
     split: str
     index: int
@@ -152,7 +156,7 @@ class SampleTask:
 
     @property
     def mode(self) -> Mode:
-        """How its actions are sampled, and what for."""
+        """The mode of its sampling: training or validation."""
         if self.is_validation:
             return "greedy" if self.is_greedy else "sampled"
         return "train"
@@ -160,7 +164,7 @@ class SampleTask:
 
 @dataclass(slots=True)
 class Play:
-    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it.
+    """The facts that the loop learns on the way, kept outside of the episode so that a fault does not lose them.
 
     `began` is its start in seconds since the epoch; `rows` are what veRL can take of it; `respelled` is how many turns
     the chat template spells otherwise, None as long as that was not counted; `id` is the episode's in the
@@ -179,7 +183,7 @@ class Play:
     lane: Lane | None = None
 
     def facts(self, task: SampleTask) -> Facts:
-        """What the run's folder keeps of the episode beside its record."""
+        """The facts that the run's folder keeps of the episode beside its record."""
         has_logprobs = self.tokens is not None and all(row.has_logprobs for row in self.tokens.rows)
         rows = [
             Tokens(row.prompt_ids, row.response_ids, row.mask, row.logprobs if has_logprobs else (), row.turn_spans)
@@ -189,7 +193,7 @@ class Play:
 
     @property
     def sampled(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         rows = self.tokens.rows if self.tokens is not None else ()
         return sum(end - start for row in rows for start, end in row.turn_spans)
 
@@ -197,7 +201,7 @@ class Play:
 def figures_of(
     spec: str, task: SampleTask, outcome: Outcome, play: Play, *, terms: Sequence[str], stops: str, is_kept: bool
 ) -> EpisodeFigures:
-    """What the replay buffer counts of one sample; `is_kept` where episodes are."""
+    """The replay buffer's figures of one sample; `is_kept` where episodes are."""
     info = outcome.info
     return EpisodeFigures(
         spec,

@@ -36,7 +36,7 @@ class _Waiting(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Activity:
-    """What one running episode waits for now. `what` is "" while it waits for nothing worth a name."""
+    """The present wait of one running episode. `what` is "" while it waits for nothing worth a name."""
 
     environment: str
     what: str = "start"
@@ -88,11 +88,11 @@ class Watch:
 
     @property
     def file(self) -> Path:
-        """Where this process writes."""
+        """The file of this process."""
         return self.folder / f"{os.getpid()}.json"
 
     def waits(self, now: float) -> list[Wait]:
-        """What is waited for at `now` (`time.monotonic`), longest first."""
+        """The waits at `now` (`time.monotonic`), longest first."""
         begun: dict[str, list[float]] = {}
         for activity in list(self._activities):
             if activity.what != STEP:
@@ -139,7 +139,7 @@ class Watch:
 
 
 def read_waits(folder: Path, *, now: float | None = None) -> list[Wait]:
-    """What all processes of a run wait for, the same things added up, longest first; empty while nothing takes long.
+    """The waits of all processes of a run, the same ones added up, longest first; empty while nothing takes long.
 
     Args:
         folder: the run's `watch_dir`.

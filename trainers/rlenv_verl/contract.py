@@ -1,4 +1,4 @@
-"""What the adapter stands on in veRL, as a table, and a check of any veRL against it.
+"""The parts of veRL that the adapter stands on, as a table, and a check of any veRL against it.
 
     python -m rlenv_verl.contract              # the installed one
     python -m rlenv_verl.contract FOLDER       # one that lies unpacked in a folder (a wheel's content, a checkout)
@@ -299,7 +299,7 @@ CLAUSES: tuple[Clause, ...] = (
 
 
 def breach(clause: Clause) -> str | None:
-    """What the importable veRL lacks of a clause, in one line; None where it keeps it."""
+    """The breach of a clause by the importable veRL, in one line; None where it keeps it."""
     try:
         found, is_coroutine = _found(clause)
     except _Gone as gone:
@@ -331,7 +331,7 @@ class _Gone(Exception):
 
 
 def _found(clause: Clause) -> tuple[Iterable[str] | str, bool]:
-    """What there is of a clause: names, or source text; and whether it is a coroutine function."""
+    """The names or source text that a clause asks for, and whether it is a coroutine function."""
     if clause.kind == "source":
         return _source(clause), True
     module = _module(clause.module, wanted=clause.id)

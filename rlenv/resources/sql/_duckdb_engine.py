@@ -214,7 +214,7 @@ class _Statement:
         self._is_over = threading.Event()
 
     def run(self, raw: duckdb.DuckDBPyConnection) -> Rows:
-        """What the statement gives.
+        """The rows of the statement.
 
         Raises:
             ToolFailed: the statement is not one that may run, or its result cannot be given.

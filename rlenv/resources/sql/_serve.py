@@ -1,4 +1,4 @@
-"""What runs in a process for SQL: one statement after another, within the limits that come with it.
+"""The SQL worker's process: it runs one statement after another, within the limits that come with it.
 
 The process keeps no state that a statement of another episode could see: files are opened to be read, and the image of
 a private copy is only kept under the number that its owner gives it.
@@ -24,7 +24,7 @@ _MAX_TRACE = 20_000
 
 
 class Engine(Protocol):
-    """What a module that runs here has under the name `Engine`."""
+    """The engine that a worker's module has under the name `Engine`."""
 
     @property
     def holds(self) -> str:
@@ -91,7 +91,7 @@ def written(image: bytes) -> int:
 
 
 def read(fd: int) -> bytes:
-    """What the file holds."""
+    """The contents of the file."""
     size = os.fstat(fd).st_size
     found = bytearray()
     while len(found) < size:

@@ -103,7 +103,7 @@ _lenient = partial(str, encoding="utf-8", errors="replace")
 
 
 def _is_blank(sql: str) -> bool:
-    """Whether a text that asked for nothing when it was prepared (as DROP IF EXISTS may) has no statement at all."""
+    """True if a text that asked for nothing when it was prepared (as DROP IF EXISTS may) has no statement at all."""
     rest = sql.lstrip(" \t\r\n\f;")
     while rest.startswith(("--", "/*")):
         rest = rest.partition("\n" if rest.startswith("--") else "*/")[2].lstrip(" \t\r\n\f;")
@@ -188,7 +188,7 @@ class Connection:
             self._own(statement)
 
     def last(self) -> tuple[int, int]:
-        """What `last_insert_rowid()` and `changes()` give now."""
+        """The present results of `last_insert_rowid()` and `changes()`."""
         ((rowid, changes),) = self._own("SELECT last_insert_rowid(), changes()")
         return int(rowid), int(changes)
 
@@ -204,7 +204,7 @@ class Connection:
         return list(dict.fromkeys(word for row in found for word in row))[:most]
 
     def _own(self, statement: str) -> list[Any]:
-        """What a statement of ours gives, to which nothing is forbidden."""
+        """The rows of a statement of ours, to which nothing is forbidden."""
         self._is_own = True
         try:
             return self._raw.execute(statement).fetchall()

@@ -54,7 +54,7 @@ _pause: Final = _Pause()
 
 
 def run_briefly(run: Callable[..., Rows], sql: str, limits: Limits) -> Rows:
-    """What a plain SELECT gives on the event loop.
+    """The rows of a plain SELECT that runs on the event loop.
 
     Raises:
         NotQuick: it was stopped, or not tried as others just took too long.
@@ -76,12 +76,12 @@ def unique(prefix: str) -> str:
 
 
 def memory_for(size: int) -> int:
-    """How many bytes a process may use for statements on an image of `size` bytes, or on a file (0)."""
+    """The bytes that a process may use for statements on an image of `size` bytes, or on a file (0)."""
     return 512_000_000 + 4 * size
 
 
 async def off_the_loop(work: Callable[[], _T], *, size: int) -> _T:
-    """What `work` on `size` bytes gives, done in a thread unless that is little; it is never left in the middle."""
+    """The result of `work` on `size` bytes, done in a thread unless that is little; it is never left in the middle."""
     return work() if size <= _SMALL_BYTES else await _threads.finish(work)
 
 
@@ -137,7 +137,7 @@ class SqliteFile:
             raise ResourceError(f"the database {self.path} cannot be opened: {error}") from error
 
     def run(self, sql: str, *, until: float, max_rows: int) -> Rows:
-        """What a quick statement on the shared file gives."""
+        """The rows of a quick statement on the shared file."""
         connection = self._idle.pop() if self._idle else self.connect()
         try:
             return connection.run(sql, until=until, max_rows=max_rows)
@@ -148,7 +148,7 @@ class SqliteFile:
                 connection.close()
 
     def where(self) -> dict[str, Any]:
-        """Where a worker finds the shared file; it opens it once."""
+        """The place at which a worker finds the shared file; it opens it once."""
         if self.image is not None:
             return {"file": "", "may_write": False, "memory": memory_for(self.size)}
         return {"file": _address(self.path), "may_write": False, "memory": memory_for(0)}
@@ -248,7 +248,7 @@ _NOT_IN_WRITES: Final = ("SELECT", "WITH", "TRIM", "RETURNING", "CONFLICT", "--"
 
 
 def plainness(sql: str) -> Literal["read", "insert", "change", ""]:
-    """What kind of plain statement this is: one that SQLite prepares and runs in no time.
+    """The kind of a plain statement, one that SQLite prepares and runs in no time; "" for any other.
 
     Preparing a statement cannot be stopped, and some texts of a few hundred characters take seconds and gigabytes: each
     level of a WITH, of a subquery in FROM or of a view can double what the one below it holds. So the text alone

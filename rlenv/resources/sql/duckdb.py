@@ -80,7 +80,7 @@ class _File:
         self._words = told["words"]
 
     async def ask(self, what: str, sql: str = "", limits: Limits | None = None) -> Answer:
-        """What a worker answers."""
+        """The answer of a worker."""
         file = str(self.path.absolute())
         where = {
             "op": what,

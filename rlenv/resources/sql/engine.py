@@ -65,7 +65,7 @@ _CELL_SIZE: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a statement gave.
+    """The rows that a statement gave.
 
     Cells are JSON values; bytes are written as SQLite writes them, `x'0AFF'`. `columns` is empty for a statement that
     gives no rows; then `changed` is how many it changed. `truncated` is true where there are more rows than the limits
@@ -83,7 +83,7 @@ class Rows:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Rows:
-        """What a worker told."""
+        """The rows in a worker's answer."""
         return cls(tuple(told["columns"]), told["rows"], told["truncated"], told["changed"])
 
 
@@ -100,7 +100,7 @@ def columns_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def columns_size(columns: tuple[str, ...], *, most: int) -> int:
-    """How many characters the names take, as JSON.
+    """The number of characters that the names take, as JSON.
 
     Raises:
         ToolFailed: more than `most`.
@@ -124,7 +124,7 @@ _S = TypeVar("_S")
 
 
 class About(Protocol):
-    """What is known of a database without a statement of the policy's.
+    """The facts of a database that are known without a statement of the policy's.
 
     `schema` is the text of its CREATE statements. `version` is equal where equal statements give equal rows: the file
     and when it was changed; None for a private copy, which may be written.
@@ -142,10 +142,10 @@ class Opened(Protocol):
 
     @property
     def about(self) -> About:
-        """What is known of it."""
+        """The facts that are known of it."""
 
     async def run(self, sql: str, limits: Limits) -> Rows:
-        """What one statement gives, of at most `MAX_SQL` characters. Of a private copy's statements one runs at a time.
+        """The rows of one statement of at most `MAX_SQL` characters. Of a private copy's statements one runs at a time.
 
         Raises:
             ToolFailed: the statement is at fault, or ran out of time.

@@ -79,7 +79,7 @@ class Database:
         cpu_s: float | None = None,
         is_urgent: bool = False,
     ) -> Rows:
-        """What one statement gives; the event loop is held for a few milliseconds at most.
+        """The rows of one statement; the event loop is held for a few milliseconds at most.
 
         Args:
             deadline: when to stop it, on the clock of `time.monotonic()`.
@@ -134,7 +134,7 @@ _MAX_SOURCES: Final = 256
 
 
 class DatabaseSpec(ResourceSpec):
-    """What every kind of database takes."""
+    """The keys that every kind of database takes."""
 
     access: Literal["read_only", "copy"] = "read_only"
     """`read_only`: nothing can be written; `copy`: a private copy that may be written and is thrown away."""
@@ -178,7 +178,7 @@ class SqlResource:
         return _Opening(self, context)
 
     def source(self, context: ResourceContext) -> Any:
-        """What the engine has of the file that the task names.
+        """The engine's source for the file that the task names.
 
         Raises:
             ResourceError: the path cannot be filled in, or the file is missing or is no database.
@@ -233,7 +233,7 @@ Image = Callable[[], AbstractAsyncContextManager[int]]
 
 @dataclass(slots=True)
 class Answer:
-    """What a worker says, and the image of a copy that the statement changed, as a descriptor to be closed."""
+    """A worker's answer, and the image of a copy that the statement changed, as a descriptor to be closed."""
 
     told: dict[str, Any]
     fd: int | None = None
@@ -286,7 +286,7 @@ class SqlWorkers:
         self.pool = Pool(Program("rlenv.resources.sql._serve:serve", {"engine": engine}, is_bare=True, waits=waits))
 
     async def run(self, request: Request) -> Answer:
-        """What the statement gives.
+        """The worker's answer to a statement.
 
         Raises:
             ToolFailed: the statement is at fault, or ran out of time, or its process did.
@@ -337,7 +337,7 @@ async def _asked(process: Process, request: Request) -> Answer:
 
 
 def _failure(error: Gone) -> ToolFailed:
-    """What the end of a process says about the statement that it had."""
+    """The failure of a statement whose process ended, by the way it ended."""
     if error.cause == "processor":
         return ToolFailed(_OUT_OF_TIME, reason="timeout")
     if error.cause == "time":

@@ -66,12 +66,12 @@ class SqliteCopy:
         self._has_begun = file.is_kept
 
     async def run(self, sql: str, limits: Limits) -> Rows:
-        """What one statement gives."""
+        """The rows of one statement."""
         found = self._tried(sql, limits)
         return await self._in_worker(sql, limits) if found is None else found
 
     def _tried(self, sql: str, limits: Limits) -> Rows | None:
-        """What a plain statement gives on the event loop, or None."""
+        """The rows of a plain statement that ran on the event loop, or None."""
         own = self._own
         if own is None or not self.about.is_quick or not (kind := plainness(sql)):
             return None

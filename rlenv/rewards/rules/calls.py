@@ -157,7 +157,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         return _calls_at(context, tool=spec.tool, last_only=last_only)
 
     def made(context: RewardContext) -> Iterator[tuple[str, int]]:
-        """What became of the calls of the tool, and how many each time."""
+        """The outcomes of the calls of the tool, and how many had each."""
         for result in _results(context, last_only=last_only):
             if result.name == spec.tool:
                 yield (result.whose if is_lost(result) else result.outcome), 1
@@ -207,13 +207,13 @@ def _lost(tool: str, lost: Sequence[Lost], callers: Set[str]) -> list[Lost]:
 
 
 def _well(result: ToolResult, tool: str) -> int:
-    """How many calls of a tool went well in a call that is one, or that made some."""
+    """The number of calls of a tool that went well in a call that is one, or that made some."""
     inside = sum(count for called, outcome, count in _made_by_code(result) if (called, outcome) == (tool, "ok"))
     return (result.name == tool and result.outcome == "ok") + inside
 
 
 def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
-    """Where the calls stand, of one tool or all, the first ones of very many; calls that code made stand nowhere."""
+    """The places of the calls, of one tool or all, the first ones of very many; calls that code made have none."""
     found: list[tuple[int, int, int]] = []
     first = len(context.turns) - 1 if last_only else 0
     for number, turn in enumerate(context.turns[first:], first):
@@ -226,7 +226,9 @@ def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> W
 
 
 def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[int, list[Lost]]:
-    """How many calls of a tool the lost ones may have made that went well when made again; and the other lost ones."""
+    """The number of calls of a tool that the lost ones may have made and that went well when made again; and the other
+    lost ones.
+    """
     well = [
         (call.name, call.arguments, result)
         for turn in context.turns
@@ -246,7 +248,7 @@ def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[
 
 
 def _differ(fits: Callable[[int], bool], found: int, lost: int, repeated: int) -> bool:
-    """Whether it would be another verdict had some of the lost calls succeeded."""
+    """True if it would be another verdict had some of the lost calls succeeded."""
 
     def verdict(more: int) -> bool:
         return any(fits(found + more + again) for again in range(repeated + 1))

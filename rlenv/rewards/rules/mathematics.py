@@ -60,7 +60,7 @@ _CRASHES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer equals an accepted one, and why not where that is not a matter of mathematics."""
+    """The equality of an answer with an accepted one, and the reason where mathematics does not decide it."""
 
     is_equal: bool
     note: str = ""
@@ -234,7 +234,7 @@ def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> 
 
 
 def _as_numbers(answer: str, golds: list[str]) -> bool | None:
-    """Whether an answer is one of the accepted ones where all of them are plain numbers; None otherwise."""
+    """True if an answer is one of the accepted ones where all of them are plain numbers; None otherwise."""
     expected = [plain_number(bare(gold)) for gold in golds if len(gold) <= _MAX_CHARS]
     if len(expected) < len(golds) or any(number is None for number in expected):
         return None

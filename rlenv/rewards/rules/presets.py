@@ -116,7 +116,7 @@ def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Te
 
 
 def equals(answer: str | None, golds: Sequence[str]) -> bool:
-    """Whether an answer is one of the accepted ones, which are in `qa` form already; a very long one is none."""
+    """True if an answer is one of the accepted ones, which are in `qa` form already; a very long one is none."""
     return answer is not None and len(answer) <= MAX_CHARS and qa(answer) in golds
 
 
@@ -186,7 +186,7 @@ def _symbols(turn: Turn) -> Iterator[str]:
 
 
 def has_search_r1_form(turns: tuple[Turn, ...] | list[Turn]) -> bool:
-    """Whether an episode goes think, search, information, think, …, answer, with nothing but white space between.
+    """True if an episode goes think, search, information, think, …, answer, with nothing but white space between.
 
     Source: `is_valid_sequence` of Search-R1 `verl/utils/reward_score/qa_em_format.py` (v0.3). Information is what the
     environment answered between two actions; a policy that writes the tag itself is out of form. One action may hold
@@ -259,7 +259,7 @@ def _holds(page: ToolResult, golds: list[str]) -> bool:
 
 
 async def _retrieved_again(context: RewardContext, golds: list[str], tools: Mapping[str, Tool]) -> bool:
-    """Whether a gold answer stands in a page that a call would have found on another day.
+    """True if a gold answer stands in a page that a call would have found on another day.
 
     Raises:
         RewardError: nobody can tell.

@@ -85,7 +85,7 @@ def _depth(text: str) -> int:
 
 @dataclass(slots=True)
 class _Scope:
-    """What one SELECT names. `only` is its one table, "" where there are more or subqueries."""
+    """The names in one SELECT. `only` is its one table, "" where there are more or subqueries."""
 
     outer: _Scope | None
     tables: list[exp.Table] = field(default_factory=list)
@@ -163,7 +163,7 @@ class _Reader:
                 scope.only = scope.tables[0].name
 
     def _operands(self, node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
-        """What a chain of one connective joins, in order; parentheses around parts of the chain do not count."""
+        """The operands of a chain of one connective, in order; parentheses around parts of the chain do not count."""
         found: list[exp.Expr] = []
         waiting = [node]
         while waiting:
@@ -238,7 +238,7 @@ class _Reader:
 
 
 def _clauses(exp: Any) -> tuple[type, ...]:
-    """Where a bare name may mean an output's alias."""
+    """The clauses in which a bare name may mean an output's alias."""
     return (exp.Order, exp.Having, exp.Group)
 
 

@@ -230,7 +230,7 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
 
 
 def _matched(context: RewardContext, reads: Reads, text: str, start: int, found: str) -> Where:
-    """Where a match stands, in the answer or the last message; () where that is not known."""
+    """The place of a match, in the answer or the last message; () where that is not known."""
     if not text.startswith(found, start):  # half a surrogate pair in front of it, which the pattern does not see
         return ()
     end = start + len(found)
@@ -294,7 +294,7 @@ class NumericMatchSpec(RuleSpec):
 
 
 def is_near(mine: Decimal, gold: Decimal, *, tolerance: Decimal, relative: Decimal) -> bool:
-    """Whether |mine - gold| <= max(tolerance, relative · |gold|), in arithmetic precise enough to be exact here."""
+    """True if |mine - gold| <= max(tolerance, relative · |gold|), in arithmetic precise enough to be exact here."""
     if mine == gold:
         return True
     if not tolerance and not relative:

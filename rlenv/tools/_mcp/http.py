@@ -97,7 +97,7 @@ class _Careful(httpx2.AsyncBaseTransport):
 
 
 def _without_cookies(response: httpx2.Response) -> None:
-    """What a server wants remembered is its session's id: a jar would grow with every answer."""
+    """Drops cookies: a server's session is known by its id, and a jar would grow with every answer."""
     if "set-cookie" in response.headers:
         del response.headers["set-cookie"]
     if len(response.headers.get(MCP_SESSION_ID, "")) > _MAX_SESSION_ID:

@@ -1,4 +1,4 @@
-"""What a server may send: messages within limits, and not more of what nobody asked for than a session can bear."""
+"""Limits of a server's messages: on each one, and on the number of those that nobody asked for."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def too_long(head: bytes, tail: bytes, *, why: str = "it is too long") -> JSONRP
 
 
 def is_heard(message: Any) -> bool:
-    """Whether a parsed message is one that anybody waits for: an answer, a request, or a notification that counts."""
+    """True if a parsed message is one that anybody waits for: an answer, a request, or a notification that counts."""
     if not isinstance(message, Mapping):
         return False
     if "id" in message:

@@ -83,7 +83,7 @@ def _place_to_start() -> asyncio.Semaphore:
 
 
 class _Pace:
-    """When a server may be started again: at once where it lived for a while, later and later where it did not."""
+    """The pace of restarts of a server: at once where it lived for a while, later and later where it did not."""
 
     def __init__(self, most_pause_s: float = _MOST_PAUSE_S) -> None:
         self._most_pause_s = most_pause_s
@@ -205,7 +205,7 @@ class Link:
             raise
 
     async def _death(self, connection: Connection) -> str:
-        """What the end of a connection says about a call that was on it: any of several may have brought it about."""
+        """The failure of a call whose connection ended: any of several calls may have brought that about."""
         child = connection.child
         if child is None:
             is_suspect = not connection.is_gone and (asked_again.get() or await self._breaks.is_alone())

@@ -52,7 +52,7 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a server is called and which tools it has, in its order.
+    """The name of a server and its tools, in its order.
 
     `protocol` is the version that was agreed on with it, "" in a pin, which holds for every server with these tools.
     """
@@ -247,7 +247,7 @@ def write_pin(path: Path, entries: Mapping[str, Listing]) -> None:
 
 
 def differences(pinned: Listing, live: Listing) -> Sequence[str]:
-    """What changed since the tools were pinned, in words; empty where nothing did."""
+    """The changes since the tools were pinned, in words; empty where there are none."""
     before = {tool.name: tool for tool in pinned.tools}
     after = {tool.name: tool for tool in live.tools}
     found = [f"the tool '{name}' is gone" for name in before if name not in after]

@@ -1,4 +1,4 @@
-"""How a server is reached, one connection to it, and what its answers become."""
+"""An MCP server's address, one connection to it, and its answers as outputs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Server:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it this server and no other."""
+        """The identity of the server."""
         settings = (tuple(sorted(self.env.items())), tuple(sorted(self.headers.items())))
         return (self.command, self.url, self.transport, settings, str(self.cwd))
 
@@ -136,7 +136,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """How messages name it."""
+        """The name of the server in messages."""
         return self.url if self.url is not None else " ".join(self.command)
 
 

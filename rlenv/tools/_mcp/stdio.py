@@ -49,7 +49,9 @@ _PAUSE_AT, _RESUME_AT = 256, 32
 
 
 def child_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a server's process sees: `PATH`, with the folder of this interpreter first, and what it is given."""
+    """The environment of a server's process: `PATH`, with the folder of this interpreter first, and the given
+    variables.
+    """
     own = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": f"{own}{os.pathsep}{path}", **given}
@@ -289,7 +291,7 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def fate(self) -> str:
-        """How it ended, for messages: `exit code 3`, `signal SIGKILL`, or that it still runs."""
+        """The end of the process, for messages: `exit code 3`, `signal SIGKILL`, or that it still runs."""
         code = self._transport.get_returncode() if self._transport is not None else None
         if code is None:
             return "still running"

@@ -16,7 +16,7 @@ _COMPACT_BELOW = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one request is sampled.
+    """The sampling of one request.
 
     `temperature` 0 is greedy. `top_k` below 1 and `top_p` of 1 keep everything. `max_tokens` is at least 1.
     `stop_ids` end the generation; the stop id itself is part of what was generated. So do `stop_texts`, for which
@@ -41,7 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What one request gave. `len(logprobs) == len(token_ids)`.
+    """The tokens of one request. `len(logprobs) == len(token_ids)`.
 
     A log-probability is that of the distribution the token was drawn from (after temperature, top_k and top_p); for a
     greedy row, that of the model's own distribution.
@@ -54,7 +54,7 @@ class Generated:
 
 @dataclass(slots=True, eq=False)
 class Drawing:
-    """What one request has been given so far. `finish` is None while it goes on."""
+    """The tokens of one request so far. `finish` is None while it goes on."""
 
     sampling: Sampling
     decode: Callable[[Sequence[int]], str] | None = None
@@ -146,7 +146,7 @@ def _padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor
 
 
 def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
-    """Whether the last token completes a stop text."""
+    """True if the last token completes a stop text."""
     if not sampling.stop_texts:
         return False
     if decode is None:
@@ -209,7 +209,7 @@ def generate_seeing(
     is_aborted: Callable[[], bool] = lambda: False,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> Generated:
-    """What a model of Qwen's vision families writes after a prompt with images.
+    """The text of a model of Qwen's vision families after a prompt with images.
 
     Args:
         model: for conditional generation, in eval mode; its `model.get_rope_index` gives the positions.

@@ -25,7 +25,7 @@ def actor_name(replica_rank: int) -> str:
 
 
 class CpuServerActor:
-    """What veRL calls on a rollout server; the work is `CpuServer`'s."""
+    """The actor that veRL calls on a rollout server; the work is `CpuServer`'s."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
         import transformers

@@ -139,7 +139,7 @@ class CpuServer:
         images: Sequence[Any] = (),
         processor_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[Generated, int | None]:
-        """What the model writes after `prompt`, and the version of the weights that wrote it.
+        """The model's tokens after `prompt`, and the version of the weights that sampled them.
 
         While generation is paused, requests wait, or return at once as `aborted` where the pause rejects. A request
         that an abort catches returns what it has as `aborted`, which may be nothing.

@@ -1,4 +1,4 @@
-"""What veRL's own vLLM server needs on a CPU: an extension of vLLM's worker, named by
+"""An extension of vLLM's worker for veRL's own vLLM server on a CPU, named by
 `rollout.engine_kwargs.vllm.worker_extension_cls` (preset `cpu-vllm`).
 
 veRL's replica, server and adapter of vLLM run as they are; this class takes the place of veRL's extension, which it

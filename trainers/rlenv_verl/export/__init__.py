@@ -1,1 +1,1 @@
-"""What veRL's checkpoints hold, and a policy made of one."""
+"""The contents of veRL's checkpoints, and a policy made of one."""

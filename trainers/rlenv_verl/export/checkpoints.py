@@ -57,12 +57,12 @@ class Checkpoint:
 
     @property
     def has_whole_weights(self) -> bool:
-        """Whether transformers' own weights were saved; with LoRA what stands there is not the model's."""
+        """True if transformers' own weights were saved; with LoRA what stands there is not the model's."""
         return self.lora is None and any(self.huggingface.glob("*.safetensors"))
 
     @property
     def world_size(self) -> int:
-        """How many ranks wrote it; 0 where it does not say."""
+        """The number of ranks that wrote it; 0 where it does not say."""
         config = self.folder / "fsdp_config.json"
         return int(json.loads(config.read_bytes())["world_size"]) if config.is_file() else 0
 

@@ -45,7 +45,7 @@ _WEIGHTS = (".safetensors", ".bin", ".index.json")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written. `source` says what the weights were made from; `dtype` is theirs in the folder."""
+    """The exported policy. `source` says what the weights were made from; `dtype` is theirs in the folder."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -243,7 +243,7 @@ _TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How the folder's logits differ from the checkpoint's, over `tokens` positions.
+    """The difference between the folder's logits and the checkpoint's, over `tokens` positions.
 
     `difference` is the largest absolute one, `spread` the standard deviation of the checkpoint's logits, `same_choice`
     the share of positions at which both prefer the same token, `tolerance` what `difference / spread` may be.
@@ -258,7 +258,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether the folder is the checkpoint's policy, but for rounding."""
+        """True if the folder is the checkpoint's policy, but for rounding."""
         return self.same_tokenizer and self.difference <= self.tolerance * self.spread
 
 

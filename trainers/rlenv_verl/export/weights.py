@@ -39,7 +39,7 @@ _PLAIN_ONLY = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """What of an adapter's configuration its merged weights depend on. `scaling` is the factor s."""
+    """The part of an adapter's configuration that its merged weights depend on. `scaling` is the factor s."""
 
     rank: int
     alpha: float
@@ -65,7 +65,7 @@ class LoraShape:
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether a tensor of that name belongs to an adapter."""
+    """True if a tensor of that name belongs to an adapter."""
     return "lora_" in name or ".adapter_" in name
 
 

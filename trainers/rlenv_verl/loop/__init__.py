@@ -1,1 +1,1 @@
-"""What veRL runs for each sample, and what its replay buffer counts of them: one episode of rlenv each."""
+"""The agent loop that veRL runs for each sample, one episode of rlenv each, and its replay buffer."""

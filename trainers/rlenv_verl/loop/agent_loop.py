@@ -121,7 +121,7 @@ class RlenvAgentLoop(AgentLoopBase):
             )
 
     def _take_parts(self, process: ProcessState, *args: Any, **parts: Any) -> None:
-        """What veRL's own constructor sets, made once for the same parts.
+        """Sets the attributes that veRL's own constructor sets, made once for the same parts.
 
         Expected: a constructor that keeps its arguments. Actual (0.9.1): it also reads keys through OmegaConf and makes
         a token builder, which nothing here uses, in a sixth of the loop's CPU time. Remove when it is made on demand.
@@ -216,7 +216,7 @@ class RlenvAgentLoop(AgentLoopBase):
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _rows(self, tokens: TokenRows) -> list[Row]:
-        """What of an episode veRL can take.
+        """The rows of an episode that veRL can take.
 
         Raises:
             EpisodeError: not even the first prompt (`rlenv_verl.loop.outputs.shown_of`).

@@ -136,7 +136,7 @@ class Watched:
 
 
 def watched_of(refill_fn: Callable[[int], None] | None) -> Watched:
-    """What the trainer needs whose method a replay buffer is handed; nothing where there is no trainer.
+    """The processes of the trainer whose method a replay buffer is handed; none where there is no trainer.
 
     Its own workers are left out: each call of them is waited for, and fails.
     """

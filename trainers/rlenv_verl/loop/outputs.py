@@ -63,7 +63,7 @@ def outputs_of(
     with_logprobs: bool,
     is_validation: bool = False,
 ) -> list[AgentLoopOutput]:
-    """What veRL is handed: one output a row, in their order.
+    """The outputs for veRL: one a row, in their order.
 
     Each has the episode's own figures, since veRL looks at the last row of a validation and at any of a batch.
 
@@ -109,7 +109,7 @@ STRAY: Final = "image_token"
 
 
 def processor_images(processor: Any, kwargs: Mapping[str, Any]) -> ProcessorImages | None:
-    """What the model's processor makes of images; None where there is none, or it takes no images.
+    """The images of the model's processor; None where there is none, or it takes no images.
 
     Args:
         kwargs: veRL's `data.mm_processor_kwargs`.
@@ -126,7 +126,7 @@ def image_template(processor: Any) -> str | None:
 
 
 def clean_length(ids: Sequence[int], *, images: ProcessorImages | None, tokenizer: Any) -> int:
-    """How many of the sampled ids stand before a placeholder, or before one that they would be as text.
+    """The number of sampled ids before a placeholder, or before one that they would be as text.
 
     veRL's vLLM server never samples one; other servers may, and any policy can spell it.
     """
@@ -150,7 +150,7 @@ def clean_length(ids: Sequence[int], *, images: ProcessorImages | None, tokenize
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of a sample veRL can take: so many tokens of the response, and so many images."""
+    """The part of a sample that veRL can take: so many tokens of the response, and so many images."""
 
     response: int
     images: int
@@ -191,7 +191,7 @@ def shown_of(tokens: TokenTrajectory, *, images: ProcessorImages | None, tokeniz
 
 
 def generation_fields(images: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What veRL's server client takes beside the ids, whose placeholders stay expanded: its servers fold them."""
+    """The fields of veRL's server client beside the ids, whose placeholders stay expanded: its servers fold them."""
     if not images:
         return {}
     return {"image_data": list(images), **({"mm_processor_kwargs": dict(kwargs)} if kwargs else {})}

@@ -38,7 +38,7 @@ __all__ = ["PROCESS", "LoopSettings", "ProcessState", "plain", "read_settings"]
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What is read of the configuration.
+    """The settings of the configuration that the loop reads.
 
     `prompt_length` (of the first prompt), `response_length` and `context_length` (of prompt and response of any
     training row) are tokens; `model` is the policy's folder or name ("" where there is none); `processor_kwargs` go to
@@ -82,7 +82,7 @@ def plain(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What veRL handed the last loop object, and the attributes that its constructor made of it."""
+    """The parts that veRL handed the last loop object, and the attributes that its constructor made of them."""
 
     loop: asyncio.AbstractEventLoop
     parts: Mapping[str, Any]
@@ -91,7 +91,7 @@ class _Parts:
 
 @dataclass(slots=True, eq=False)
 class ProcessState:
-    """What is made once for all agent loops that share this object; nothing is ever dropped.
+    """The state that all agent loops with this object share; nothing of it is ever dropped.
 
     Attributes:
         groups: the prompts whose samples are still joining.
@@ -182,7 +182,7 @@ class ProcessState:
         return self._watches[key]
 
     def keeper(self, folder: str, *, keep_gb: float, writers: int) -> Keeper:
-        """What this process keeps episodes in a run's folder with; the first call's limits hold.
+        """The keeper of this process's episodes in a run's folder; the first call's limits hold.
 
         It is never closed: veRL kills its workers, and whoever drives the run seals what they left open.
         """
@@ -197,7 +197,7 @@ class ProcessState:
         return self._router
 
     def attributes(self, parts: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """What `make` gave for the last parts, where these are the same objects in the same event loop."""
+        """The result of `make` for the last parts, where these are the same objects in the same event loop."""
         loop, known = asyncio._get_running_loop(), self._parts
         is_known = known is not None and known.loop is loop and parts.keys() == known.parts.keys()
         if known is not None and is_known and all(parts[name] is known.parts[name] for name in parts):

@@ -117,7 +117,8 @@ def is_without_signal(values: Sequence[float | None]) -> bool:
 
 
 class _Sampling(ReplayBuffer):
-    """What both buffers add to veRL's: figures, the list of trained tasks, and group filtering without masked rows.
+    """The additions of both buffers to veRL's: figures, the list of trained tasks, and group filtering without masked
+    rows.
 
     An episode of several rows (`run.history: rows`) is counted once in all of it. Its rows are labelled for rlenv's
     estimators (`rlenv_verl.estimators.rows`), and mini-batches are sized so that a batch makes no more updates
@@ -352,7 +353,7 @@ def _uid(key: str) -> str:
 
 
 def _is_first(key: str) -> bool:
-    """Whether a sample is the first row of its episode; every row has the episode's figures, and one is counted."""
+    """True if a sample is the first row of its episode; every row has the episode's figures, and one is counted."""
     return key.endswith("_0")
 
 

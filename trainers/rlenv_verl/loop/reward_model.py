@@ -50,7 +50,7 @@ def check_reward_model(config: Mapping[str, Any]) -> None:
 
 
 def served_by_reward_model(config: Mapping[str, Any], *, endpoint: str, ask: Callable[[], str]) -> dict[str, Any]:
-    """What to set in a spec so that its endpoint is the reward model of this run, by dotted path.
+    """The settings by dotted path that make a spec's endpoint the reward model of this run.
 
     Args:
         ask: gives the address of veRL's router, as `ask_for_router`.

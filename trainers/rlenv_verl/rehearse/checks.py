@@ -1,4 +1,4 @@
-"""What a rehearsal has proved: each check by name, from the files that the run left."""
+"""The checks of a rehearsal by name, each from the files that the run left."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a rehearsal left, and what it should have left.
+    """The files that a rehearsal left, and those that it should have left.
 
     `samples` and `arrived` are the rows that the agent loops handed over and those that the trainer was handed;
     `weights` the versions that the rollout servers got. `before` are the steps of the first attempt.

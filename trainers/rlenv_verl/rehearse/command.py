@@ -164,7 +164,7 @@ class _Scene:
         return self.plan.run.folder / "rehearsal"
 
     def lines(self) -> Iterator[str]:
-        """What is rehearsed, and key by key what of it is replaced."""
+        """The lines that say what is rehearsed and, key by key, what of it is replaced."""
         data, rollout = self.plan.config["data"], self.plan.config["actor_rollout_ref"]["rollout"]
         yield (
             f"rehearses {self.preset.name}, {self.preset.algorithm}: {data['train_batch_size']} prompts x"
@@ -242,7 +242,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
 
 
 def _preflight(arguments: argparse.Namespace, model: str) -> Preflight:
-    """What the run itself would meet with its own model, before anything of it is replaced."""
+    """The preflight of the run itself with its own model, before anything of it is replaced."""
     return look(
         arguments.items,
         model=model,

@@ -71,7 +71,7 @@ def digest(named: Mapping[str, torch.Tensor]) -> str:
 
 
 class RehearsalServer:
-    """What veRL calls on a rollout server. Answers stand in the sampling parameters (`rlenv_verl.rehearse.loop`).
+    """The rollout server that veRL calls. Answers stand in the sampling parameters (`rlenv_verl.rehearse.loop`).
 
     A request that a real engine would refuse is refused: no weights yet, an answer beyond `max_tokens`, a sequence
     beyond what the engine holds.

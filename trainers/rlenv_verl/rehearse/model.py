@@ -94,7 +94,7 @@ _FILL = "<|rlenv_fill|>"
 
 @dataclass(frozen=True, slots=True)
 class RehearsalModel:
-    """What was made: the folder's network and tokenizer, and the tokens of prompts.
+    """A folder's network and tokenizer, and the tokens of prompts.
 
     `template` says whose chat template it has. `longest` is the longest prompt that was measured, `filler` how many
     tokens stand before each prompt so that the longest one is at the limit.

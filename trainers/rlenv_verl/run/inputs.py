@@ -107,7 +107,7 @@ def mixed_rows(specs: Sequence[tuple[Environment, float]], split: str, *, seed: 
 
 
 def rows_by_weight(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """How many rows of each spec an epoch has: shares as the weights, and none below the spec's size."""
+    """The number of rows of each spec in an epoch: shares as the weights, and none below the spec's size."""
     total = sum(weights)
     rows = max(size * total / weight for size, weight in zip(sizes, weights, strict=True))
     # Rounded up, as a task that is in no row would never be trained; less than the error of the weights' own digits.
@@ -185,7 +185,7 @@ def joining(overrides: Sequence[str], address: str) -> list[str]:
 
 
 def cluster_overrides(run: Run, metrics: Path) -> list[str]:
-    """What the workers of a cluster that is joined are given; nothing for a cluster of the run's own.
+    """The overrides for the workers of a cluster that is joined; none for a cluster of the run's own.
 
     They are started by the cluster and inherit nothing: the specs come as their working directory, and the variables
     by name. `{mark}` becomes the run's mark.

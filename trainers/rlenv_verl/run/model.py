@@ -36,7 +36,7 @@ def given_model(arguments: argparse.Namespace, folder: Path) -> str:
 
 
 def made_of(given: str | None, model: str) -> str:
-    """What a model was made of, so that it can be made again; "" where it was taken as it is."""
+    """The origin of a model, so that it can be made again; "" where it was taken as it is."""
     if given in (None, "tiny", model):
         return ""
     path = Path(given).expanduser()
@@ -93,7 +93,7 @@ def measure_prompts(
 
 
 def seeing(model: str) -> dict[str, Any]:
-    """What a `TokenEncoder` needs to show images to a model; nothing for one that reads text alone."""
+    """The arguments that a `TokenEncoder` needs to show images to a model; none for one that reads text alone."""
     from transformers import AutoProcessor
 
     from rlenv.tokens import ProcessorImages
@@ -123,7 +123,7 @@ def lacking_of(
     *,
     needs_weights: bool,
 ) -> tuple[list[Finding], bool]:
-    """What the run's model lacks, and whether anything else of the run can be measured.
+    """The things that the run's model lacks, and whether anything else of the run can be measured.
 
     Raises:
         UsageError: there is no such model, or it has no tokenizer.
@@ -139,7 +139,7 @@ def lacking_of(
 
 
 def stops_of(model: str, specs: Sequence[TrainedSpec], template_kwargs: Mapping[str, Any] | None) -> list[Finding]:
-    """What a model lacks without which nothing of a run can be measured, let alone started."""
+    """The things that a model lacks without which nothing of a run can be measured, let alone started."""
     found = _looked(model, specs, [template_kwargs] * len(specs), needs_weights=False)
     return [_finding(one) for one in found if one.what in _BLOCKING and one.stops]
 
@@ -156,7 +156,7 @@ def _lacking(
     *,
     needs_weights: bool,
 ) -> list[Looked]:
-    """What the model lacks for each spec, each thing once."""
+    """The things that the model lacks for each spec, each once."""
     own = value_at(config, "data.apply_chat_template_kwargs") or {}
     kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
     found = _looked(model, specs, kwargs, needs_weights=needs_weights)
@@ -180,7 +180,7 @@ def _looked(
 
 
 def _judge_context(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
-    """Whether the model reads as much as the run's limits allow."""
+    """The findings where the model reads fewer tokens than the run's limits allow."""
     model = model_of(folder) if folder.is_dir() else None
     if model is None or model.positions is None:
         return []

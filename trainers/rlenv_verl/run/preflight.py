@@ -66,7 +66,7 @@ _PROMPT = "data.max_prompt_length="
 
 
 def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weights: bool = False) -> Preflight:
-    """What a prepared run would meet; `config` is veRL's configuration as it resolved.
+    """The preflight of a prepared run; `config` is veRL's configuration as it resolved.
 
     Args:
         loops: the agent loops' YAML.
@@ -184,7 +184,7 @@ def _plan(
     *,
     is_elsewhere: bool,
 ) -> Plan:
-    """What the run is to do, and on which memory; `preflight_of` says what the arguments mean."""
+    """The plan of the run, and the memory that it runs on; `preflight_of` says what the arguments mean."""
     is_on_cpu = str(value_at(config, "trainer.device")) == "cpu"
     is_assumed = False
     if device_bytes is None and not is_elsewhere:
@@ -254,7 +254,7 @@ def laid_out(items: Sequence[str]) -> dict[str, Any]:
 
 
 def is_at_hand(name: str) -> bool:
-    """Whether the files of a model can be had: a folder, in the hub's cache, or from a hub that answers.
+    """True if the files of a model can be had: a folder, in the hub's cache, or from a hub that answers.
 
     Asking a hub that is out of reach takes its client a minute of attempts; one connection tells as much.
     """
@@ -321,7 +321,7 @@ def _subject(
 
 
 def is_to_be_made(place: str) -> bool:
-    """Whether a policy is a folder that is not there yet, and not the name of a model."""
+    """True if a policy is a folder that is not there yet, and not the name of a model."""
     return os.path.isabs(place) and not os.path.exists(place)
 
 

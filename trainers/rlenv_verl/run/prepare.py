@@ -45,7 +45,7 @@ _OWN_WORDS = ("failures", "stragglers", "history")
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What the command line asks for. `user_overrides` are Hydra overrides and win over everything.
+    """The settings of the command line. `user_overrides` are Hydra overrides and win over everything.
 
     `model` is a folder or a name on the hub, and `given` what it was made of, as `--model` named it; "" where they are
     the same. `save_every` and `steps` are None where the preset decides. `command` is the command line itself.
@@ -89,7 +89,7 @@ class Plan:
 def asked_for(
     arguments: argparse.Namespace, *, preset: str, without: str
 ) -> tuple[tuple[TrainedSpec, ...], Preset, list[str]]:
-    """What a command line of `rlenv train` names: the specs, the preset, and veRL's overrides.
+    """The specs, the preset and veRL's overrides that a command line of `rlenv train` names.
 
     Args:
         preset: the one of a command line that names none.
@@ -164,7 +164,7 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
 
 
 def history_of(given: Any) -> History:
-    """What a run's `history:` says; `grow` where it says nothing.
+    """The `history:` of a run; `grow` where it says nothing.
 
     Raises:
         UsageError: it is no history.
@@ -371,5 +371,5 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str)
 
 
 def is_own_sampler(sampler: Mapping[str, Any]) -> bool:
-    """Whether veRL's section `trainer.v1.sampler` names a sampler of rlenv's."""
+    """True if veRL's section `trainer.v1.sampler` names a sampler of rlenv's."""
     return str((sampler.get("custom_sampler") or {}).get("path", "")).endswith("rlenv_verl.loop.replay_buffer")

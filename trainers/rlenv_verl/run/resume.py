@@ -133,7 +133,9 @@ def validation_of(
 
 
 def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
-    """What the agent loops of a validation of `run` read, and its rows where they are others than the run's own."""
+    """Writes the settings that the agent loops of a validation of `run` read, and its rows where they are others than
+    the run's own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
     for loop in loops:
@@ -182,7 +184,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def _is_validated(run: Run, step: int) -> bool:
-    """Whether the validation of `step` stands in the log of an attempt that counts."""
+    """True if the validation of `step` stands in the log of an attempt that counts."""
     for attempt in run.attempts:
         path = attempt.metrics(run.folder)
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():

@@ -123,7 +123,7 @@ class Run:
 
     @property
     def records(self) -> Path:
-        """Where older versions wrote trajectories and failures, a file a step."""
+        """The folder in which older versions wrote trajectories and failures, a file a step."""
         return self.folder / "trajectories"
 
     @property
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def watch(self) -> Path:
-        """Where the run's processes say what they wait for."""
+        """The folder in which the run's processes say what they wait for."""
         return self.folder / "watch"
 
     @property
@@ -376,7 +376,7 @@ def _placeless(value: Any, run: Run) -> Any:
 
 
 def changed_lines(run: Run) -> Iterator[str]:
-    """What the run's last attempt goes on with that the one before did not have, a line for each of its specs.
+    """The changes of the run's last attempt against the one before, a line for each of its specs.
 
     That it goes on from another step is no line. Nothing is said where the attempt before has no lock.
     """

@@ -1,4 +1,4 @@
-"""What a run leaves for later: its summary, its trained policy, and its episodes sealed."""
+"""The results that a run leaves: its summary, its trained policy, and its episodes sealed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ _COUNTED = {
 
 
 def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
-    """What training saw of each spec: [first, last] of reward, success and terms, means, and counts over all steps.
+    """The figures of each spec in training: [first, last] of reward, success and terms, means, and counts over all
+    steps.
 
     Figures of steps that have none are left out; empty where veRL's sampler is not rlenv's.
     """

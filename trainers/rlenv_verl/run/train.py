@@ -182,7 +182,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
 
 
 def _unprepared(arguments: argparse.Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
-    """What can be said of a run that has no policy yet."""
+    """The information on a run that has no policy yet."""
     return RunInfo(
         "eval" if arguments.eval else "train",
         command=arguments.command,

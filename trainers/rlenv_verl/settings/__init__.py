@@ -1,1 +1,1 @@
-"""Where a run's settings come from: preset files, the shell's variables, and what this machine's processor can do."""
+"""The settings of a run by their source: preset files, the shell's variables, and this machine's processor."""

@@ -1,4 +1,4 @@
-"""What is wrong with a preset file, at which place, and the nearest fix.
+"""The faults of a preset file, each with its place and the nearest fix.
 
 Refuses settings of veRL under which a masked sample would move the policy.
 
@@ -242,7 +242,7 @@ def _instead(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _expected(known: Any, value: Any) -> str:
-    """What should stand instead of `value`, "" where it may stand there; `known` is the value in veRL's files."""
+    """The expected value instead of `value`, "" where it may stand there; `known` is the value in veRL's files."""
     if value is None or (isinstance(value, str) and "${" in value):
         return ""
     if isinstance(known, bool):
@@ -346,7 +346,7 @@ def _of_rows(message: str, hint: str) -> UsageError:
 
 
 def _labels_rows(path: str, name: str) -> bool:
-    """Whether a custom sampler is rlenv's, or inherits from it."""
+    """True if a custom sampler is rlenv's, or inherits from it."""
     if path.endswith("rlenv_verl.loop.replay_buffer"):
         return True
     if not path or not name:

@@ -47,7 +47,7 @@ def mode_names() -> list[str]:
 
 
 def names_in(folder: str) -> list[str]:
-    """What ships in a folder of settings."""
+    """The names of the files in a folder of settings."""
     entries = (resources.files("rlenv_verl") / folder).iterdir()
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
@@ -155,7 +155,7 @@ def _stored(name: str) -> str:
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """What stands at a dotted path of veRL's configuration; None where nothing does."""
+    """The value at a dotted path of veRL's configuration; None where there is none."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping):

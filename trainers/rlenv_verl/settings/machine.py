@@ -55,7 +55,7 @@ _BYTES: Final = 4  # weights are sent as they are trained, in float32
 
 
 def vllm_findings(config: Mapping[str, Any]) -> list[Finding]:
-    """What would keep a run from sampling with vLLM on this machine's CPUs; empty for any other rollout.
+    """The obstacles to sampling with vLLM on this machine's CPUs; empty for any other rollout.
 
     Args:
         config: veRL's configuration, interpolations resolved.
@@ -182,7 +182,7 @@ _LIMIT_S: Final = 300.0
 def bf16_runs(
     environment: Mapping[str, str] | None = None, *, program: str = _PROGRAM, keep: Path | None = None
 ) -> bool | None:
-    """Whether a process with these variables computes in bfloat16; None where that could not be found out.
+    """True if a process with these variables computes in bfloat16; None where that could not be found out.
 
     Tried once for each start of the machine, kind of processor, torch and value of `ONEDNN_MAX_CPU_ISA`; the answer is
     kept in a file.
@@ -224,7 +224,7 @@ def _tried(variables: Mapping[str, str], program: str) -> bool | None:
 
 
 def _machine(isa: str, program: str) -> str:
-    """What the answer holds for: a machine may be moved to another processor while it is down."""
+    """The machine for which the answer holds: it may be moved to another processor while it is down."""
     boot = cpu = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -298,7 +298,7 @@ def _of_the_rollout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def processor_findings(
     config: Mapping[str, Any], environment: Mapping[str, str], *, keep: Path | None = None, program: str = _PROGRAM
 ) -> list[Finding]:
-    """What this machine's processor makes of a run's bfloat16; nothing is tried where the run has none on a CPU.
+    """The findings about bfloat16 on this machine's processor; nothing is tried where the run has none on a CPU.
 
     Args:
         config: veRL's configuration, resolved.
@@ -366,7 +366,7 @@ def tokens_a_pass(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
-    """What a run has and how it uses it, by veRL's configuration."""
+    """The devices of a run and its use of them, by veRL's configuration."""
     actor, rollout = (
         value_at(config, "actor_rollout_ref.actor") or {},
         value_at(config, "actor_rollout_ref.rollout") or {},
@@ -399,7 +399,7 @@ def _longest(config: Mapping[str, Any]) -> int | None:
 
 
 def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
-    """How many tokens one device passes at once: by tokens where batches are packed, else rows of the longest."""
+    """The tokens that one device passes at once: by tokens where batches are packed, else rows of the longest."""
     actor, rollout = (
         value_at(config, "actor_rollout_ref.actor") or {},
         value_at(config, "actor_rollout_ref.rollout") or {},

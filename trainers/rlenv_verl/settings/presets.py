@@ -71,7 +71,7 @@ def read_shipped(folder: str, name: str, *, what: str) -> dict[str, Any]:
 
 
 def is_preset_file(given: str) -> bool:
-    """Whether `--preset GIVEN` means a file: a name that ships is taken for that, whatever lies beside it."""
+    """True if `--preset GIVEN` means a file: a name that ships is taken for that, whatever lies beside it."""
     if given in preset_names():
         return False
     return given.endswith((".yaml", ".yml")) or os.sep in given or Path(given).is_file()

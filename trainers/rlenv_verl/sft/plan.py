@@ -172,7 +172,7 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
 def _own_overrides(
     arguments: argparse.Namespace, data: Sequence[Data], val: Sequence[Data], *, model: str, folder: Path
 ) -> list[str]:
-    """What the arguments say and the run's folder asks for."""
+    """The overrides of the arguments and of the run's folder."""
     seed = arguments.seed or 0
     keys: dict[str, Any] = {
         "data.train_files": [str(one.file.resolve()) for one in data],
@@ -245,7 +245,7 @@ def _identity(model: str, template_kwargs: Mapping[str, Any]) -> Identity:
 
 
 def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
-    """What a checkpoint holds: the weights, and where it shall be gone on from all that a run is."""
+    """The parts of a checkpoint: the weights, and all that a run is where it shall be gone on from."""
     # Not `hf_model` with LoRA: veRL 0.9.1 writes base and adapter there under peft's names, which transformers does not
     # know; it would draw all weights at random. The shards are merged instead.
     weights = ["model"] if is_lora else ["hf_model"]
@@ -253,7 +253,7 @@ def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
 
 
 def _model_length(model: Path) -> int | None:
-    """How many positions a model in a folder reads."""
+    """The number of positions that a model in a folder reads."""
     path = model / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")

@@ -32,7 +32,7 @@ _Taught = tuple[list[Lesson], list[Lesson]]
 
 @dataclass(frozen=True, slots=True)
 class WarmupSettings:
-    """How much the warm start sees of each environment, at most.
+    """The most that the warm start sees of each environment.
 
     `golds` oracle episodes are played; `clean` and `mixed` lessons are drawn from them; `drill_share` of the clean ones
     are drills. Playing ends after `play_s` seconds of wall time, and lessons are then drawn from what was played.
@@ -51,7 +51,7 @@ class WarmupSettings:
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """What was made. `seconds` is wall time of everything; `longest` the tokens of the longest lesson."""
+    """The policy that was made. `seconds` is wall time of everything; `longest` the tokens of the longest lesson."""
 
     parameters: int
     vocabulary: int
@@ -184,7 +184,7 @@ async def _collect(
     begun = time.monotonic()
 
     async def ended(what: str, works: Sequence[Callable[[], Awaitable[_T]]], share: float) -> list[_T | None]:
-        """What ends within a share of the time."""
+        """The works that end within a share of the time."""
         return await _within(
             works,
             deadline=begun + share * settings.play_s,
@@ -226,7 +226,7 @@ async def _collect(
 async def _within(
     works: Sequence[Callable[[], Awaitable[_T]]], *, deadline: float, at_once: int, on_end: Callable[[int], None]
 ) -> list[_T | None]:
-    """What each of `works` gives, None for one that has not ended by `deadline`; the first of all is waited for."""
+    """The result of each of `works`, None for one that has not ended by `deadline`; the first of all is waited for."""
     results: list[_T | None] = [None] * len(works)
     left = iter(range(len(works)))
     running: dict[asyncio.Future[_T], int] = {}

@@ -121,7 +121,7 @@ def _untrained() -> Any:
 
 
 def _texts(fast: Any, conversations: Sequence[_Conversation], markers: Sequence[str]) -> list[str]:
-    """What the conversations read between the tokens that stand alone."""
+    """The texts of the conversations between the tokens that stand alone."""
     fast.chat_template = chat_template()
     split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
     texts: list[str] = []
@@ -249,8 +249,9 @@ def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class WarmupReport:
-    """What a warm start did. `clean_loss` and `mixed_loss` are means per trained token over the last 20 steps of
-    their phase."""
+    """The result of a warm start. `clean_loss` and `mixed_loss` are means per trained token over the last 20 steps of
+    their phase.
+    """
 
     steps: int
     seconds: float
