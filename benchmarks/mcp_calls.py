@@ -36,7 +36,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall
 from rlenv.tools._mcp.link import open_pool
-from rlenv.tools._mcp.server import Connection, Server
+from rlenv.tools._mcp.server import Connection, McpServer
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 
@@ -148,13 +148,13 @@ async def measure(*, calls: int, rounds: int) -> None:
         tool = await asyncio.to_thread(compiled, command=command, start_timeout_s=90)
 
         @asynccontextmanager
-        async def in_memory(server: Server, **_: Any) -> AsyncIterator[Connection]:
+        async def in_memory(server: McpServer, **_: Any) -> AsyncIterator[Connection]:
             async with Client(small_server(), cache=None) as client:
                 yield Connection(client, None)
 
         memory_scope = Scope()
         stack.push_async_callback(memory_scope.aclose)
-        server = Server("small", command=command, cwd=Path.cwd().absolute())
+        server = McpServer("small", command=command, cwd=Path.cwd().absolute())
         await memory_scope.get(("mcp", server.key, 1), lambda: open_pool(server, size=1, connect=in_memory))
         client = await stack.enter_async_context(Client(small_server(), cache=None))
         await row("memory", bare(client), through_executor(tool, memory_scope), calls=calls, rounds=rounds)

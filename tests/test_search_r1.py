@@ -26,8 +26,7 @@ try:
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from rlenv.retrieval.bm25 import Bm25Retriever
-from rlenv.retrieval.server import application, serve
+from rlenv.retrieval import Bm25Retriever, application, serve
 from tests.support import data
 
 ROOT = Path(__file__).resolve().parents[1]

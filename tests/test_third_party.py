@@ -243,12 +243,14 @@ DESCRIBE = {"op": "describe", "may_write": False, "max_bytes": 1_000_000}
 def test_what_duckdb_raises_as_it_opens_is_a_resource_error(
     kind: type[Exception], fails: Callable[..., None], tmp_path: Path
 ) -> None:
-    from rlenv.resources.sql._duckdb_engine import Engine
+    from rlenv.resources.sql._duckdb_engine import DuckdbStatements
 
     error = made(kind)
     (tmp_path / "toys.duckdb").touch()
     fails("duckdb", "connect", error)
-    comes_out(error, ResourceError, lambda: Engine().run({**DESCRIBE, "file": str(tmp_path / "toys.duckdb")}, None))
+    comes_out(
+        error, ResourceError, lambda: DuckdbStatements().run({**DESCRIBE, "file": str(tmp_path / "toys.duckdb")}, None)
+    )
 
 
 @pytest.mark.usefixtures("_own_file_limit")
@@ -258,13 +260,13 @@ def test_what_duckdb_raises_in_a_statement_is_a_failure_of_the_tool_or_the_resou
 ) -> None:
     import duckdb
 
-    from rlenv.resources.sql._duckdb_engine import Engine
+    from rlenv.resources.sql._duckdb_engine import DuckdbStatements
 
     error = made(kind)
     file = str(tmp_path / "toys.duckdb")
     duckdb.connect(file).close()
     fails("duckdb", "DuckDBPyConnection.execute", error)
-    comes_out(error, (ToolFailed, ResourceError), lambda: Engine().run({**DESCRIBE, "file": file}, None))
+    comes_out(error, (ToolFailed, ResourceError), lambda: DuckdbStatements().run({**DESCRIBE, "file": file}, None))
 
 
 # Jinja: templates of specs, and chat templates
@@ -393,13 +395,13 @@ def test_what_the_sdk_of_mcp_raises_is_a_failed_call_or_a_server_that_is_down(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mcp")
-    from rlenv.tools._mcp.server import Server, ServerDown, connect
+    from rlenv.tools._mcp.server import McpServer, ServerDown, connect
 
     error = mcp_error(kind)
     monkeypatch.setattr("mcp.client.Client.__aenter__", raising(error))
 
     async def reach() -> None:
-        async with connect(Server(name="lab", command=("true",))):
+        async with connect(McpServer(name="lab", command=("true",))):
             pass
 
     comes_out(error, ServerDown, lambda: asyncio.run(reach()))
@@ -416,18 +418,18 @@ def test_what_the_sdk_of_mcp_raises_in_a_call_is_the_servers_failure(
 
     from rlenv.concurrency.deadline import Expired
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
-    from rlenv.tools._mcp.server import Connection, Server
+    from rlenv.tools._mcp.server import Connection, McpServer
 
     error = mcp_error(kind)
 
     @asynccontextmanager
-    async def connect(server: Server, **_: object) -> AsyncIterator[Connection]:
+    async def connect(server: McpServer, **_: object) -> AsyncIterator[Connection]:
         async with Client(MCPServer(server.name)) as client:
             monkeypatch.setattr(ClientSession, "send_request", raising(error))
             yield Connection(client, None)
 
     async def ask() -> None:
-        async with open_pool(Server("lab"), size=1, connect=connect) as pool:
+        async with open_pool(McpServer("lab"), size=1, connect=connect) as pool:
             await pool.call("echo", {}, deadline=time.monotonic() + 60)
 
     comes_out(error, (CallFailed, ServerDied, Expired), lambda: asyncio.run(ask()))

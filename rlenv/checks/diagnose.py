@@ -21,7 +21,7 @@ from rlenv.messages import Message
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.secrets import leave_open, names_in, redact, resolve
 from rlenv.tokens.check import CheckReport, check
-from rlenv.tokens.dialogues import Dialogue, Turn
+from rlenv.tokens.dialogues import Dialogue, PlayedTurn
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Prompts, Verdict, opened_prompts, verdict_of
 from rlenv.trajectory import Trajectory
@@ -196,5 +196,5 @@ def _played(environment: Environment) -> Iterator[Dialogue]:
                 break
             parsed = turn.parsed
             said = Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
-            turns.append(Turn(said, turn.observation.messages, "some" if parsed.thinking else "none"))
+            turns.append(PlayedTurn(said, turn.observation.messages, "some" if parsed.thinking else "none"))
         yield Dialogue(trajectory.messages, tuple(map(dict, environment.tool_schemas)), tuple(turns))

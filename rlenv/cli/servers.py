@@ -137,8 +137,7 @@ class ServeSearchCommand(Options):
 
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
-        from rlenv.retrieval.bm25 import Bm25Retriever
-        from rlenv.retrieval.server import application, serve
+        from rlenv.retrieval import Bm25Retriever, application, serve
 
         if not 1 <= self.top_k <= 1_000 or not 0 <= self.port <= 65_535:
             raise UsageError("--top-k is 1 to 1000, --port 0 to 65535")

@@ -14,7 +14,7 @@ from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["Encoded", "EncodedRow", "Step", "Unencodable", "encode_episode", "encode_steps"]
+__all__ = ["Encoded", "EncodedAction", "EncodedRow", "Unencodable", "encode_episode", "encode_steps"]
 
 
 class Unencodable(RlenvError):
@@ -51,7 +51,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EncodedAction:
     """One action on its way into a row.
 
     `text` is what the environment read. `ids` are those that were sampled, () where nobody knows. `observation` is what
@@ -95,7 +95,7 @@ def encode_episode(encoder: TokenEncoder, environment: Environment, trajectory: 
 def encode_steps(
     encoder: TokenEncoder,
     prompt: Sequence[Message],
-    steps: Sequence[Step],
+    steps: Sequence[EncodedAction],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     stops: tuple[str, ...] = (),
@@ -148,7 +148,7 @@ def _rows_of(rows: TokenRows, left_out: Sequence[tuple[int, int]]) -> tuple[Enco
     return tuple(found)
 
 
-def _add(rows: TokenRows, encoder: TokenEncoder, step: Step, stops: tuple[str, ...], *, is_last: bool) -> bool:
+def _add(rows: TokenRows, encoder: TokenEncoder, step: EncodedAction, stops: tuple[str, ...], *, is_last: bool) -> bool:
     """Appends one action; whether its ids are those of the record."""
     row = rows.last
     is_own = bool(step.ids) and _reads_as(encoder, step.ids, step.text)
@@ -193,8 +193,8 @@ def _closed(encoder: TokenEncoder, context: Sequence[int], text: str) -> str:
     return f"\n{close}\n\n{text}"
 
 
-def _step(turn: Turn, *, thinking: Sequence[tuple[str, str]]) -> Step:
-    return Step(
+def _step(turn: Turn, *, thinking: Sequence[tuple[str, str]]) -> EncodedAction:
+    return EncodedAction(
         turn.action,
         turn.observation,
         said_of(turn.action, turn.parsed, thinking=thinking),

@@ -9,7 +9,7 @@ from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_text import MAX_DEPTH
 from rlenv.dialects.literals import Broken, call_at, literal, missing_closes
-from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, skip_space, typed
+from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_space, typed
 from rlenv.dialects.schema import Shape
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import ToolCall
@@ -181,7 +181,7 @@ class GemmaForm(_Marked):
         for key, item in value.items():
             try:
                 out[key] = self._typed(reading, item, reading.parameter(name, key))
-            except Refused as error:
+            except RefusedValue as error:
                 raise Broken(f"in the value of {key[:40]!r}: {error}", at) from error
         return out, end
 
@@ -307,6 +307,6 @@ class TextForm(_Marked):
             return [malformed(text, reason, start, end, spec.tool)], end, False
         try:
             given = typed(value, reading.parameter(spec.tool, key))
-        except Refused as error:
+        except RefusedValue as error:
             return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
         return [tool_call(spec.tool, {key: given}, None, start, end)], end, mark == ""

@@ -20,7 +20,7 @@ from rlenv.dialects.json_text import (
     with_ids,
 )
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, skip_space, typed, typed_strings
+from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_space, typed, typed_strings
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
@@ -384,7 +384,7 @@ class JsonForm:
             if key is not None:
                 try:
                     given = typed(rest, reading.parameter(name, key))
-                except Refused as error:
+                except RefusedValue as error:
                     return f"in the value of {key!r}: {error}"
                 return [((name, {key: given}), call_id)]
         if isinstance(value, str):

@@ -16,10 +16,10 @@ from rlenv.messages import MalformedCall, ToolCall
 __all__ = [
     "Call",
     "Form",
+    "MarkPositions",
     "Outcome",
-    "Places",
     "Reading",
-    "Refused",
+    "RefusedValue",
     "by_name",
     "malformed",
     "refusal",
@@ -42,7 +42,7 @@ _MOST_CHARS: Final = 400
 """No number that is meant is written longer."""
 
 
-class Refused(ValueError):
+class RefusedValue(ValueError):
     """A value that JSON cannot hold; the message is the reason, written for the model."""
 
 
@@ -61,7 +61,7 @@ class Form(Protocol):
         ...
 
 
-class Places:
+class MarkPositions:
     """Positions of marks in a text that is read from left to right; no text is searched twice for one mark."""
 
     __slots__ = ("_found", "text")
@@ -89,7 +89,7 @@ class Places:
         return best, chosen
 
 
-class Reading(Places):
+class Reading(MarkPositions):
     """One message while it is read; used by one parse."""
 
     __slots__ = ("_shapes", "_strings", "has_surrogates", "lenient", "limit", "tools", "used")
@@ -236,7 +236,7 @@ def typed(
         if not isinstance(value, str):
             return value[0]
         if "number" in kinds and _NOT_FINITE.fullmatch(bare):
-            raise Refused(f"{bare[:12]!r} is not JSON; expected a finite number")
+            raise RefusedValue(f"{bare[:12]!r} is not JSON; expected a finite number")
         _refuse(bare)
     return text
 
@@ -248,15 +248,15 @@ def _is_small(number: str, kinds: tuple[str, ...]) -> bool:
     ):
         return True
     if "string" not in kinds:
-        raise Refused(f"the number {number[:12]!r} is out of range, or longer than {_MOST_DIGITS} digits")
+        raise RefusedValue(f"the number {number[:12]!r} is out of range, or longer than {_MOST_DIGITS} digits")
     return False
 
 
 def _refuse(text: str) -> None:
-    """Raises `Refused` where `text` is JSON but for what no value may be."""
+    """Raises `RefusedValue` where `text` is JSON but for what no value may be."""
     reason = refusal(text)
     if reason:
-        raise Refused(reason)
+        raise RefusedValue(reason)
 
 
 def refusal(text: str) -> str:
@@ -302,7 +302,7 @@ def typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dic
     out = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, str) and key in properties:
-            with suppress(Refused):  # it stays the string that it is in the JSON
+            with suppress(RefusedValue):  # it stays the string that it is in the JSON
                 out[key] = typed(value, properties[key])
     if out != arguments:
         reading.used.append("typed_strings")

@@ -9,7 +9,7 @@ from rlenv.dialects.base import tool_call
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_text import load
 from rlenv.dialects.literals import Broken, literal, value_at
-from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, RefusedValue, malformed, typed
 from rlenv.dialects.schema import Shape
 from rlenv.dialects.values import tree_at, value_of
 from rlenv.language.dialect import CallSpec
@@ -158,7 +158,7 @@ class TaggedForm:
             raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
         try:
             arguments[key] = self._typed(reading, name, key, value, how, kind)
-        except Refused as error:
+        except RefusedValue as error:
             raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         return at
 
@@ -169,7 +169,7 @@ class TaggedForm:
             value = value_of(reading, tree, reading.parameter(name, key))
         except Broken as error:
             raise _Fault(error.reason, max(error.at, at)) from error
-        except Refused as error:
+        except RefusedValue as error:
             raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         if key not in arguments:
             arguments[key] = value

@@ -28,7 +28,7 @@ from rlenv.episodes.tools import EpisodeReward, EpisodeTools
 from rlenv.errors import CassetteError, EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
-from rlenv.rewards.answer import Answer
+from rlenv.rewards.answer import GivenAnswer
 from rlenv.trajectory import Failure, Record, Step, TermResult, Trajectory, Turn
 from rlenv.users.base import Conversation, UserContext, dialogue
 
@@ -360,12 +360,12 @@ class Episode:
         self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids, started))
 
     async def _finish(
-        self, *, terminated: bool, reason: str, observation: Observation = _NOTHING, found: Answer | None = None
+        self, *, terminated: bool, reason: str, observation: Observation = _NOTHING, found: GivenAnswer | None = None
     ) -> Step:
         await self._end(terminated=terminated, reason=reason, found=found)
         return self._last_step(observation)
 
-    async def _end(self, *, terminated: bool, reason: str, found: Answer | None = None) -> None:
+    async def _end(self, *, terminated: bool, reason: str, found: GivenAnswer | None = None) -> None:
         self._is_ending = True
         try:
             answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason, found=found)

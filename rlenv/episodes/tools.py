@@ -17,7 +17,7 @@ from rlenv.errors import EpisodeError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.resources.base import ResourceContext
 from rlenv.rewards import answer as answers
-from rlenv.rewards.answer import Answer
+from rlenv.rewards.answer import GivenAnswer
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.measure import TurnResults
 from rlenv.tools.base import ToolContext
@@ -174,7 +174,9 @@ class EpisodeTools:
             results = await self._environment.executor.run(allowed, context) if allowed else ()
         return results + self._left_out(calls[len(allowed) :])
 
-    def beside_answer(self, calls: Sequence[ToolCall | MalformedCall], answer: Answer | None) -> tuple[ToolResult, ...]:
+    def beside_answer(
+        self, calls: Sequence[ToolCall | MalformedCall], answer: GivenAnswer | None
+    ) -> tuple[ToolResult, ...]:
         """The record of an answering action's calls: none of them is run, the one that holds the answer included."""
         at = -1 if answer is None else answer.call
         return tuple(
@@ -249,7 +251,7 @@ class EpisodeReward:
         return paid
 
     async def score(
-        self, messages: Sequence[Message], turns: Sequence[Turn], *, reason: str, found: Answer | None = None
+        self, messages: Sequence[Message], turns: Sequence[Turn], *, reason: str, found: GivenAnswer | None = None
     ) -> tuple[str | None, RewardBreakdown, bool | None]:
         """Measures the whole episode, which ended for `reason`, its last turn included.
 
@@ -273,7 +275,7 @@ class EpisodeReward:
             reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
         return context.answer, reward, success
 
-    def _answer(self, turns: Sequence[Turn], reason: str) -> Answer | None:
+    def _answer(self, turns: Sequence[Turn], reason: str) -> GivenAnswer | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
             return None
         parsed = turns[-1].parsed
@@ -287,7 +289,7 @@ class EpisodeReward:
         messages: Sequence[Message],
         turns: Sequence[Turn],
         *,
-        found: Answer | None = None,
+        found: GivenAnswer | None = None,
         reason: str = "",
     ) -> RewardContext:
         return _context(

@@ -1,27 +1,27 @@
 """The problems of a run before it starts: lengths against limits, tokens of a step, memory, and exactness."""
 
 from rlenv.errors import Finding
-from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure
+from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, Memory, Model, Pass, known_model, memory_of, model_of
-from rlenv.preflight.report import Names, Preflight, Step, judge_lengths, judge_memory, lines_of
-from rlenv.preflight.run import Plan, Split, Subject, preflight
+from rlenv.preflight.report import LimitNames, Preflight, TrainingStep, judge_lengths, judge_memory, lines_of
+from rlenv.preflight.run import CheckedSpec, Plan, PlayedSplit, preflight
 
 __all__ = [
+    "CheckedSpec",
     "Finding",
     "Lengths",
-    "Limits",
+    "LimitNames",
     "Machine",
     "Memory",
     "Model",
-    "Names",
     "Pass",
     "Plan",
+    "PlayedSplit",
     "Preflight",
-    "Split",
+    "RunLimits",
     "SplitLengths",
-    "Step",
-    "Subject",
     "TaskLengths",
+    "TrainingStep",
     "chosen_tasks",
     "judge_lengths",
     "judge_memory",

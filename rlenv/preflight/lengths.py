@@ -17,13 +17,13 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.rows import TokenRows
 
-__all__ = ["Lengths", "Limits", "SplitLengths", "TaskLengths", "chosen_tasks", "lengths_of", "measure"]
+__all__ = ["Lengths", "RunLimits", "SplitLengths", "TaskLengths", "chosen_tasks", "lengths_of", "measure"]
 
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """The limits of a run in tokens; None where there is none, or where it is not known yet.
 
     `prompt` is for the first messages, `response` for all that follows, `turn` for one action. `is_own`: the response's
@@ -35,7 +35,7 @@ class Limits:
     turn: int | None = None
     is_own: bool = False
 
-    def within(self, response: int | None) -> Limits:
+    def within(self, response: int | None) -> RunLimits:
         """These limits, with the spec's own budget for the response where that is smaller."""
         if response is None or (self.response is not None and self.response <= response):
             return self
@@ -60,7 +60,7 @@ class TaskLengths:
     rows: tuple[tuple[int, int], ...] = ()
     fault: str = ""
 
-    def falls_out(self, limits: Limits) -> bool:
+    def falls_out(self, limits: RunLimits) -> bool:
         """True if the task cannot be trained on, or not be solved as the oracle solves it, within `limits`."""
         return (
             self.prompt is None
@@ -93,7 +93,7 @@ class SplitLengths:
     environment: str
     split: str
     size: int
-    limits: Limits
+    limits: RunLimits
     tasks: tuple[TaskLengths, ...]
     not_played: str = ""
 
@@ -160,7 +160,7 @@ async def measure(
     *,
     split: str,
     tasks: Sequence[int],
-    limits: Limits,
+    limits: RunLimits,
     why_not_played: str = "",
     on_prompt: Callable[[Sequence[Message]], None] | None = None,
 ) -> SplitLengths:

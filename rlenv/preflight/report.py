@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rlenv.errors import Finding
-from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths
+from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths
 from rlenv.preflight.memory import Machine, Memory, Model, memory_of
 
 __all__ = [
-    "Names",
+    "LimitNames",
     "Preflight",
-    "Step",
+    "TrainingStep",
     "judge_lengths",
     "judge_memory",
     "judge_sequences",
@@ -26,7 +26,7 @@ _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class LimitNames:
     """A trainer's names of its limits, for messages that tell which one to set."""
 
     prompt: str = "max_prompt_tokens"
@@ -35,7 +35,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One training step: `episodes`, and the tokens and calls that they take by what was measured.
 
     `response_tokens` and `calls` are those of the oracle's episodes, None where none was played; `most_tokens` is what
@@ -56,7 +56,7 @@ class Preflight:
     name: str
     splits: tuple[SplitLengths, ...] = ()
     findings: tuple[Finding, ...] = ()
-    step: Step | None = None
+    step: TrainingStep | None = None
     model: Model | None = None
     memory: Memory | None = None
     machine: Machine | None = None
@@ -123,7 +123,9 @@ def _rounded(number: int) -> int:
     return -(-number // _ROUND) * _ROUND
 
 
-def judge_lengths(found: SplitLengths, names: Names, *, is_trained: bool, must_open: bool = True) -> Iterator[Finding]:
+def judge_lengths(
+    found: SplitLengths, names: LimitNames, *, is_trained: bool, must_open: bool = True
+) -> Iterator[Finding]:
     """The findings about the lengths of one split.
 
     Args:
@@ -206,7 +208,7 @@ def judge_sequences(
         )
 
 
-def _starts(one: TaskLengths, limits: Limits) -> bool:
+def _starts(one: TaskLengths, limits: RunLimits) -> bool:
     return one.prompt is not None and (limits.prompt is None or one.prompt <= limits.prompt)
 
 
@@ -278,7 +280,7 @@ def _peaks(memory: Memory, has: int) -> Iterator[Finding]:
             )
 
 
-def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Step | None:
+def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> TrainingStep | None:
     """The tokens of a step of `episodes`, by the measured ones; None without a prompt.
 
     Args:
@@ -299,7 +301,7 @@ def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Step
     most = None
     if all(one.prompt is not None and one.response is not None for one in limits):
         most = episodes * max((one.prompt or 0) + (one.response or 0) for one in limits)
-    return Step(episodes, round(episodes * prompts), response, calls, most)
+    return TrainingStep(episodes, round(episodes * prompts), response, calls, most)
 
 
 def _mean_of(split: SplitLengths) -> tuple[float, float]:
@@ -348,7 +350,7 @@ def _shown(lengths: Lengths) -> str:
     return f"{text}  limit {lengths.limit:>7,}: {lengths.over} of {lengths.count} over it"
 
 
-def _shown_step(step: Step) -> str:
+def _shown_step(step: TrainingStep) -> str:
     parts = [f"{step.episodes:,} episodes", f"{step.prompt_tokens:,} prompt tokens"]
     if step.response_tokens is not None:
         parts += [f"{step.response_tokens:,} response tokens and {step.calls:,} calls as the oracle plays"]

@@ -11,12 +11,12 @@ from typing import Any
 from rlenv.episodes.environment import Environment
 from rlenv.errors import Finding, UnsupportedTemplate
 from rlenv.language.kinds import kind_of
-from rlenv.preflight.lengths import Limits, SplitLengths, chosen_tasks, measure
+from rlenv.preflight.lengths import RunLimits, SplitLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, known_model, model_of
 from rlenv.preflight.report import (
-    Names,
+    LimitNames,
     Preflight,
-    Step,
+    TrainingStep,
     judge_lengths,
     judge_memory,
     judge_sequences,
@@ -26,11 +26,11 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Prompts, Verdict, verdict_of
 
-__all__ = ["Plan", "Split", "Subject", "preflight"]
+__all__ = ["CheckedSpec", "Plan", "PlayedSplit", "preflight"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PlayedSplit:
     """A split that a run plays: `tasks` of it, all for None. `is_trained`: what is too long there stops the run."""
 
     name: str
@@ -39,7 +39,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CheckedSpec:
     """One spec of a run.
 
     `encoder` makes the model's encoder as it will train, with another history where it is given one. It may raise
@@ -48,8 +48,8 @@ class Subject:
 
     environment: Environment
     encoder: Callable[[History | None], TokenEncoder]
-    splits: tuple[Split, ...]
-    limits: Limits
+    splits: tuple[PlayedSplit, ...]
+    limits: RunLimits
     weight: float = 1.0
 
 
@@ -66,7 +66,7 @@ class Plan:
 
     name: str
     model: Path | None = None
-    names: Names = field(default_factory=Names)
+    names: LimitNames = field(default_factory=LimitNames)
     episodes: int = 0
     passes: Mapping[str, int] = field(default_factory=dict)
     machine: Machine | None = None
@@ -76,7 +76,7 @@ class Plan:
     model_name: str = ""
 
 
-def preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
+def preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
     """The report on a run of `subjects`; environments are opened and closed, rewards are not measured.
 
     Raises:
@@ -86,7 +86,7 @@ def preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
     return asyncio.run(_preflight(subjects, plan))
 
 
-async def _preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
+async def _preflight(subjects: Sequence[CheckedSpec], plan: Plan) -> Preflight:
     findings: list[Finding] = []
     verdicts: dict[str, Any] = {}
     splits: list[SplitLengths] = []
@@ -112,15 +112,15 @@ async def _preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
     if plan.machine is not None:
         memory, more = judge_memory(model, plan.machine, context=plan.context)
         findings += more
-    step: Step | None = step_of(trained, plan.episodes) if plan.episodes else None
+    step: TrainingStep | None = step_of(trained, plan.episodes) if plan.episodes else None
     return Preflight(plan.name, tuple(splits), tuple(findings), step, model, memory, plan.machine, verdicts)
 
 
-def _own(subject: Subject) -> Callable[[], TokenEncoder]:
+def _own(subject: CheckedSpec) -> Callable[[], TokenEncoder]:
     return lambda: subject.encoder(None)
 
 
-async def _measured(subject: Subject, prompts: Prompts, sample: int) -> list[tuple[Split, SplitLengths]]:
+async def _measured(subject: CheckedSpec, prompts: Prompts, sample: int) -> list[tuple[PlayedSplit, SplitLengths]]:
     environment = subject.environment
     own = subject.encoder(None)
     # What "grow" refuses is told by the verdict; lengths are known all the same.

@@ -34,7 +34,7 @@ from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 
-__all__ = ["SEARCHED_CHARS", "Answer", "Match", "Pattern", "check", "compile_pattern", "extract", "is_explicit"]
+__all__ = ["SEARCHED_CHARS", "GivenAnswer", "Match", "Pattern", "check", "compile_pattern", "extract", "is_explicit"]
 
 SEARCHED_CHARS = 16_384
 """A pattern sees at most this many characters, counted from the end of the text, where answers stand."""
@@ -230,7 +230,7 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GivenAnswer:
     """The policy's answer: `text`, without white space around it; "" where it marked nothing.
 
     `start` and `end` (exclusive) are its place in the action's content; -1 where it came in a call, which `call` then
@@ -243,7 +243,7 @@ class Answer:
     call: int = field(default=-1, compare=False)
 
 
-_answer = quick(Answer)
+_answer = quick(GivenAnswer)
 
 
 def is_explicit(spec: AnswerSpec) -> bool:
@@ -280,7 +280,7 @@ def check(spec: AnswerSpec) -> None:
         )
 
 
-def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
+def extract(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
     """The answer that one action gives, or None where it gives none.
 
     The answer of an episode is that of its last action: pass that one. A tag, box or pattern counts once it is
@@ -303,7 +303,7 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
     return _read(spec, action)
 
 
-def _read(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
+def _read(spec: AnswerSpec, action: ParsedAction) -> GivenAnswer | None:
     content = action.content
     match spec.from_:
         case "tag":
@@ -323,7 +323,7 @@ def _read(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
     return None if found is None else _bare(content[found[0] : found[1]], found[0])
 
 
-def _bare(text: str, start: int) -> Answer:
+def _bare(text: str, start: int) -> GivenAnswer:
     """The answer that stands at `start` of the content, white space around it included."""
     bare = text.lstrip()
     start += len(text) - len(bare)
@@ -372,7 +372,7 @@ def _boxed(text: str) -> tuple[int, int] | None:
     return None if best_start < 0 else (best_start, best_end)
 
 
-def _matched(text: str, source: str) -> Answer | None:
+def _matched(text: str, source: str) -> GivenAnswer | None:
     pattern = compile_pattern(source)
     match, begin = pattern.last_at(text)
     group = 1 if pattern.groups else 0
@@ -392,7 +392,7 @@ def _last_number(text: str) -> tuple[int, int] | None:
     return last
 
 
-def _submitted(action: ParsedAction, spec: AnswerSpec) -> Answer | None:
+def _submitted(action: ParsedAction, spec: AnswerSpec) -> GivenAnswer | None:
     for index in range(len(action.calls) - 1, -1, -1):
         call = action.calls[index]
         if not isinstance(call, ToolCall) or call.name != spec.tool:

@@ -174,8 +174,9 @@ class _Turns(Generic[_T]):
 
     @property
     def _is_done(self) -> bool:
-        """Whether the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
-        so many rounds it is the very question that fails, and never the known one."""
+        """True if the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
+        so many rounds it is the very question that fails, and never the known one.
+        """
         if not self.rounds or not self._has_looked(self.each - 1):
             return False
         rounds = self.most
@@ -186,12 +187,12 @@ class _Turns(Generic[_T]):
         return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     def _has_looked(self, times: int) -> bool:
-        """Whether the known question went well so often since the last round, or took half as long as a try."""
+        """True if the known question went well so often since the last round, or took half as long as a try."""
         return self.tries.well >= self.well_at_round + times or self.looked_s >= max(_SLOW_S, self.tried_s / 2)
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more try ends in time, where it is as quick as the quickest."""
+        """True if one more try ends in time, where it is as quick as the quickest."""
         return self.tried_s < self.limit.left_s
 
     async def _known(self) -> Refused | Untold | None:

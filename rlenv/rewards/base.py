@@ -13,7 +13,7 @@ from rlenv.errors import RewardError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
-from rlenv.rewards.answer import Answer
+from rlenv.rewards.answer import GivenAnswer
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn, Where
 
@@ -202,7 +202,7 @@ class RewardContext:
     shared: Callable[[], Scope] = Scope
     """What is kept as long as the environment (an endpoint's connections, say) and closed with it."""
     seed: int = 0
-    found: Answer | None = None
+    found: GivenAnswer | None = None
     """`answer` with its place in the last action, as it was read there."""
 
     @property

@@ -23,7 +23,16 @@ from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rule import is_async, load_function, raised
 from rlenv.rewards.rules.text import is_near
 
-__all__ = ["Comparator", "CompareSpec", "GoldCache", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
+__all__ = [
+    "Comparator",
+    "CompareSpec",
+    "GoldCache",
+    "Named",
+    "PythonComparatorSpec",
+    "Side",
+    "compile_comparator",
+    "is_large",
+]
 
 _LARGE_CHARS = 20_000
 
@@ -99,7 +108,7 @@ class JsonSpec(Spec):
     """Fractions may differ by this share, or by this much near zero; whole numbers are equal or not."""
 
 
-class PythonSpec(Spec):
+class PythonComparatorSpec(Spec):
     """A function of your own: it takes the policy's side and the gold side and returns a number or a Measured."""
 
     by: Literal["python"]
@@ -109,7 +118,7 @@ class PythonSpec(Spec):
 
 Named = Literal["equal", "number", "text", "rows", "json"]
 CompareSpec = Annotated[
-    EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec | PythonSpec,
+    EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec | PythonComparatorSpec,
     Field(discriminator="by"),
 ]
 
@@ -144,7 +153,7 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
         return _rows(spec)
     if isinstance(spec, JsonSpec):
         return _json(spec)
-    if isinstance(spec, PythonSpec):
+    if isinstance(spec, PythonComparatorSpec):
         function = load_function(spec.function, key="compare.function", gives=["mine", "gold"], context=context)
         if is_async(function):
             raise UsageError(

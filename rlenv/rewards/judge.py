@@ -41,7 +41,7 @@ from rlenv.rewards.judge_panel import (
     play,
     won,
 )
-from rlenv.rewards.verdict import Material, ReplySchema, Verdict, transcript
+from rlenv.rewards.verdict import JudgeVerdict, Material, ReplySchema, transcript
 from rlenv.tools.model import endpoint_of
 from rlenv.trajectory import Trajectory
 
@@ -189,7 +189,7 @@ class _Judge:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
         if isinstance(asked, Failed):
             return asked
-        lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
+        lowest = JudgeVerdict(self.spec.scale[0], "the judge's server refuses what was written")
         verdict = asked.verdict or lowest
         usage = {} if is_cached or asked.usage is None else asked.usage.as_dict()
         details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}

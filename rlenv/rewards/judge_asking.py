@@ -21,8 +21,8 @@ import orjson
 
 from rlenv._base.bounded import cut_middle, plain
 from rlenv.concurrency.deadline import left_s
-from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
+from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
@@ -32,9 +32,9 @@ from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
 from rlenv.rewards.asking_again import Answered, Health, Refused, Untold, in_turn
-from rlenv.rewards.verdict import Fence, Material, ReplySchema, UnreadableReply, Verdict
+from rlenv.rewards.verdict import Fence, JudgeVerdict, Material, ReplySchema, UnreadableReply
 
-__all__ = ["SYSTEM", "Asked", "Asker", "Failed", "Member", "Question"]
+__all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
 
 SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
 _CACHED = 65_536
@@ -89,13 +89,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JudgeReply:
     """A verdict. Where `blamed` names parties, the judge's server refuses what these wrote, and there is no verdict.
 
     `usage` is None where a reply does not say its tokens.
     """
 
-    verdict: Verdict | None
+    verdict: JudgeVerdict | None
     attempts: int
     usage: Usage | None
     blamed: tuple[int, ...] = ()
@@ -112,10 +112,14 @@ class Cache:
     """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, tuple[Asked, Heard]] = OrderedDict()
-        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[tuple[Asked, Heard] | None]] = {}
+        self._known: OrderedDict[bytes, tuple[JudgeReply, Heard]] = OrderedDict()
+        self._running: dict[
+            tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[tuple[JudgeReply, Heard] | None]
+        ] = {}
 
-    async def get(self, key: bytes, ask: Callable[[], Awaitable[Asked | Failed]]) -> tuple[Asked | Failed, bool]:
+    async def get(
+        self, key: bytes, ask: Callable[[], Awaitable[JudgeReply | Failed]]
+    ) -> tuple[JudgeReply | Failed, bool]:
         """The verdict and whether it was known or asked for already."""
         place = (key, asyncio.get_running_loop())
         while (known := self._known.get(key)) is None:
@@ -128,15 +132,18 @@ class Cache:
         return known[0], True
 
     async def _first(
-        self, key: bytes, place: tuple[bytes, asyncio.AbstractEventLoop], ask: Callable[[], Awaitable[Asked | Failed]]
-    ) -> Asked | Failed:
-        future: asyncio.Future[tuple[Asked, Heard] | None] = place[1].create_future()
+        self,
+        key: bytes,
+        place: tuple[bytes, asyncio.AbstractEventLoop],
+        ask: Callable[[], Awaitable[JudgeReply | Failed]],
+    ) -> JudgeReply | Failed:
+        future: asyncio.Future[tuple[JudgeReply, Heard] | None] = place[1].create_future()
         self._running[place] = future
-        found: tuple[Asked, Heard] | None = None
+        found: tuple[JudgeReply, Heard] | None = None
         try:
             with hearing() as heard:
                 asked = await ask()
-            found = (asked, heard) if isinstance(asked, Asked) else None
+            found = (asked, heard) if isinstance(asked, JudgeReply) else None
         finally:
             # None tells those who wait to ask for themselves: one caller's failure is not another's.
             del self._running[place]
@@ -170,7 +177,7 @@ class Asker:
     is_cached: bool
     cache: Cache = field(default_factory=Cache)
 
-    async def ask(self, place: str, member: Member, question: Question) -> tuple[Asked | Failed, bool]:
+    async def ask(self, place: str, member: Member, question: Question) -> tuple[JudgeReply | Failed, bool]:
         """A judge's verdict, and whether it was known or asked for already; within `member.limit_s` seconds.
 
         Args:
@@ -244,7 +251,7 @@ class _Asking:
     """Of each text in the reply, once one was cut."""
     bound: int | None = None
 
-    async def verdict(self) -> Asked | Failed:
+    async def verdict(self) -> JudgeReply | Failed:
         """The verdict, after as many tries as it takes; where there is none, why."""
         self.bound = _most_chars(self.member)
         client = await self.member.endpoint.client(self.question.scope)
@@ -258,11 +265,11 @@ class _Asking:
         if not isinstance(found, Refused):
             return found
         blamed = await self._blamed(client)
-        return Asked(None, self.attempts, self.usage, blamed)
+        return JudgeReply(None, self.attempts, self.usage, blamed)
 
     async def _tried(
         self, client: Client, material: Mapping[str, Material], limit: int, *, most: int
-    ) -> Asked | Failed | Refused:
+    ) -> JudgeReply | Failed | Refused:
         """The verdict about so much of the material; refused where a judge that is well gives none, asked in turn."""
         self.tries = 0
         found = await self._asked(client, material, limit)
@@ -282,7 +289,7 @@ class _Asking:
 
     async def _asked(
         self, client: Client, material: Mapping[str, Material], limit: int
-    ) -> Answered[Asked] | Refused | Untold:
+    ) -> Answered[JudgeReply] | Refused | Untold:
         """One reply to the question: a verdict, none that may be for what was shown, or none for another reason."""
         nonce = secrets.token_hex(8)
         self.tries += 1
@@ -301,7 +308,7 @@ class _Asking:
             # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
             self.most_chars = self.bound
         try:
-            return Answered(Asked(self._read(completion, nonce, material), self.attempts, self.usage))
+            return Answered(JudgeReply(self._read(completion, nonce, material), self.attempts, self.usage))
         except UnreadableReply as error:
             client.unread(completion)
             model = self.member.endpoint.model
@@ -324,7 +331,7 @@ class _Asking:
                     break
         return tuple(blamed) or everyone  # each is enough to be refused
 
-    async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[Asked] | Refused:
+    async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[JudgeReply] | Refused:
         """The verdict with as many harmless characters in place of some parties' material."""
         nonce = secrets.token_hex(8)
         material = self.question.without(parties, filler=_FILLER)
@@ -334,7 +341,7 @@ class _Asking:
             return Refused(str(error))
         self._count(completion)
         try:
-            return Answered(Asked(self._read(completion, nonce, {}), self.attempts, self.usage))
+            return Answered(JudgeReply(self._read(completion, nonce, {}), self.attempts, self.usage))
         except UnreadableReply as error:
             client.unread(completion)
             return Refused(str(error))
@@ -390,7 +397,7 @@ class _Asking:
         health = Health.of(member.endpoint, self.by.breaker, question.scope, limit_s=member.limit_s)
         return None if health is None else lambda request: health.ask(request, caller=question.caller)
 
-    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
+    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> JudgeVerdict:
         said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
         texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
         return self.by.reply.read(

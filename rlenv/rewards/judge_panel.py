@@ -19,8 +19,8 @@ from rlenv.endpoints.account import Account, Usage, counted
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import Float, Int, Spec, Text
 from rlenv.rewards.base import Measured
-from rlenv.rewards.judge_asking import Asked, Asker, Failed, Member, Question
-from rlenv.rewards.verdict import Material, Verdict
+from rlenv.rewards.judge_asking import Asker, Failed, JudgeReply, Member, Question
+from rlenv.rewards.verdict import JudgeVerdict, Material
 
 __all__ = [
     "CHOICES",
@@ -127,11 +127,11 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
     made = [asked.usage for asked, is_known in ((one, one_known), (two, two_known)) if not is_known]
     told = [usage for usage in made if usage is not None]
     usage = sum(told, Usage()).as_dict() if made and len(told) == len(made) else {}
-    verdict = one.verdict or two.verdict or Verdict(0.0, "the judge's server refuses what was written")
+    verdict = one.verdict or two.verdict or JudgeVerdict(0.0, "the judge's server refuses what was written")
     return Compared(shares, verdict.reason, one.attempts + two.attempts, usage, is_cached=one_known and two_known)
 
 
-def _share(asked: Asked, question: Question) -> float:
+def _share(asked: JudgeReply, question: Question) -> float:
     """The share of the win of the one that stands first."""
     if asked.verdict is not None:
         return asked.verdict.score

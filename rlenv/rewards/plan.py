@@ -14,7 +14,7 @@ from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
 from rlenv.trajectory import Trajectory
 
-__all__ = ["RETRIES", "Plan", "Planned", "plan", "shaped"]
+__all__ = ["RETRIES", "Planned", "ScoringPlan", "plan", "shaped"]
 
 RETRIES = 2
 """How often a term with `on_invalid: retry` is measured again."""
@@ -124,7 +124,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScoringPlan:
     """All terms: in the order of the spec, in one in which each stands behind those that its gate reads, and by kind.
 
     `waits` says whether one of an episode's terms has to be awaited.
@@ -139,7 +139,7 @@ class Plan:
     success: Expression | None
 
 
-def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
+def plan(terms: Sequence[Term], *, success: str | None) -> ScoringPlan:
     """The plan for scoring `terms`, in the order of the spec.
 
     Raises:
@@ -154,7 +154,7 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
     planned = tuple(_planned(shaped(term)) for term in terms)
     ordered = _by_dependency(planned)
     _check_group_terms(planned)
-    return Plan(
+    return ScoringPlan(
         terms=planned,
         ordered=ordered,
         per_turn=tuple(one for one in planned if one.is_per_turn),

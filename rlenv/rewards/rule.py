@@ -29,7 +29,7 @@ __all__ = [
     "KIND",
     "NO_ANSWER",
     "PYTHON",
-    "PythonSpec",
+    "PythonRuleSpec",
     "Reads",
     "RuleSpec",
     "UnfitAnswer",
@@ -301,7 +301,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 _MAX_DETAILS = 65_536
 
 
-class PythonSpec(RuleSpec):
+class PythonRuleSpec(RuleSpec):
     """The return value of a function of your own for an episode (or a turn, with `when: turn`).
 
     It takes one `rlenv.rewards.base.RewardContext` and returns a number, a `Measured`, or a number with the text
@@ -313,7 +313,7 @@ class PythonSpec(RuleSpec):
     """`file.py:function`, relative to the spec, or `module:function`."""
 
 
-def _python(name: str, spec: PythonSpec, context: TermCompileContext) -> Term:
+def _python(name: str, spec: PythonRuleSpec, context: TermCompileContext) -> Term:
     function = load_function(spec.python, key="python", gives=["context"], context=context)
     if not is_async(function):
 
@@ -359,4 +359,4 @@ def _measured(value: Any, function: str) -> Measured:
     return Measured(value)
 
 
-PYTHON = Kind(PythonSpec, _python)
+PYTHON = Kind(PythonRuleSpec, _python)

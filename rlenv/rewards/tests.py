@@ -28,13 +28,13 @@ from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import NO_ANSWER, UnfitAnswer, compile_for_context, where_answer
 from rlenv.rewards.rules.text import is_near
-from rlenv.tools.trials import Trials, Verdict, check_sandbox, encoded, opened
+from rlenv.tools.trials import Trials, TrialVerdict, check_sandbox, encoded, opened
 
 __all__ = [
     "KIND",
+    "AssertingProgram",
     "Call",
     "Printed",
-    "Program",
     "Test",
     "TestsSpec",
     "last_block",
@@ -54,7 +54,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class AssertingProgram:
     """A program that asserts."""
 
     name: str
@@ -70,7 +70,7 @@ class Printed:
     expected: str
 
 
-Test = Call | Program | Printed
+Test = Call | AssertingProgram | Printed
 
 
 def read_calls(value: Any, entry: str) -> Sequence[Test]:
@@ -131,7 +131,7 @@ def read_programs(value: Any, *, setup: str, names: Any) -> Sequence[Test]:
         except (SyntaxError, ValueError, TypeError, RecursionError) as error:
             raise RewardError(f"programs: {text!r:.80} is no program: {error}") from None
     return [
-        Program(str(number), {"setup": setup, "program": text, "names": [name for name in names if name]})
+        AssertingProgram(str(number), {"setup": setup, "program": text, "names": [name for name in names if name]})
         for number, text in enumerate(programs, 1)
     ]
 
@@ -309,7 +309,7 @@ class _Tests:
         passed, spent_s, failures = 0, 0.0, list[dict[str, str]]()
         for number, test in enumerate(tests, 1):
             if spent_s >= self.spec.total_s:
-                verdict = Verdict(False, f"the {self.spec.total_s:g} s of all tests were used up")
+                verdict = TrialVerdict(False, f"the {self.spec.total_s:g} s of all tests were used up")
             else:
                 verdict = await self._one(test, sources, trials, seed)
                 spent_s += min(verdict.seconds, self.spec.time_s)  # beyond that the machine was busy with others
@@ -325,7 +325,7 @@ class _Tests:
         value = share if self.spec.credit == "share" else float(passed == len(tests))
         return Measured(value, evidence, {"passed": passed, "total": len(tests), "failed": failures})
 
-    async def _one(self, test: Test, sources: Sequence[str], trials: Trials, seed: int) -> Verdict:
+    async def _one(self, test: Test, sources: Sequence[str], trials: Trials, seed: int) -> TrialVerdict:
         """The verdict of a test; one that the machine failed is tried once more.
 
         Raises:
@@ -339,7 +339,7 @@ class _Tests:
 
     def _tried(
         self, test: Test, sources: Sequence[str], trials: Trials, seed: int, is_retry: bool
-    ) -> Awaitable[Verdict]:
+    ) -> Awaitable[TrialVerdict]:
         spec = self.spec
         if isinstance(test, Printed):
             return self._printed(test, sources, trials, seed, is_retry)
@@ -351,7 +351,7 @@ class _Tests:
 
     async def _printed(
         self, test: Printed, sources: Sequence[str], trials: Trials, seed: int, is_retry: bool
-    ) -> Verdict:
+    ) -> TrialVerdict:
         spec = self.spec
         code = "\n".join(source for source in sources if source)
         output, verdict = await trials.printed(code, test.given, limits=spec, seed=seed, is_retry=is_retry)
@@ -359,7 +359,7 @@ class _Tests:
             return verdict
         if same_output(output, test.expected, spec.compare, spec.tolerance, spec.relative_tolerance):
             return verdict
-        return Verdict(False, f"printed {output[:100]!r}, expected {test.expected[:100]!r}")
+        return TrialVerdict(False, f"printed {output[:100]!r}, expected {test.expected[:100]!r}")
 
 
 def _program(value: Any) -> str:

@@ -18,7 +18,7 @@ from rlenv._base.strict_json import DuplicateKey, unique
 from rlenv.errors import UsageError
 from rlenv.trajectory import Turn
 
-__all__ = ["Fence", "Material", "ReplySchema", "UnreadableReply", "Verdict", "transcript"]
+__all__ = ["Fence", "JudgeVerdict", "Material", "ReplySchema", "UnreadableReply", "transcript"]
 
 Material = str | Sequence[Mapping[str, str]]
 """A text, or the entries of a transcript."""
@@ -123,7 +123,7 @@ class UnreadableReply(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JudgeVerdict:
     """One judge's number on its scale and what it gave as its reason ("" where it gave none)."""
 
     score: float
@@ -182,7 +182,9 @@ class ReplySchema:
         schema["required"] = [self.nonce_key, *schema.get("required", ())]
         return schema
 
-    def read(self, text: str, *, finish_reason: str = "", nonce: str = "", material: Sequence[str] = ()) -> Verdict:
+    def read(
+        self, text: str, *, finish_reason: str = "", nonce: str = "", material: Sequence[str] = ()
+    ) -> JudgeVerdict:
         """The verdict in a reply.
 
         Args:
@@ -223,7 +225,7 @@ class ReplySchema:
         if given is None and any(_repeats(reply, self.key, one) for one in material):
             raise UnreadableReply(f"the reply repeats the material, without the '{self.nonce_key}' that was asked for")
         reason = next((str(reply[name]) for name in ("reasoning", "reason") if name in reply), "")
-        return Verdict(float(value), encodable(cut_middle(reason, _MAX_REASON_CHARS)))
+        return JudgeVerdict(float(value), encodable(cut_middle(reason, _MAX_REASON_CHARS)))
 
 
 def _parsed(text: str) -> Any:

@@ -21,7 +21,7 @@ from rlenv.rewards.comparators import (
     CompareSpec,
     GoldCache,
     Named,
-    PythonSpec,
+    PythonComparatorSpec,
     Side,
     compile_comparator,
     is_large,
@@ -221,7 +221,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         compare=compile_comparator(spec.compare, context),
         reads_answer=_reads_answer(spec.arguments),
         cache=GoldCache(),
-        is_own=isinstance(spec.compare, PythonSpec),
+        is_own=isinstance(spec.compare, PythonComparatorSpec),
     )
     return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)
 

@@ -14,12 +14,12 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens.dialogues import TOOLS, Dialogue, generate, hostile, situations
 from rlenv.tokens.encoder import TokenEncoder
-from rlenv.tokens.replay import Difference, Replay, compare
+from rlenv.tokens.replay import IdDifference, Replay, compare
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.verdict import Played, Verdict, judge
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["CheckReport", "Difference", "Explained", "Piece", "TokenCheck", "check", "compare", "explain", "general"]
+__all__ = ["CheckReport", "Explained", "IdDifference", "Piece", "TokenCheck", "check", "compare", "explain", "general"]
 
 Status = Literal["ok", "refused", "failed", "skipped"]
 _PARALLEL = (("tool", "tool"), ("tool", "tool", "tool", "tool"))
@@ -39,7 +39,7 @@ class TokenCheck:
     status: Status
     cases: int = 0
     detail: str = ""
-    difference: Difference | None = None
+    difference: IdDifference | None = None
     rewritten: int = 0
     needless: int = 0
     refused: int = 0

@@ -16,7 +16,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.language.dialect import ChatTemplateSpec, DialectSpec
 from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.layouts import STOPS, ContentsLost, Deriver, Layout, NoStopMark, Slot
+from rlenv.tokens.layouts import STOPS, ContentsLost, Deriver, Layout, MessageSlot, NoStopMark
 from rlenv.tokens.vocabulary import ChatTemplate, names_read
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class TemplatedDialect:
             self._refused.add(roles)
             return self.render_observation(_as_one(messages))
 
-        def value(part: str | Slot) -> str:
+        def value(part: str | MessageSlot) -> str:
             if isinstance(part, str):
                 return part
             message = messages[part.index]

@@ -16,7 +16,18 @@ from rlenv.messages import Message, ToolCall
 from rlenv.tokens.dummies import KEYS
 from rlenv.tokens.encoder import TokenEncoder
 
-__all__ = ["CONTENTS", "TOOLS", "Dialogue", "Speaker", "Spoken", "Thinks", "Turn", "generate", "hostile", "situations"]
+__all__ = [
+    "CONTENTS",
+    "TOOLS",
+    "Dialogue",
+    "PlayedTurn",
+    "Speaker",
+    "Spoken",
+    "Thinks",
+    "generate",
+    "hostile",
+    "situations",
+]
 
 Thinks = Literal["none", "empty", "some"]
 
@@ -50,7 +61,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlayedTurn:
     """A policy's message and the answer to it: results of its calls, or one message of a user.
 
     `said` has the text beside the calls, the calls and, where it `thinks` some, the thinking. A turn that thinks
@@ -68,7 +79,7 @@ class Dialogue:
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[PlayedTurn, ...]
     name: str = ""
 
 
@@ -109,7 +120,9 @@ def situations(*, with_tools: bool = True, with_users: bool = True) -> Iterator[
                     yield Dialogue(tuple(messages), TOOLS if has_tools else (), tuple(turns), full)
 
 
-def _turn(number: int, results: Sequence[str], words: str, thinks: Thinks, thought: str, values: Any = None) -> Turn:
+def _turn(
+    number: int, results: Sequence[str], words: str, thinks: Thinks, thought: str, values: Any = None
+) -> PlayedTurn:
     """A turn that calls once for each result, or says something to a user where there is none."""
     ids = [f"call{number:02d}{index:03d}" for index in range(len(results))]
     calls = tuple(
@@ -119,12 +132,12 @@ def _turn(number: int, results: Sequence[str], words: str, thinks: Thinks, thoug
     thinking = f"{thought}{number}" if thinks == "some" else ""
     if not results:
         said = Message("assistant", words or f"Said {number}.", thinking=thinking)
-        return Turn(said, (Message("user", f"Reply {number}."),), thinks)
+        return PlayedTurn(said, (Message("user", f"Reply {number}."),), thinks)
     said = Message("assistant", words, calls, thinking=thinking)
     answers = tuple(
         Message("tool", text, name="look", tool_call_id=call_id) for text, call_id in zip(results, ids, strict=True)
     )
-    return Turn(said, answers, thinks)
+    return PlayedTurn(said, answers, thinks)
 
 
 def generate(
@@ -238,7 +251,7 @@ class Speaker:
     def speak(
         self,
         conversation: Sequence[dict[str, Any]],
-        turn: Turn,
+        turn: PlayedTurn,
         tools: Sequence[dict[str, Any]],
         *,
         now: datetime,
@@ -289,7 +302,7 @@ class Speaker:
         self,
         render: Any,
         conversation: Sequence[dict[str, Any]],
-        turn: Turn,
+        turn: PlayedTurn,
         told: dict[str, Any],
         base: str,
         prompt: str,

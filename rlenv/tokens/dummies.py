@@ -21,9 +21,9 @@ __all__ = [
     "THINKING",
     "TOOL",
     "USER",
-    "Form",
+    "CallForm",
     "Marks",
-    "Turn",
+    "TurnShape",
     "Way",
     "answer_messages",
     "argument_mark",
@@ -92,7 +92,7 @@ def argument_mark(turn: int, call: int) -> str:
     return f"qza{turn}v{call}zq"
 
 
-class Turn(NamedTuple):
+class TurnShape(NamedTuple):
     """The shape of one turn: all that a template's treatment of it may depend on.
 
     `thinking` is one of THINKING. `text` says where text stands beside calls: "", "before", "behind" or "both"; of a
@@ -144,7 +144,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallForm:
     """One way of writing calls; templates differ in which they take.
 
     `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up. `is_plain`:
@@ -173,16 +173,16 @@ class Form:
 
 FORMS: Final = (
     *(
-        Form(content, has_tools, as_text)
+        CallForm(content, has_tools, as_text)
         for as_text in (False, True)
         for has_tools in (False, True)
         for content in ("", None)
     ),
-    Form(is_plain=True),
+    CallForm(is_plain=True),
 )
 
 
-def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> dict[str, Any]:
+def turn_message(form: CallForm, way: Way, turn: TurnShape, number: int, first: int) -> dict[str, Any]:
     """The assistant's message of a turn, with marks for all that it says.
 
     Args:
@@ -205,7 +205,7 @@ def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> d
     return way.write(message, turn.thinking, thought_mark(number))
 
 
-def answer_messages(form: Form, turn: Turn, contents: Sequence[str], first: int) -> list[dict[str, Any]]:
+def answer_messages(form: CallForm, turn: TurnShape, contents: Sequence[str], first: int) -> list[dict[str, Any]]:
     """The messages that answer a turn, with these contents."""
     out: list[dict[str, Any]] = []
     number = first
@@ -301,9 +301,13 @@ def thinking_of(
     tail, ended = (text.rpartition(asked)[2] for text in (opening, render(generate=False)))
     header = tail[len(shared_marks(tail, ended)) :]
     pairs = tuple((open, close) for open, close in given)
-    form = Form()
+    form = CallForm()
     for key in KEYS:
-        for turn in (Turn("some", "before", ("user",)), Turn("some", "before", ("tool",)), Turn("some", "", ("tool",))):
+        for turn in (
+            TurnShape("some", "before", ("user",)),
+            TurnShape("some", "before", ("tool",)),
+            TurnShape("some", "", ("tool",)),
+        ):
             said = turn_message(form, Way(key), turn, 0, 0)
             answers = answer_messages(form, turn, ["r"] * len(turn.roles), 0) if turn.calls else []
             text = render(said, *answers, generate=bool(answers))

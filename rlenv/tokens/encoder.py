@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
-from rlenv.tokens.dummies import TOOL, USER, Marks, Turn
+from rlenv.tokens.dummies import TOOL, USER, Marks, TurnShape
 from rlenv.tokens.growth import AnsweredTurn, Growth
 from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
 from rlenv.tokens.layouts import Deriver, Layout
@@ -358,7 +358,7 @@ class TokenEncoder:
         if not messages:
             messages, tools = [USER], (TOOL,) if self._needs_tools(tuple(roles)) else ()
         story = self.story(messages, tools)
-        turn = Turn("some" if after_thinking else "none", "" if "tool" in roles else "before", tuple(roles))
+        turn = TurnShape("some" if after_thinking else "none", "" if "tool" in roles else "before", tuple(roles))
         fault = ""
         for _ in range(2):
             finding = self.growth.look(story, turn)
@@ -370,7 +370,7 @@ class TokenEncoder:
 
     def _needs_tools(self, roles: tuple[str, ...]) -> bool:
         """True if a conversation without tools is refused that goes on with messages of these roles."""
-        return self.growth.base(self.story([USER]), Turn("none", "", roles)).form.has_tools
+        return self.growth.base(self.story([USER]), TurnShape("none", "", roles)).form.has_tools
 
     def story(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Story:
         """A conversation of these first messages, of which the shapes are to be looked at."""
@@ -391,7 +391,7 @@ class TokenEncoder:
         counts = tuple(len(message.images) for message in messages) if places else ()
         if layout is None:
             story = self.story([USER])
-            turn = Turn("none", "", tuple(message.role for message in messages), counts)
+            turn = TurnShape("none", "", tuple(message.role for message in messages), counts)
             layout = self.growth.base(story, turn)
         return self._observations.encode(messages, places, layout)
 
@@ -420,7 +420,7 @@ class TokenEncoder:
         out._bind()
         return out
 
-    def look(self, story: Story, turn: Turn) -> AnsweredTurn:
+    def look(self, story: Story, turn: TurnShape) -> AnsweredTurn:
         """The template's rendering of a conversation that goes on by a turn and its answers.
 
         Raises:

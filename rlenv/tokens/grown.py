@@ -10,8 +10,8 @@ from typing import Any, Final
 from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.dummies import (
     ANY_MARK,
-    Form,
-    Turn,
+    CallForm,
+    TurnShape,
     Way,
     answer_messages,
     content_mark,
@@ -19,7 +19,7 @@ from rlenv.tokens.dummies import (
     thought_mark,
     turn_message,
 )
-from rlenv.tokens.layouts import Layout, Slot, split_slots
+from rlenv.tokens.layouts import Layout, MessageSlot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 from rlenv.tokens.vocabulary import ChatTemplate
 
@@ -114,7 +114,7 @@ class Grown:
     """
 
     def __init__(
-        self, voice: Voice, story: Story, told: Sequence[Turn], turn: Turn, layout: Layout, form: Form
+        self, voice: Voice, story: Story, told: Sequence[TurnShape], turn: TurnShape, layout: Layout, form: CallForm
     ) -> None:
         self._voice = voice
         self._story = story
@@ -237,7 +237,7 @@ class Grown:
         """The layout as it is here, where the history stands, by what is written behind the stop mark."""
         turn, layout, calls = self._turn, self._layout, self._calls
 
-        def value(slot: Slot) -> str:
+        def value(slot: MessageSlot) -> str:
             if slot.field == "image":
                 return self._voice.place
             text = content_mark(slot.index) if slot.field == "content" else self._answers[slot.index][slot.field]
@@ -252,16 +252,18 @@ class Grown:
             )
         numbers = [index for index, role in enumerate(turn.roles) if role == "tool"]
         changes = {
-            part.index: part.transform for part in layout.parts if isinstance(part, Slot) and part.field == "content"
+            part.index: part.transform
+            for part in layout.parts
+            if isinstance(part, MessageSlot) and part.field == "content"
         }
-        parts: list[str | Slot] = []
+        parts: list[str | MessageSlot] = []
         for part in split_slots(tail, name=name, contents=len(turn.roles)):
             if isinstance(part, str):
                 parts.append(part)
             elif part[0] == "c":
-                parts.append(Slot("content", part[1], changes[part[1]]))
+                parts.append(MessageSlot("content", part[1], changes[part[1]]))
             else:
-                parts.append(Slot("name" if part[0] == "n" else "tool_call_id", numbers[part[1] - calls], str))
+                parts.append(MessageSlot("name" if part[0] == "n" else "tool_call_id", numbers[part[1] - calls], str))
         return replace(layout, parts=tuple(parts))
 
 

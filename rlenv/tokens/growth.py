@@ -22,9 +22,9 @@ from rlenv.tokens.dummies import (
     ANY_MARK,
     TOOL,
     USER,
-    Form,
+    CallForm,
     Marks,
-    Turn,
+    TurnShape,
     answer_messages,
     argument_mark,
     content_mark,
@@ -78,7 +78,7 @@ class Growth:
         self._opens: dict[Any, bool] = {}
         self._layouts: dict[Any, Layout | UnsupportedTemplate] = {}
         self._told_apart: dict[Any, None] = {}
-        self._skeletons: dict[Turn, str] = {}
+        self._skeletons: dict[TurnShape, str] = {}
         self.way, pairs, header = thinking_of(template, marks, thinking)
         self.reader = Reader(pairs, header=header)
         self._voice = Voice(template, self.way, self.reader, place)
@@ -94,7 +94,7 @@ class Growth:
         *,
         is_open: bool,
         ids: Callable[[], Collection[int]],
-    ) -> Turn:
+    ) -> TurnShape:
         """The shape of a turn of this text that messages of these roles answer.
 
         Args:
@@ -103,7 +103,7 @@ class Growth:
             ids: what was sampled: a mark that is a token and was only spelled is text.
         """
         if self._calls is None and "tool" in roles:
-            layout = self._layout(story, Turn("none", "", ("tool",)))
+            layout = self._layout(story, TurnShape("none", "", ("tool",)))
             self._calls = replace(self.reader, opener=layout.opener, closer=layout.closer)
         reader = self._calls or self.reader
         if reader.thinks(text):
@@ -138,7 +138,7 @@ class Growth:
     def is_plain(self, story: Story) -> bool:
         """True if the template knows no calls, so that they are content as they were sampled."""
         try:
-            return self._layout(story, Turn("none", "", ("tool",))).form.is_plain
+            return self._layout(story, TurnShape("none", "", ("tool",))).form.is_plain
         except UnsupportedTemplate:
             return False
 
@@ -151,18 +151,18 @@ class Growth:
                 return True
         return False
 
-    def key(self, story: Story, turn: Turn) -> Any:
+    def key(self, story: Story, turn: TurnShape) -> Any:
         """The key under which findings are kept."""
         prompt = story.of_prompt()
         if prompt in self._told_apart:
             return prompt, tuple(story.turns), turn
         return prompt, story.history, _short(turn)
 
-    def knows(self, story: Story, turn: Turn) -> bool:
+    def knows(self, story: Story, turn: TurnShape) -> bool:
         """True if a conversation of this shape was looked at before."""
         return self.key(story, turn) in self._findings
 
-    def look(self, story: Story, turn: Turn) -> AnsweredTurn:
+    def look(self, story: Story, turn: TurnShape) -> AnsweredTurn:
         """The template's rendering of a conversation that goes on by a turn and its answers.
 
         Raises:
@@ -181,7 +181,7 @@ class Growth:
             return replace(found, layout=self._layout(story, turn), layout_roles=turn.roles)
         return found
 
-    def base(self, story: Story, turn: Turn) -> Layout:
+    def base(self, story: Story, turn: TurnShape) -> Layout:
         """The layout of the answers, derived for a short conversation, or for this prompt where that is refused.
 
         Raises:
@@ -189,7 +189,7 @@ class Growth:
         """
         return self._layout(story, turn)
 
-    def last_end(self, story: Story, turn: Turn, ends: Collection[str]) -> str:
+    def last_end(self, story: Story, turn: TurnShape, ends: Collection[str]) -> str:
         """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
             layout = self._layout(story, turn)
@@ -201,7 +201,9 @@ class Growth:
         found = [(text.find(mark, max(places, default=len(text))), mark) for mark in ends]
         return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
 
-    def sampled(self, turn: Turn, ends: Collection[str], *, said: Message | None = None, is_last: bool = True) -> str:
+    def sampled(
+        self, turn: TurnShape, ends: Collection[str], *, said: Message | None = None, is_last: bool = True
+    ) -> str:
         """A first turn as the template writes it behind its prompt, without its end mark; "" where it does not.
 
         Args:
@@ -227,7 +229,7 @@ class Growth:
 
     def _own_words(
         self,
-        turn: Turn,
+        turn: TurnShape,
         said: Message | None,
         layout: Layout,
         prompt: str,
@@ -253,7 +255,7 @@ class Growth:
         found = [at + len(mark) * bool(kept & words_of(mark)) for mark in ends if (at := text.find(mark, last)) >= 0]
         return text[: min(found, default=len(text))]
 
-    def _told(self, said: Message, form: Form) -> dict[str, Any]:
+    def _told(self, said: Message, form: CallForm) -> dict[str, Any]:
         """The assistant message in the form that the template takes calls and thinking in."""
         if form.joins and said.tool_calls and said.thinking and said.content:
             said = replace(said, thinking=f"{said.thinking}\n\n{said.content}", content="")
@@ -269,7 +271,7 @@ class Growth:
 
         False where that is not known: a call that could not be read, thinking that the template does not write.
         """
-        turn = Turn("some" if said.thinking else "none", "before" if said.content else "", roles)
+        turn = TurnShape("some" if said.thinking else "none", "before" if said.content else "", roles)
         if turn.calls != len(said.tool_calls) or (said.thinking and not self.way.key):
             return False
         if turn not in self._skeletons:
@@ -295,7 +297,7 @@ class Growth:
         begins: set[str] = set()
         inside: set[str] = set()
         for thinking in ("none", "some"):
-            for turn in (Turn(thinking, "before", ("user",)), Turn(thinking, "", ("tool",))):
+            for turn in (TurnShape(thinking, "before", ("user",)), TurnShape(thinking, "", ("tool",))):
                 grown = self._grown(turn)
                 words = [place for word in turn.words(0) if (place := grown.find(word)) >= 0]
                 found = self._marks.find(grown[: max(words)]) if words else []
@@ -314,7 +316,7 @@ class Growth:
             return [behind[:60]] if behind and said_mark(0) in text and not self._marks.find(behind) else []
         return []
 
-    def _grown(self, turn: Turn) -> str:
+    def _grown(self, turn: TurnShape) -> str:
         """The template's text of a first turn behind its prompt; "" where it takes no such turn."""
         story = Story([USER], (), datetime(2000, 1, 1))
         try:
@@ -331,7 +333,7 @@ class Growth:
 
     # -- one shape -----------------------------------------------------------------------------------------------
 
-    def _look(self, story: Story, turn: Turn, *, behind: int = 0) -> AnsweredTurn:
+    def _look(self, story: Story, turn: TurnShape, *, behind: int = 0) -> AnsweredTurn:
         """The finding; `behind` further turns of this shape stand before it."""
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
@@ -351,7 +353,7 @@ class Growth:
                 refused = refused if refused is not None else error
         return AnsweredTurn(str(refused), layout, turn.roles, is_refused=True)
 
-    def _tells_apart(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
+    def _tells_apart(self, story: Story, turn: TurnShape, found: AnsweredTurn) -> bool:
         """True if a template was just seen to write answers, or turns, otherwise in a longer conversation.
 
         It may count calls or turns, or keep the last of them alone, so that shapes alone do not tell its conversations
@@ -368,7 +370,7 @@ class Growth:
         drop_oldest(self._told_apart, most=_KEPT)
         return True
 
-    def _begins_alike(self, story: Story, turn: Turn, found: AnsweredTurn) -> bool:
+    def _begins_alike(self, story: Story, turn: TurnShape, found: AnsweredTurn) -> bool:
         """True if a long conversation begins as the short one does."""
         turn, told, form = _short(turn), story.told(), found.layout.form
         short, long = (
@@ -378,7 +380,7 @@ class Growth:
             return long.prompt().startswith(short.prompt())
         return False
 
-    def _layout(self, story: Story, turn: Turn) -> Layout:
+    def _layout(self, story: Story, turn: TurnShape) -> Layout:
         """The layout of the answers, derived for a short conversation, or for this prompt where that is refused."""
         key = (turn.roles, turn.images)
         found = self._layouts.get(key)
@@ -408,5 +410,5 @@ def _behind(text: str, thinking: str) -> str:
     return text.partition(thinking)[2] if thinking else text
 
 
-def _short(turn: Turn) -> Turn:
+def _short(turn: TurnShape) -> TurnShape:
     return turn if turn.images else shorter(turn)

@@ -14,9 +14,9 @@ from rlenv.tokens.dummies import (
     SLOT,
     TOOL,
     USER,
-    Form,
+    CallForm,
     Marks,
-    Turn,
+    TurnShape,
     Way,
     answer_messages,
     argument_mark,
@@ -28,7 +28,17 @@ from rlenv.tokens.dummies import (
 )
 from rlenv.tokens.vocabulary import ChatTemplate
 
-__all__ = ["STOPS", "TRANSFORMS", "ContentsLost", "Deriver", "Layout", "NoStopMark", "Slot", "TextSlot", "split_slots"]
+__all__ = [
+    "STOPS",
+    "TRANSFORMS",
+    "ContentsLost",
+    "Deriver",
+    "Layout",
+    "MessageSlot",
+    "NoStopMark",
+    "TextSlot",
+    "split_slots",
+]
 
 
 class ContentsLost(UnsupportedTemplate):
@@ -57,7 +67,7 @@ TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class MessageSlot:
     """A place for a field of message `index`; `transform` is what the template does to it.
 
     A slot of the field `image` stands for one placeholder; its `index` counts the images of all messages.
@@ -85,8 +95,8 @@ class Layout:
     """
 
     stop: str
-    parts: tuple[str | Slot, ...]
-    form: Form = FORMS[0]
+    parts: tuple[str | MessageSlot, ...]
+    form: CallForm = FORMS[0]
     ends_turns: bool = True
     opener: str = ""
     closer: str = ""
@@ -100,7 +110,7 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
-    def text(self, value: Callable[[Slot], str]) -> str:
+    def text(self, value: Callable[[MessageSlot], str]) -> str:
         """The text behind the stop mark with every slot filled."""
         return "".join([part if isinstance(part, str) else value(part) for part in self.parts])
 
@@ -199,7 +209,7 @@ class Deriver:
         Raises:
             UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
         """
-        turn = Turn("none", "" if "tool" in roles else "before", roles, images)
+        turn = TurnShape("none", "" if "tool" in roles else "before", roles, images)
         first: UnsupportedTemplate | None = None
         for form in FORMS:
             if before is not None and form.has_tools:
@@ -216,13 +226,13 @@ class Deriver:
         raise first
 
 
-def _named(form: Form, tools: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
+def _named(form: CallForm, tools: Sequence[Mapping[str, Any]]) -> Iterator[CallForm]:
     """A form with a made-up name of the tool called, and one with the name of a tool that is there."""
     yield form
     function = tools[0].get("function", tools[0]) if tools else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if isinstance(name, str) and name and not form.is_plain:
-        yield Form(form.content, form.has_tools, form.arguments_as_text, name)
+        yield CallForm(form.content, form.has_tools, form.arguments_as_text, name)
 
 
 class _Derivation:
@@ -231,8 +241,8 @@ class _Derivation:
     def __init__(
         self,
         given: Deriver,
-        form: Form,
-        turn: Turn,
+        form: CallForm,
+        turn: TurnShape,
         before: Sequence[Mapping[str, Any]] | None,
         tools: Sequence[Mapping[str, Any]],
     ) -> None:
@@ -348,7 +358,9 @@ class _Derivation:
         at = text.rfind(header) if header else -1
         return at + len(header) if at >= 0 else -1
 
-    def _slots(self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]) -> list[str | Slot]:
+    def _slots(
+        self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]
+    ) -> list[str | MessageSlot]:
         name = self.template.name
         parts = list(split_slots(whole, name=name, contents=len(contents)))
         number_of = [index for index, role in enumerate(self.turn.roles) if role == "tool"]
@@ -357,21 +369,21 @@ class _Derivation:
             raise UnsupportedTemplate(
                 f"chat template {name} changes the contents of {len(contents)} messages in a way that is not known"
             )
-        slots: list[str | Slot] = []
+        slots: list[str | MessageSlot] = []
         placed = 0
         for part in parts:
             if isinstance(part, str):
                 literals = part.split(self.place) if any(self.turn.images) else [part]
                 slots.append(literals[0])
                 for literal in literals[1:]:
-                    slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
+                    slots += [MessageSlot("image", placed, TRANSFORMS["as it is"]), literal]
                     placed += 1
             elif part[0] == "c":
                 one = change if change is not None else _transform(name, tail, whole, contents, part[1])
-                slots.append(Slot("content", part[1], one))
+                slots.append(MessageSlot("content", part[1], one))
             else:
                 field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
-                slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
+                slots.append(MessageSlot(field, number_of[part[1]], TRANSFORMS["as it is"]))
         if placed != sum(self.turn.images):
             raise UnsupportedTemplate(
                 f"chat template {name} writes {placed} times {self.place} for the {sum(self.turn.images)} images of"

@@ -18,8 +18,8 @@ from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
 from rlenv.tokens.dummies import Way
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
-from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, Slot, TextSlot
-from rlenv.tokens.prompts import Part, Program, Written, encode_parts, written_parts
+from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, MessageSlot, TextSlot
+from rlenv.tokens.prompts import Part, PromptProgram, Written, encode_parts, written_parts
 from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
 
 __all__ = ["CHECKS", "MAX_MESSAGES", "Observations", "PromptIds", "call_id"]
@@ -57,7 +57,7 @@ class PromptIds:
     template: ChatTemplate
     vocabulary: Vocabulary
     images: ProcessorImages | None
-    kept: dict[Any, Program]
+    kept: dict[Any, PromptProgram]
 
     def of_prompt(
         self,
@@ -179,7 +179,7 @@ class PromptIds:
             out.append((is_own, text))
         return out
 
-    def _program(self, prompt: _Prompt) -> Program:
+    def _program(self, prompt: _Prompt) -> PromptProgram:
         """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
         *earlier, last = prompt.given
 
@@ -193,29 +193,29 @@ class PromptIds:
             text = render(_MARK)
             transform = _transform_of(text, render)
             if transform is None:
-                return Program(())
+                return PromptProgram(())
             # The mark stays as it is, as an author's word would, so that it is found again.
             spans = [*prompt.authored[:-1], ((0, len(_MARK)),)]
             marked = replace(prompt, given=with_content(_MARK), authored=spans)
             written = marked.parts(self.template, self.vocabulary.signs)
         except UnsupportedTemplate:
-            return Program(())
-        slotted: list[str | Slot | TextSlot] = []
+            return PromptProgram(())
+        slotted: list[str | MessageSlot | TextSlot] = []
         for is_own, piece in written.parts:
             if not is_own:
                 slotted.append(TextSlot(piece))
                 continue
             head, mark, tail = piece.partition(_MARK)
-            slotted += [head, Slot("content", 0, transform), tail] if mark else [piece]
+            slotted += [head, MessageSlot("content", 0, transform), tail] if mark else [piece]
         is_same = "".join(piece for _, piece in written.parts) == text
-        if not is_same or sum(isinstance(part, Slot) for part in slotted) != 1:
-            return Program(())
-        program = Program.of(slotted, self.vocabulary, self._plain)
+        if not is_same or sum(isinstance(part, MessageSlot) for part in slotted) != 1:
+            return PromptProgram(())
+        program = PromptProgram.of(slotted, self.vocabulary, self._plain)
         for probe in CHECKS:
             whole = self._full(render(probe))
             ids = program.encode(lambda _, probe=probe: transform(probe), self._plain)  # type: ignore[misc]
             if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
-                return Program(())  # the template alone writes its control tokens, and its ids are others
+                return PromptProgram(())  # the template alone writes its control tokens, and its ids are others
         return program
 
 
@@ -314,7 +314,7 @@ class Observations:
     vocabulary: Vocabulary
     images: ProcessorImages | None
     same_turn: SameTurn | None
-    kept: dict[Layout, Program | UnsupportedTemplate] = field(default_factory=dict)
+    kept: dict[Layout, PromptProgram | UnsupportedTemplate] = field(default_factory=dict)
 
     def derive(
         self,
@@ -339,7 +339,7 @@ class Observations:
         stop = self.deriver.layout(("user",)).stop
         return _going_on(roles, self.same_turn, stop)
 
-    def program(self, layout: Layout) -> Program:
+    def program(self, layout: Layout) -> PromptProgram:
         """The program of a layout; images stand as their placeholders.
 
         Raises:
@@ -348,7 +348,7 @@ class Observations:
         found = self.kept.get(layout)
         if found is None:
             try:
-                found = Program.of(_with_places(layout, None, self.deriver.place), self.vocabulary, self._plain)
+                found = PromptProgram.of(_with_places(layout, None, self.deriver.place), self.vocabulary, self._plain)
                 if self.same_turn is None:
                     self._check(layout, found)
             except UnsupportedTemplate as error:
@@ -367,10 +367,10 @@ class Observations:
         """
         program = self.program(layout)
         if places:
-            program = Program.of(_with_places(layout, places, self.deriver.place), self.vocabulary, self._plain)
+            program = PromptProgram.of(_with_places(layout, places, self.deriver.place), self.vocabulary, self._plain)
         plain = self.images.plain if self.images is not None else str
 
-        def value(slot: Slot) -> str:
+        def value(slot: MessageSlot) -> str:
             message = messages[slot.index]
             if slot.field == "content":
                 return slot.transform(message.content)
@@ -383,14 +383,14 @@ class Observations:
     def _plain(self, text: str) -> list[int]:
         return encode(self.vocabulary.plain, text)
 
-    def _check(self, layout: Layout, program: Program) -> None:
+    def _check(self, layout: Layout, program: PromptProgram) -> None:
         """Harmless contents must encode to what the whole tokenizer makes of the rendered text."""
         name = self.deriver.template.name
         if layout.stop not in self.vocabulary.added:
             raise UnsupportedTemplate(f"chat template {name} ends a turn with {layout.stop}, which is no single token")
         for content in CHECKS:
 
-            def value(slot: Slot, content: str = content) -> str:
+            def value(slot: MessageSlot, content: str = content) -> str:
                 if slot.field == "image":
                     return self.deriver.place
                 return slot.transform(content) if slot.field == "content" else "name00000"
@@ -407,16 +407,18 @@ class Observations:
 
 def _going_on(roles: Sequence[str], same_turn: SameTurn, stop: str) -> Layout:
     """The layout of messages that stand in the assistant's turn, each between the texts that its role has."""
-    parts: list[str | Slot] = []
+    parts: list[str | MessageSlot] = []
     for index, role in enumerate(roles):
         before, behind = same_turn.around(role)
-        parts += [before, Slot("content", index, TRANSFORMS["as it is"]), behind]
+        parts += [before, MessageSlot("content", index, TRANSFORMS["as it is"]), behind]
     return Layout(stop, tuple(part for part in parts if part))
 
 
-def _with_places(layout: Layout, places: Sequence[str] | None, place: str) -> list[str | Slot]:
+def _with_places(layout: Layout, places: Sequence[str] | None, place: str) -> list[str | MessageSlot]:
     """The parts of a layout with text in the place of every image."""
     return [
-        (place if places is None else places[part.index]) if isinstance(part, Slot) and part.field == "image" else part
+        (place if places is None else places[part.index])
+        if isinstance(part, MessageSlot) and part.field == "image"
+        else part
         for part in layout.parts
     ]

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.layouts import Slot, TextSlot
+from rlenv.tokens.layouts import MessageSlot, TextSlot
 from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary
 
-__all__ = ["Part", "Program", "Run", "Written", "encode_parts", "written_parts"]
+__all__ = ["Part", "PromptProgram", "Run", "Written", "encode_parts", "written_parts"]
 
 Encode = Callable[[str], list[int]]
 
@@ -30,15 +30,15 @@ Encode = Callable[[str], list[int]]
 class Run:
     """Text and slots that are encoded together."""
 
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | MessageSlot, ...]
 
-    def text(self, values: Callable[[Slot], str]) -> str:
+    def text(self, values: Callable[[MessageSlot], str]) -> str:
         """The text with every slot filled."""
         return "".join([part if isinstance(part, str) else values(part) for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PromptProgram:
     """Ids that are always the same, and runs of text and slots in between that are encoded each in one pass.
 
     One pass a run keeps the merges at the edge of content what they are in the whole text.
@@ -47,18 +47,18 @@ class Program:
     pieces: tuple[array[int] | Run, ...]
 
     @staticmethod
-    def of(parts: Sequence[str | Slot | TextSlot], vocabulary: Vocabulary, encode: Encode) -> Program:
+    def of(parts: Sequence[str | MessageSlot | TextSlot], vocabulary: Vocabulary, encode: Encode) -> PromptProgram:
         """The program of literal texts and slots; `encode` is used for constant runs.
 
         Added tokens are looked for in literal texts alone, each by itself: none is found across a slot.
         """
         pieces: list[array[int] | Run] = []
         ids: list[int] = []
-        run: list[str | Slot] = []
+        run: list[str | MessageSlot] = []
 
         def end_run() -> None:
             nonlocal ids
-            if any(isinstance(part, Slot) for part in run):
+            if any(isinstance(part, MessageSlot) for part in run):
                 if ids:
                     pieces.append(array("q", ids))
                 ids = []
@@ -68,7 +68,7 @@ class Program:
             run.clear()
 
         for part in parts:
-            if isinstance(part, Slot):
+            if isinstance(part, MessageSlot):
                 run.append(part)
                 continue
             if isinstance(part, TextSlot):
@@ -83,9 +83,9 @@ class Program:
         end_run()
         if ids:
             pieces.append(array("q", ids))
-        return Program(tuple(pieces))
+        return PromptProgram(tuple(pieces))
 
-    def encode(self, values: Callable[[Slot], str], encode: Encode) -> array[int]:
+    def encode(self, values: Callable[[MessageSlot], str], encode: Encode) -> array[int]:
         """The ids with every slot filled, as an array of type q."""
         out = array("q")
         for piece in self.pieces:
@@ -183,7 +183,7 @@ def encode_parts(
     if all(is_own for is_own, _ in parts):
         return array("q", encode_text("".join(text for _, text in parts)))
     slots = [text if is_own else TextSlot(text) for is_own, text in parts]
-    program = Program.of(slots, vocabulary, encode_content)
+    program = PromptProgram.of(slots, vocabulary, encode_content)
     return program.encode(lambda slot: "", encode_content)
 
 

@@ -22,12 +22,12 @@ from typing import Any, Final, Literal
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import Message, Observation
-from rlenv.tokens.dialogues import Dialogue, Speaker, Spoken, Turn
+from rlenv.tokens.dialogues import Dialogue, PlayedTurn, Speaker, Spoken
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
-__all__ = ["Difference", "Independent", "Outcome", "Replay", "compare"]
+__all__ = ["IdDifference", "Independent", "Replay", "ReplayOutcome", "compare"]
 
 _OPEN, _CLOSE = "\U000f0000", "\U000f0001"
 _NAMES: Final = 0xF0100
@@ -127,7 +127,7 @@ _AROUND: Final = 4  # ids shown before and behind a difference
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class IdDifference:
     """The first place where two lists of ids part: the ids around it, and their texts, side by side."""
 
     at: int
@@ -136,16 +136,16 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """The outcome of one observation, or of a prompt (`turn` is -1)."""
 
     status: Status
     turn: int
     detail: str = ""
-    difference: Difference | None = None
+    difference: IdDifference | None = None
 
 
-def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]) -> Difference | None:
+def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]) -> IdDifference | None:
     """The first difference of two lists of ids, None where they are equal."""
     if list(expected) == list(found):
         return None
@@ -156,13 +156,13 @@ def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]
     def shown(ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
         return tuple((number, encoder.decode([number])) for number in ids[max(at - _AROUND, 0) : at + _AROUND + 1])
 
-    return Difference(at, shown(expected), shown(found))
+    return IdDifference(at, shown(expected), shown(found))
 
 
 class _Ended(Exception):
     """A dialogue goes no further; carries the last outcome, None where it was told already."""
 
-    def __init__(self, outcome: Outcome | None = None) -> None:
+    def __init__(self, outcome: ReplayOutcome | None = None) -> None:
         self.outcome = outcome
         super().__init__()
 
@@ -175,7 +175,7 @@ class Replay:
         self.independent = Independent(encoder.vocabulary)
         self.speaker = Speaker(encoder)
 
-    def play(self, dialogue: Dialogue) -> Iterator[Outcome]:
+    def play(self, dialogue: Dialogue) -> Iterator[ReplayOutcome]:
         """The outcomes of a dialogue's prompt and of its observations, up to where it cannot go on."""
         try:
             yield from _Played(self, dialogue).outcomes()
@@ -197,7 +197,7 @@ class _Played:
         self.spells = spells(self.encoder.vocabulary, [*said, *told, *first, *dialogue.tools])
         self.number = -1
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Iterator[ReplayOutcome]:
         rows = self._start()
         conversation = [(message, self.speaker.of(message)) for message in self.dialogue.messages]
         yield self._prompt(rows, conversation)
@@ -208,8 +208,8 @@ class _Played:
             if not goes_on:
                 return
 
-    def _end(self, status: Status, detail: str, difference: Difference | None = None) -> _Ended:
-        return _Ended(Outcome(status, self.number, detail, difference))
+    def _end(self, status: Status, detail: str, difference: IdDifference | None = None) -> _Ended:
+        return _Ended(ReplayOutcome(status, self.number, detail, difference))
 
     def _start(self) -> TokenRows:
         try:
@@ -254,18 +254,18 @@ class _Played:
         shown = {key: item if key == "role" else self.independent.hide(item) for key, item in told.items()}
         return {**shown, "content": self.independent.hide(told["content"], message.authored)}
 
-    def _prompt(self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]]) -> Outcome:
+    def _prompt(self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]]) -> ReplayOutcome:
         now = rows.last.story.now
         text = self._render(conversation, now)
         expected = self._ids(conversation, text, now, is_prompt=True)
         difference = compare(self.encoder, expected, rows.last.prompt_ids)
         if difference is not None:
             raise self._end("failed", "the prompt's ids are not the rendering's", difference)
-        return Outcome("exact", -1)
+        return ReplayOutcome("exact", -1)
 
     def _turn(
-        self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]], turn: Turn
-    ) -> tuple[list[tuple[Message, dict[str, Any]]], Outcome, bool]:
+        self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]], turn: PlayedTurn
+    ) -> tuple[list[tuple[Message, dict[str, Any]]], ReplayOutcome, bool]:
         now = rows.last.story.now
         text = self._render(conversation, now)
         try:
@@ -302,10 +302,10 @@ class _Played:
         if difference is not None:
             raise self._end("failed", "the observation's ids are not the rendering's", difference)
         if len(rows.differences) > counted:
-            return longer, Outcome("needless" if grows else "rewritten", self.number, rows.differences[-1]), False
+            return longer, ReplayOutcome("needless" if grows else "rewritten", self.number, rows.differences[-1]), False
         if not grows:
             raise self._end("failed", "not counted: " + self._parting(after, text + spoken.text + end[1]))
-        return longer, Outcome("exact", self.number), True
+        return longer, ReplayOutcome("exact", self.number), True
 
     def _refused(self, why: str, grows: bool) -> _Ended:
         if not grows and self.encoder.history == "grow":
@@ -314,7 +314,7 @@ class _Played:
 
     def _new_row(
         self, rows: TokenRows, longer: list[tuple[Message, dict[str, Any]]], after: str, now: Any, grows: bool
-    ) -> Outcome:
+    ) -> ReplayOutcome:
         difference = None
         found_text = self.encoder.decode(rows.last.prompt_ids)
         has_blocks = any(turn.thinks == "empty" for turn in self.dialogue.turns[: self.number + 1])
@@ -333,7 +333,7 @@ class _Played:
                     if self.speaker.is_the_same_but_for_blocks(expected_text, found_text):
                         found = None
                 if found is None:
-                    return Outcome("needless" if grows else "rewritten", self.number, "a new row")
+                    return ReplayOutcome("needless" if grows else "rewritten", self.number, "a new row")
                 if difference is None or found.at > difference.at:
                     difference = found
         raise self._end("failed", "the new row's prompt is not the rendering's", difference)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.dialects.base import SameTurn
-from rlenv.dialects.reading import Places
+from rlenv.dialects.reading import MarkPositions
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.dummies import Turn
+from rlenv.tokens.dummies import TurnShape
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import TokenEncoder
@@ -57,7 +57,7 @@ class Reader:
         paired = ((open, close) for open, close in self.thinking if open and words_of(open) & words_of(close))
         object.__setattr__(self, "paired", tuple(paired))
 
-    def turn(self, text: str, roles: tuple[str, ...], images: tuple[int, ...], *, is_open: bool) -> Turn:
+    def turn(self, text: str, roles: tuple[str, ...], images: tuple[int, ...], *, is_open: bool) -> TurnShape:
         """The shape of a turn.
 
         Args:
@@ -67,7 +67,7 @@ class Reader:
         has_calls = "tool" in roles
         thinking, before, at = self._thinking(text, is_open=is_open, opener=self.opener if has_calls else "")
         if not has_calls:
-            return Turn(thinking, "before" if before else "", roles, images)
+            return TurnShape(thinking, "before" if before else "", roles, images)
         behind = False
         if at >= 0 and self.closer:
             end = text.rfind(self.closer, at)
@@ -75,7 +75,7 @@ class Reader:
         # Calls that cannot be found are not looked for: what was sampled may be a call that could not be read.
         before = before and at >= 0
         where = "both" if before and behind else "before" if before else "behind" if behind else ""
-        return Turn(thinking, where, roles, images)
+        return TurnShape(thinking, where, roles, images)
 
     def _thinking(self, text: str, *, is_open: bool, opener: str) -> tuple[str, bool, int]:
         """The kind of thinking, whether other text stands before the first call, and where that begins (or -1)."""
@@ -92,7 +92,7 @@ class Reader:
             at = end + size if size else 0
         else:
             thinking, at = self._unopened(text, opener)
-        places, call = Places(text), self._call(text, at, opener)
+        places, call = MarkPositions(text), self._call(text, at, opener)
         while True:
             if 0 <= call < at:
                 call = self._call(text, at, opener)
@@ -171,7 +171,7 @@ class Reader:
         return "some" if opens else "none"
 
 
-def shorter(turn: Turn) -> Turn:
+def shorter(turn: TurnShape) -> TurnShape:
     """A turn with at most two answers of one role in a row: what later turns can tell of it."""
     roles = turn.roles
     if len(roles) <= _MOST:
@@ -198,9 +198,9 @@ class Story:
         self.messages = messages
         self.tools = tools
         self.now = now
-        self.turns: list[Turn] = []
-        self._settled: frozenset[Turn] = frozenset()
-        self._since: tuple[tuple[Turn, int], ...] = ()
+        self.turns: list[TurnShape] = []
+        self._settled: frozenset[TurnShape] = frozenset()
+        self._since: tuple[tuple[TurnShape, int], ...] = ()
         self._key: Any = None
 
     def of_prompt(self) -> Any:
@@ -215,7 +215,7 @@ class Story:
                 self._key = object()
         return self._key
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: TurnShape) -> None:
         """Goes on behind a turn and what answers it."""
         self.turns.append(turn)
         turn = shorter(turn)
@@ -230,7 +230,7 @@ class Story:
                 return
         self._since += ((turn, 1),)
 
-    def after(self, turn: Turn) -> Story:
+    def after(self, turn: TurnShape) -> Story:
         """The conversation that goes on behind a turn and what answers it; this one is unchanged."""
         out = Story(self.messages, self.tools, self.now)
         out.turns = [*self.turns]
@@ -239,11 +239,11 @@ class Story:
         return out
 
     @property
-    def history(self) -> tuple[frozenset[Turn], tuple[tuple[Turn, int], ...]]:
+    def history(self) -> tuple[frozenset[TurnShape], tuple[tuple[TurnShape, int], ...]]:
         """The shapes so far, without their number: those before the last reply, and those since."""
         return self._settled, self._since
 
-    def told(self) -> list[Turn]:
+    def told(self) -> list[TurnShape]:
         """A short conversation of the shapes so far: each once before the last reply, at most twice since."""
         before = sorted(self._settled, key=lambda turn: (turn.roles[-1] != "tool", turn))
         return [*before, *(turn for turn, count in self._since for _ in range(count))]
@@ -278,7 +278,7 @@ def end_marks(
     return kept | found, tuple(remarks), frozenset(begins | {mark for mark in given if mark in growth.reader.header})
 
 
-def end_of(encoder: TokenEncoder, story: Story, turn: Turn, *, is_last: bool) -> int:
+def end_of(encoder: TokenEncoder, story: Story, turn: TurnShape, *, is_last: bool) -> int:
     """The id with which the template ends a turn: behind it stands what answers it, or nothing.
 
     Args:

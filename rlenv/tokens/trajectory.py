@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
-from rlenv.tokens.dummies import Turn
+from rlenv.tokens.dummies import TurnShape
 from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import AnsweredTurn
 from rlenv.tokens.shapes import Story, end_of
@@ -304,7 +304,7 @@ class TokenTrajectory:
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation", hint="call add_sampled first")
 
-    def _turn(self, messages: Sequence[Message], said: Message | None) -> Turn:
+    def _turn(self, messages: Sequence[Message], said: Message | None) -> TurnShape:
         """The shape of the last turn."""
         encoder = self._encoder
         roles = tuple([message.role for message in messages])
@@ -312,7 +312,7 @@ class TokenTrajectory:
         if encoder.images is not None and any(message.images for message in messages):
             images = tuple(len(message.images) for message in messages)
         if encoder.same_turn is not None:
-            return Turn("none", "", roles, images)
+            return TurnShape("none", "", roles, images)
         if self._opens is None:
             self._opens = encoder.growth.opens(self._story)
         start = self._prompt_length + self.turn_spans[-1][0]
@@ -402,6 +402,6 @@ class _Prepared(NamedTuple):
 
     ids: array[int]
     images: tuple[Any, ...]
-    turn: Turn
+    turn: TurnShape
     finding: AnsweredTurn
     fault: str

@@ -11,7 +11,7 @@ from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import FAMILIES
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
-from rlenv.tokens.dummies import SLOT, TOOL, USER, Turn, argument_mark, said_mark, thought_mark
+from rlenv.tokens.dummies import SLOT, TOOL, USER, TurnShape, argument_mark, said_mark, thought_mark
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import LONG
@@ -191,7 +191,7 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
         yield Situation("the first prompt", "refused", str(error))
         return
     turns = list(_turns(encoder, played, kinds))
-    first: dict[Turn, Situation] = {}
+    first: dict[TurnShape, Situation] = {}
     for turn, is_rare in turns:
         first[turn] = _situation(encoder, story, turn, _named(turn), is_rare=is_rare)
         yield first[turn]
@@ -205,22 +205,22 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
 
 
 def _unclosed(
-    encoder: TokenEncoder, story: Story, played: Played, turns: Sequence[tuple[Turn, bool]]
+    encoder: TokenEncoder, story: Story, played: Played, turns: Sequence[tuple[TurnShape, bool]]
 ) -> Iterator[Situation]:
     """The situations of a policy that thinks and does not close it, and that is answered in words all the same."""
     kind = "left" if encoder.growth.opens(story) else "cut"
     if played.thinks and any(turn.thinking in ("some", "empty") for turn, _ in turns):
         for roles in dict.fromkeys(turn.roles for turn, _ in turns if not turn.calls):
-            turn = Turn(kind, "", roles)
+            turn = TurnShape(kind, "", roles)
             yield _situation(encoder, story, turn, _named(turn), is_rare=True)
 
 
 def _later(
     encoder: TokenEncoder,
     story: Story,
-    before: Turn,
-    turns: Sequence[tuple[Turn, bool]],
-    first: Mapping[Turn, Situation],
+    before: TurnShape,
+    turns: Sequence[tuple[TurnShape, bool]],
+    first: Mapping[TurnShape, Situation],
     is_rare: bool,
 ) -> Iterator[Situation]:
     """The situations that differ behind a later turn from those at the beginning, up to the third turn."""
@@ -238,7 +238,7 @@ def _later(
             yield found
 
 
-def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is_rare: bool) -> Situation:
+def _situation(encoder: TokenEncoder, story: Story, turn: TurnShape, name: str, *, is_rare: bool) -> Situation:
     try:
         finding = encoder.look(story, turn)
         encoder.check_layout(finding.layout)
@@ -256,7 +256,7 @@ def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is
     return Situation(name, "rewritten" if fault else "grows", fault, is_rare)
 
 
-def _is_choice(turn: Turn) -> bool:
+def _is_choice(turn: TurnShape) -> bool:
     """True if a policy can do without what a template refuses: several calls, or text beside calls."""
     return len(turn.roles) > 1 or (turn.calls > 0 and turn.text != "") or turn.thinking not in ("none", "some")
 
@@ -286,7 +286,7 @@ def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> li
             kind
             for kind in ("none", "closed", "empty")
             if _situation(
-                encoder, story, Turn(kind, "" if "tool" in roles else "before", roles), "", is_rare=False
+                encoder, story, TurnShape(kind, "" if "tool" in roles else "before", roles), "", is_rare=False
             ).status
             == "grows"
         ]
@@ -295,16 +295,18 @@ def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> li
     return [("none", False)]
 
 
-def _turns(encoder: TokenEncoder, played: Played, kinds: Sequence[tuple[str, bool]]) -> Iterator[tuple[Turn, bool]]:
+def _turns(
+    encoder: TokenEncoder, played: Played, kinds: Sequence[tuple[str, bool]]
+) -> Iterator[tuple[TurnShape, bool]]:
     for roles in dict.fromkeys(map(tuple, played.answers)):
         shown = [()] if not played.images or encoder.images is None else [(), (1,) + (0,) * (len(roles) - 1)]
         for images in shown:
             for kind, is_rare in kinds:
                 for text in ("", "before") if "tool" in roles else ("before",):
-                    yield Turn(kind, text, roles, images), is_rare
+                    yield TurnShape(kind, text, roles, images), is_rare
 
 
-def _named(turn: Turn) -> str:
+def _named(turn: TurnShape) -> str:
     """A turn and what answers it, in words."""
     count = len(turn.roles)
     what = "result" if set(turn.roles) == {"tool"} else "reply" if set(turn.roles) == {"user"} else "message"
@@ -406,9 +408,9 @@ def misread(encoder: TokenEncoder, dialect: Dialect, *, has_tools: bool = True) 
         return ()
     thought, answer = thought_mark(0), said_mark(0)
     own = {"n": "look", "i": "functions.look:0"}
-    thinks = growth.sampled(Turn("some", "before", ("user",)), ends) if growth.way.key and not closes else ""
-    says = "" if opens else growth.sampled(Turn("none", "before", ("user",)), ends)
-    calls = growth.sampled(Turn("some" if opens else "none", "", ("tool",)), ends) if has_tools else ""
+    thinks = growth.sampled(TurnShape("some", "before", ("user",)), ends) if growth.way.key and not closes else ""
+    says = "" if opens else growth.sampled(TurnShape("none", "before", ("user",)), ends)
+    calls = growth.sampled(TurnShape("some" if opens else "none", "", ("tool",)), ends) if has_tools else ""
     calls = SLOT.sub(lambda mark: own.get(mark[1], ""), calls)
     opened = growth.reader.thinking[0] if growth.reader.thinking else ("", "")
 

@@ -11,12 +11,12 @@ from rlenv._base.bounded import encodable
 from rlenv._base.reasons import Whose
 from rlenv.tools._zygote import is_plain
 
-__all__ = ["Limits", "Outcome", "Request", "plain", "read_result"]
+__all__ = ["CodeLimits", "CodeRequest", "Outcome", "plain", "read_result"]
 
 _MAX_SHOWN, _MAX_ERROR = 10_000, 2_000
 
 
-class Limits(Protocol):
+class CodeLimits(Protocol):
     """The limits of a piece of code: its own seconds, its memory and disk, and the characters kept of its output."""
 
     @property
@@ -28,7 +28,7 @@ class Limits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CodeRequest:
     """The code to run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or
     nothing.
 

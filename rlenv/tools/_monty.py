@@ -19,7 +19,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools._cell import Outcome
-from rlenv.tools._monty_cell import LOOK_AGAIN_S, Asked, Cell, Notebook
+from rlenv.tools._monty_cell import LOOK_AGAIN_S, Cell, Notebook, PendingCalls
 from rlenv.tools.base import Tool, ToolContext
 
 if TYPE_CHECKING:
@@ -115,15 +115,17 @@ class _Runner:
     async def _to_end(self, code: str, call: ToolContext, cell: Cell, threads: ThreadPool, made: _Made) -> Outcome:
         """The outcome of the code; each of its steps takes a thread, none while it waits for tools."""
 
-        async def step(go: Callable[[Any], Outcome | Asked], given: Any, first_look_s: float) -> Outcome | Asked:
-            found: Outcome | Asked = await _in_thread(
+        async def step(
+            go: Callable[[Any], Outcome | PendingCalls], given: Any, first_look_s: float
+        ) -> Outcome | PendingCalls:
+            found: Outcome | PendingCalls = await _in_thread(
                 threads, go, given, give_up=cell.release, look=cell.look, first_look_s=first_look_s
             )
             return found
 
         try:
             found = await step(cell.start, code, self._spec.time_s)
-            while isinstance(found, Asked):
+            while isinstance(found, PendingCalls):
                 found = await step(cell.answer, await _answers(found, self._called, call, made), LOOK_AGAIN_S)
             return found
         finally:
@@ -211,7 +213,7 @@ async def _in_thread(
 
 
 async def _answers(
-    asked: Asked, called: Mapping[str, Tool], call: ToolContext, made: _Made
+    asked: PendingCalls, called: Mapping[str, Tool], call: ToolContext, made: _Made
 ) -> dict[int, dict[str, Any]]:
     """The tools' answers, each in the form in which the sandbox goes on: a value, or an exception."""
     if call.run_calls is None:

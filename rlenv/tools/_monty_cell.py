@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rlenv.tools.code import CodeSpec
 
-__all__ = ["LOOK_AGAIN_S", "Asked", "Cell", "Notebook", "Snippet", "read_snippet"]
+__all__ = ["LOOK_AGAIN_S", "Cell", "Notebook", "PendingCalls", "Snippet", "read_snippet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ _SIMPLY_SHOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingCalls:
     """The code waits for these calls, by the sandbox's number for each."""
 
     calls: Mapping[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]]
@@ -181,7 +181,7 @@ class Cell:
         self.kept: bytes | None = None
         """The session after the code, where it is kept."""
 
-    def start(self, code: str) -> Outcome | Asked:
+    def start(self, code: str) -> Outcome | PendingCalls:
         import pydantic_monty as monty
 
         for is_last in (False, True):  # a worker that ended while it was idle has run nothing
@@ -199,7 +199,7 @@ class Cell:
         self._snippet = snippet = read_snippet(code, name=self.name)
         return self._freed(self._guarded(lambda: self._begin(snippet)))
 
-    def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | Asked:
+    def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | PendingCalls:
         def go() -> Any:
             if len(results) == 1 and not self._is_future:
                 return self._snapshot.resume(next(iter(results.values())))
@@ -212,7 +212,7 @@ class Cell:
         """True while the cell has a worker."""
         return self._is_entered
 
-    def _freed(self, step: Outcome | Asked) -> Outcome | Asked:
+    def _freed(self, step: Outcome | PendingCalls) -> Outcome | PendingCalls:
         """`step`, after the worker went back where the code has ended: a thread less to wait for."""
         if isinstance(step, Outcome):
             self.release()
@@ -267,7 +267,7 @@ class Cell:
         functions = dict.fromkeys(self._called, _never_called)
         return self._session.feed_start(snippet.code, external_lookup=functions, print_callback=self._print)
 
-    def _guarded(self, go: Callable[[], Any]) -> Outcome | Asked:
+    def _guarded(self, go: Callable[[], Any]) -> Outcome | PendingCalls:
         import pydantic_monty as monty
 
         try:
@@ -303,7 +303,7 @@ class Cell:
         self.kept = kept
         return None
 
-    def _advance(self, snapshot: Any) -> Asked | None:
+    def _advance(self, snapshot: Any) -> PendingCalls | None:
         """Goes on until the code ends (None) or waits for tools."""
         import pydantic_monty as monty
 
@@ -312,12 +312,12 @@ class Cell:
             self._snapshot = snapshot
             self._is_future = isinstance(snapshot, monty.FutureSnapshot)
             if self._is_future:
-                return Asked({number: self._pending.pop(number) for number in sorted(snapshot.pending_call_ids)})
+                return PendingCalls({number: self._pending.pop(number) for number in sorted(snapshot.pending_call_ids)})
             is_ours = isinstance(snapshot, monty.FunctionSnapshot) and not snapshot.is_os_function
             if is_ours and snapshot.object_id is None and snapshot.function_name in self._called:
                 call = (str(snapshot.function_name), snapshot.args, snapshot.kwargs)
                 if not self._snippet.is_async:
-                    return Asked({snapshot.call_id: call})
+                    return PendingCalls({snapshot.call_id: call})
                 self._pending[snapshot.call_id] = call
                 snapshot = snapshot.resume({"future": ...})
             else:

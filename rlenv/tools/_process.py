@@ -23,7 +23,7 @@ from rlenv.concurrency.processes import ended
 from rlenv.errors import ToolFailed
 from rlenv.tools._bubblewrap import Confined
 
-__all__ = ["MARK", "Collected", "Ended", "Limits", "collected", "readable", "run_program", "sealed", "sweep"]
+__all__ = ["MARK", "Collected", "Ended", "ProgramLimits", "collected", "readable", "run_program", "sealed", "sweep"]
 
 _PIECE = 65_536
 
@@ -122,7 +122,7 @@ _SCRIPT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """The limits of a program; rlimits, so each of its processes may use as much."""
 
     cpu_s: int
@@ -145,7 +145,7 @@ class Ended:
     has_sandbox: bool = True
 
 
-def _limited(argv: Sequence[str], limits: Limits) -> list[str]:
+def _limited(argv: Sequence[str], limits: ProgramLimits) -> list[str]:
     # POSIX counts -f in blocks of 512 bytes and -v in kilobytes.
     numbers = (limits.cpu_s, limits.cpu_s + 1, limits.memory_mb * 1024, limits.file_mb * 2048)
     return ["/bin/sh", "-c", _SCRIPT, "sh", *map(str, numbers), *argv]
@@ -185,7 +185,7 @@ async def run_program(
     stdin: bytes,
     cwd: Path | None,
     env: Mapping[str, str],
-    limits: Limits,
+    limits: ProgramLimits,
 ) -> tuple[Ended, str]:
     """Runs `program(folder)` in a session of its own and gives how it ended, and the folder in which it ran.
 

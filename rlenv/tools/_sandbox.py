@@ -25,7 +25,7 @@ from rlenv.concurrency.processes import only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
-from rlenv.tools._cell import Limits, Outcome, Request, read_result
+from rlenv.tools._cell import CodeLimits, CodeRequest, Outcome, read_result
 from rlenv.tools._process import Collected, collected, readable, sealed
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools.base import ToolContext
@@ -56,7 +56,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _GONE = "the code's sandbox was gone; try again"
 
 
-class _Pooled(Limits, Protocol):
+class _Pooled(CodeLimits, Protocol):
     @property
     def workers(self) -> int: ...
 
@@ -183,7 +183,7 @@ class _Sandbox:
         """
         return self._pidfd is None or bool(select.select((self._pidfd,), (), (), 0)[0])
 
-    async def run(self, wanted: Request, spec: Limits, *, deadline: float, seed: int) -> Outcome:
+    async def run(self, wanted: CodeRequest, spec: CodeLimits, *, deadline: float, seed: int) -> Outcome:
         self.is_usable = False  # until it has answered that nothing is left
         if self._has_ended():
             self.is_gone = True
@@ -299,7 +299,7 @@ def _result_file() -> Iterator[int]:
 
 
 def _outcome(
-    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: Limits
+    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: CodeLimits
 ) -> Outcome:
     output = out.data.decode("utf-8", errors="replace")
     if out.is_flood:
@@ -325,7 +325,7 @@ def _outcome(
     return Outcome(output, shown=shown, result=result, error=error, reason="memory" if is_memory else "failed")
 
 
-def _late(spec: Limits) -> str:
+def _late(spec: CodeLimits) -> str:
     return f"the code did not end within {spec.time_s:g} s"
 
 
@@ -345,7 +345,7 @@ class Sandboxes:
         self._idle: list[_Sandbox] = []
         self._all: set[_Sandbox] = set()
 
-    async def run(self, wanted: Request, spec: Limits, *, deadline: float, seed: int) -> Outcome:
+    async def run(self, wanted: CodeRequest, spec: CodeLimits, *, deadline: float, seed: int) -> Outcome:
         """Runs it in a sandbox that is free before the deadline (of `time.monotonic`).
 
         Code that waits may wait for what it asked for itself, and may be kept waiting: it ends as `late`. Where it is a
@@ -362,14 +362,14 @@ class Sandboxes:
         try:
             outcome = await self._in_one(wanted, spec, deadline, seed)
             if outcome.reason == "late" and wanted.is_retry:
-                probe = await self._in_one(Request({"mode": "cell", "code": _PROBE}), spec, deadline, seed)
+                probe = await self._in_one(CodeRequest({"mode": "cell", "code": _PROBE}), spec, deadline, seed)
                 if probe.error is None:
                     return replace(outcome, error=_late(spec), reason="timeout")
             return outcome
         finally:
             self._places.release()
 
-    async def _in_one(self, wanted: Request, spec: Limits, deadline: float, seed: int) -> Outcome:
+    async def _in_one(self, wanted: CodeRequest, spec: CodeLimits, deadline: float, seed: int) -> Outcome:
         for _ in range(2):
             sandbox = self._idle.pop() if self._idle else await self._started(deadline)
             try:
@@ -433,7 +433,7 @@ def sandbox_runner(spec: _Pooled) -> Callable[[str, ToolContext], Awaitable[Outc
 
     async def run(code: str, call: ToolContext) -> Outcome:
         sandboxes = await call.shared().get(key, opened)
-        wanted = Request({"mode": "cell", "code": code})
+        wanted = CodeRequest({"mode": "cell", "code": code})
         if call.deadline - time.monotonic() > 3 * spec.time_s:  # there is time for a retry
             outcome = await sandboxes.run(wanted, spec, deadline=call.deadline, seed=call.seed)
             if outcome.reason != "late":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
     from yarl import URL
 
-__all__ = ["Answer", "Breaks", "Request", "exchange"]
+__all__ = ["Breaks", "Request", "Response", "exchange"]
 
 _MAX_REDIRECTS = 5
 _TOGETHER_S = 0.05
@@ -72,7 +72,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """An HTTP response: `is_cut` where the body went on after `max_bytes`."""
 
     status: int
@@ -96,7 +96,7 @@ async def _session() -> AsyncIterator[ClientSession]:
         yield session
 
 
-async def exchange(request: Request, context: ToolContext) -> Answer:
+async def exchange(request: Request, context: ToolContext) -> Response:
     """Sends `request` over the environment's session.
 
     Raises:
@@ -126,7 +126,7 @@ async def exchange(request: Request, context: ToolContext) -> Answer:
         raise ToolFailed("the server's answer is not HTTP", reason="server_error", retryable=True) from error
 
 
-async def _follow(session: ClientSession, request: Request) -> Answer:
+async def _follow(session: ClientSession, request: Request) -> Response:
     from yarl import URL
 
     url = URL(request.url, encoded=True)
@@ -153,7 +153,7 @@ def _redirected(url: URL, location: str) -> URL:
     return to
 
 
-async def _read(response: ClientResponse, request: Request) -> Answer:
+async def _read(response: ClientResponse, request: Request) -> Response:
     status = response.status
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
@@ -173,7 +173,7 @@ async def _read(response: ClientResponse, request: Request) -> Answer:
         if goes_on and margin():
             text = text[: -margin()]
         text = text.encode()[: request.max_bytes].decode(errors="ignore")
-    return Answer(status, content_type, text, is_cut)
+    return Response(status, content_type, text, is_cut)
 
 
 async def _body(response: ClientResponse, limit: int) -> tuple[bytes, bool]:

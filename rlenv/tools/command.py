@@ -21,7 +21,7 @@ from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template
 from rlenv.secrets import redact
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
-from rlenv.tools._process import Ended, Limits, run_program
+from rlenv.tools._process import Ended, ProgramLimits, run_program
 from rlenv.tools._signature import shorthand
 from rlenv.tools.arguments import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
@@ -238,7 +238,7 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
     arguments_of = read_parameters(parameters)
-    limits = Limits(spec.cpu_s, spec.memory_mb, spec.file_mb, spec.max_bytes)
+    limits = ProgramLimits(spec.cpu_s, spec.memory_mb, spec.file_mb, spec.max_bytes)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         values = {"args": arguments_of(arguments), "task": call.task}

@@ -17,7 +17,7 @@ from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import TemplateError
 from rlenv.secrets import redact
 from rlenv.tools._signature import shorthand
-from rlenv.tools._wire import Answer, Request, exchange
+from rlenv.tools._wire import Request, Response, exchange
 from rlenv.tools.arguments import Filling, compile_filling, read_parameters
 from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
 
@@ -165,7 +165,7 @@ def _check_size(chars: int) -> None:
         raise ToolFailed(f"the arguments make an address of more than {_MAX_URL:,} characters", reason="too_large")
 
 
-def _output(answer: Answer, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:
+def _output(answer: Response, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:
     if select is not None:
         return _selected(answer, select, max_bytes)
     if answer.is_cut:
@@ -179,7 +179,7 @@ def _output(answer: Answer, select: Callable[[Any], Any] | None, max_bytes: int)
     return ToolOutput(answer.text or f"(no content, status {answer.status})", value)
 
 
-def _selected(answer: Answer, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
+def _selected(answer: Response, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
     from jmespath.exceptions import JMESPathError
 
     value = _json_of(answer, max_bytes)
@@ -194,7 +194,7 @@ def _selected(answer: Answer, select: Callable[[Any], Any], max_bytes: int) -> T
     return ToolOutput(_plain(value), value)
 
 
-def _json_of(answer: Answer, max_bytes: int) -> Any:
+def _json_of(answer: Response, max_bytes: int) -> Any:
     if answer.is_cut:
         raise ToolFailed(f"the server's answer is longer than {max_bytes} bytes", reason="too_large")
     try:
@@ -205,7 +205,7 @@ def _json_of(answer: Answer, max_bytes: int) -> Any:
         raise ToolFailed("the server's answer is not JSON", reason="server_error") from error
 
 
-def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
+def _search_r1(answer: Response, max_bytes: int) -> ToolOutput:
     """`{"result": [[{"document": {"contents": "Title\\ntext"}, "score": f}]]}`, or documents without scores, in the
     form in which Search-R1 shows them (its search_r1/llm_agent/generation.py, `_passages2string`)."""
     found = _json_of(answer, max_bytes)

@@ -30,7 +30,7 @@ from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, asked_again, common
 
 if TYPE_CHECKING:
-    from rlenv.tools._mcp.server import Server
+    from rlenv.tools._mcp.server import McpServer
 
 __all__ = ["KIND", "McpSpec", "changes", "live_listing", "pin_path"]
 
@@ -84,7 +84,7 @@ class McpSpec(ToolSpec):
     """A file, relative to the spec, that holds the tools; `rlenv tools SPEC --pin` writes it."""
 
 
-def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
+def _server(name: str, spec: McpSpec, context: CompileContext) -> McpServer:
     if (spec.command is None) == (spec.url is None):
         found = "both" if spec.command is not None else "neither"
         raise UsageError(f"a server has either 'command' or 'url', and here are {found}", hint="name one of them")
@@ -97,9 +97,9 @@ def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
         )
     if importlib.util.find_spec("mcp") is None:
         raise MissingExtra("the tool kind 'mcp'", extra="mcp")
-    from rlenv.tools._mcp.server import Server
+    from rlenv.tools._mcp.server import McpServer
 
-    return Server(
+    return McpServer(
         name,
         command=tuple(_filled(f"command.{i}", word, context) for i, word in enumerate(spec.command or ())),
         url=_filled("url", spec.url, context) if spec.url is not None else None,
@@ -155,7 +155,7 @@ def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
     return ", ".join(found[:_SHOWN_DIFFERENCES]) + more
 
 
-def _listing(server: Server, pin: Path | None) -> Listing:
+def _listing(server: McpServer, pin: Path | None) -> Listing:
     """The tools as they are pinned or as the server lists them; where neither can be, as a tape has them."""
 
     def found() -> Listing:
@@ -232,7 +232,7 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     return tuple(_tool(spec, tool, server, listing, about) for tool in tools)
 
 
-def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
+def _parameters(tool: ListedTool, server: McpServer) -> Mapping[str, Any]:
     """The schema that the server gives, without patterns that cannot be run in bounded time: it checks those itself."""
     parameters: Mapping[str, Any] = without_unreadable_patterns(tool.parameters)
     try:
@@ -256,7 +256,7 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
         raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
 
 
-def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing, about: Mapping[str, str]) -> Tool:
+def _tool(spec: McpSpec, tool: ListedTool, server: McpServer, listing: Listing, about: Mapping[str, str]) -> Tool:
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
     from rlenv.tools._mcp.server import ServerDown, as_output
 

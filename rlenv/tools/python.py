@@ -34,7 +34,7 @@ from rlenv.secrets import redact_within
 from rlenv.tools._signature import Signature, read_signature
 from rlenv.tools.base import DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "MAX_BYTES", "PythonSpec", "Workers", "packed", "unpacked"]
+__all__ = ["KIND", "MAX_BYTES", "PythonSpec", "PythonWorkers", "packed", "unpacked"]
 
 _made = quick(ToolOutput)
 _PLAIN: Final = frozenset((str, int, float, bool, type(None)))
@@ -270,8 +270,8 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
     limit = spec.workers or min(4, os.cpu_count() or 1)
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Workers]:
-        workers = Workers(name, told, limit=limit)
+    async def opened() -> AsyncIterator[PythonWorkers]:
+        workers = PythonWorkers(name, told, limit=limit)
         try:
             yield workers
         finally:
@@ -345,7 +345,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is not a JSON value and cannot be handed to another process")
 
 
-class Workers:
+class PythonWorkers:
     """At most `limit` workers of one tool, started when they are needed; calls beyond them wait their turn."""
 
     def __init__(self, name: str, told: Mapping[str, Any], *, limit: int) -> None:

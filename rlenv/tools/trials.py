@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlenv.errors import EpisodeError, ToolFailed
-from rlenv.tools._cell import Limits, Outcome, Request
+from rlenv.tools._cell import CodeLimits, CodeRequest, Outcome
 from rlenv.tools._exchange import encoded
 from rlenv.tools._process import sealed
 from rlenv.tools._sandbox import Sandboxes, check_sandbox
 
-__all__ = ["Limits", "Trials", "Verdict", "check_sandbox", "encoded", "opened"]
+__all__ = ["CodeLimits", "TrialVerdict", "Trials", "check_sandbox", "encoded", "opened"]
 
 _NOT_THE_CODE = frozenset(("worker", "stalled", "late", "busy", "sandbox"))
 _FORKS_S = 30.0
@@ -32,7 +32,7 @@ _LETTING_GO_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """The verdict of a test. `is_ours` says that sandbox, machine or test failed: nothing is known about the code.
 
     `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
@@ -59,12 +59,12 @@ class Trials:
         self._judges.close()
 
     async def printed(
-        self, code: str, given: str, *, limits: Limits, seed: int, is_retry: bool = False
-    ) -> tuple[str, Verdict]:
+        self, code: str, given: str, *, limits: CodeLimits, seed: int, is_retry: bool = False
+    ) -> tuple[str, TrialVerdict]:
         """The output of the code as a program with `given` on its standard input, and whether it ended well."""
         input_fd = sealed(given.encode("utf-8", "surrogatepass"))
         try:
-            wanted = Request({"mode": "program", "code": code}, (input_fd, input_fd), is_retry=is_retry)
+            wanted = CodeRequest({"mode": "program", "code": code}, (input_fd, input_fd), is_retry=is_retry)
             async with self._places:
                 begun = time.monotonic()
                 outcome = await _ran(self._codes, wanted, limits, seed)
@@ -77,11 +77,11 @@ class Trials:
         sources: Sequence[str],
         test: Mapping[str, Any],
         *,
-        limits: Limits,
+        limits: CodeLimits,
         seed: int,
         in_place: bool,
         is_retry: bool = False,
-    ) -> Verdict:
+    ) -> TrialVerdict:
         """The verdict of one test of the code.
 
         Args:
@@ -99,8 +99,8 @@ class Trials:
         return replace(verdict, seconds=time.monotonic() - begun)
 
     async def _pair(
-        self, told: Mapping[str, Any], test: Mapping[str, Any], limits: Limits, seed: int, is_retry: bool
-    ) -> Verdict:
+        self, told: Mapping[str, Any], test: Mapping[str, Any], limits: CodeLimits, seed: int, is_retry: bool
+    ) -> TrialVerdict:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         nothing = sealed(b"")
         has_begun = asyncio.Event()
@@ -111,12 +111,12 @@ class Trials:
 
         async def served() -> Outcome:
             await has_begun.wait()  # a tests' sandbox that starts slowly takes no time of the code's
-            wanted = Request(told, (nothing, theirs.fileno()), theirs.close, is_retry=is_retry)
+            wanted = CodeRequest(told, (nothing, theirs.fileno()), theirs.close, is_retry=is_retry)
             return await _ran(self._codes, wanted, limits, seed)
 
         code = asyncio.ensure_future(served())
         try:
-            wanted = Request(test, (nothing, ours.fileno()), sent, limits.time_s + _FORKS_S)
+            wanted = CodeRequest(test, (nothing, ours.fileno()), sent, limits.time_s + _FORKS_S)
             judge = asyncio.ensure_future(_ran(self._judges, wanted, limits, seed))
             try:
                 await asyncio.wait((judge, code), return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class Trials:
             os.close(nothing)
 
 
-async def _ran(sandboxes: Sandboxes, wanted: Request, limits: Limits, seed: int) -> Outcome:
+async def _ran(sandboxes: Sandboxes, wanted: CodeRequest, limits: CodeLimits, seed: int) -> Outcome:
     deadline = time.monotonic() + max(limits.time_s, wanted.patience_s) + _FORKS_S
     try:
         return await sandboxes.run(wanted, limits, deadline=deadline, seed=seed)
@@ -150,23 +150,23 @@ async def _ended(task: asyncio.Future[Any]) -> None:
             await asyncio.wait((task,))
 
 
-def _of_code(outcome: Outcome) -> Verdict:
-    return Verdict(outcome.error is None, outcome.error or "", outcome.reason in _NOT_THE_CODE)
+def _of_code(outcome: Outcome) -> TrialVerdict:
+    return TrialVerdict(outcome.error is None, outcome.error or "", outcome.reason in _NOT_THE_CODE)
 
 
-def _verdict(judged: Outcome, code: Outcome | None) -> Verdict:
+def _verdict(judged: Outcome, code: Outcome | None) -> TrialVerdict:
     said = judged.result
     if judged.error is not None:
         # Of the tests' process; its time and memory go where the code's values lead.
-        return Verdict(False, f"the test did not end: {judged.error}", judged.reason in _NOT_THE_CODE)
+        return TrialVerdict(False, f"the test did not end: {judged.error}", judged.reason in _NOT_THE_CODE)
     if not isinstance(said, dict):
-        return Verdict(False, "the test said nothing", is_ours=True)
+        return TrialVerdict(False, "the test said nothing", is_ours=True)
     if not said["asked"]:
         why = said["why"] or "every answer passes it; call its functions, or unittest.main()"
-        return Verdict(False, f"it ended without asking anything of the code: {why}", is_ours=True)
+        return TrialVerdict(False, f"it ended without asking anything of the code: {why}", is_ours=True)
     if said["gone"] and code is not None and code.error is not None:
         return _of_code(code)
-    return Verdict(said["passed"], said["why"])
+    return TrialVerdict(said["passed"], said["why"])
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from rlenv.runs.figures.reading import Hit, searched
 from rlenv.runs.folder import STOP
 from rlenv.runs.journal import loads
 from rlenv.web.api import add_figure_routes, add_routes
-from rlenv.web.episode import Blobs
+from rlenv.web.episode import ImageCache
 from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, answered, encoded, refusal
 from rlenv.web.shelf import OpenRun, Shelf
 
@@ -227,7 +227,7 @@ def application(
     app = web.Application(middlewares=[guard.middleware()], client_max_size=_MAX_BODY)
     app.on_response_prepare.append(guard.mark)
     app[SHELF] = roots if isinstance(roots, Shelf) else Shelf(roots)
-    app[BLOBS] = Blobs()
+    app[BLOBS] = ImageCache()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__
     for add in (add_routes, add_figure_routes, add_live_routes):

@@ -30,7 +30,7 @@ from rlenv.web.shelf import OpenRun
 
 __all__ = [
     "CUT_CHARS",
-    "Blobs",
+    "ImageCache",
     "evidence_places",
     "nested_episodes",
     "page",
@@ -54,7 +54,7 @@ _NAMED: Final = 100_000
 
 
 @dataclass(slots=True, eq=False)
-class Blobs:
+class ImageCache:
     """Images of records by the SHA-256 of their bytes; those of the episodes that were looked at."""
 
     _places: OrderedDict[tuple[str, str], tuple[str, str]] = field(default_factory=OrderedDict)
@@ -132,7 +132,7 @@ def text_at(record: Any, path: str) -> str:
     return found
 
 
-def shown(run: OpenRun, id: str, record: Any, blobs: Blobs) -> tuple[Any, dict[str, int]]:
+def shown(run: OpenRun, id: str, record: Any, blobs: ImageCache) -> tuple[Any, dict[str, int]]:
     """A record for a page: images as `{"mime", "sha"}`, long texts cut and "…" behind them; and by the path of each
     text that is cut how many characters are left out."""
     cuts: dict[str, int] = {}
@@ -220,7 +220,7 @@ def _open_nested(body: Body, whole: Any) -> list[str]:
     return list(found)
 
 
-def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = "") -> dict[str, Any]:
+def page(run: OpenRun, id: str, blobs: ImageCache, *, query: str = "", sort: str = "") -> dict[str, Any]:
     """All that the page of one episode shows; its neighbours are those of the list with this query and order.
 
     Raises:

@@ -28,7 +28,7 @@ from aiohttp.typedefs import Middleware
 from rlenv._base.bounded import sendable
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import QueryFault
-from rlenv.web.episode import Blobs
+from rlenv.web.episode import ImageCache
 from rlenv.web.shelf import OpenRun, Shelf
 
 __all__ = [
@@ -175,7 +175,7 @@ def _same(one: str, other: str) -> bool:
 
 
 SHELF = web.AppKey("shelf", Shelf)
-BLOBS = web.AppKey("blobs", Blobs)
+BLOBS = web.AppKey("blobs", ImageCache)
 READ_ONLY = web.AppKey("read_only", bool)
 VERSION = web.AppKey("version", str)
 _T = TypeVar("_T")

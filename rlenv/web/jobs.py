@@ -27,7 +27,7 @@ from rlenv.cli.options import Option, Options, options_of
 from rlenv.errors import UsageError
 from rlenv.runs.locks.files import kept_command
 
-__all__ = ["KINDS", "Job", "Jobs", "arguments", "job_options"]
+__all__ = ["KINDS", "Jobs", "StartedCommand", "arguments", "job_options"]
 
 MOST_RUNNING: Final = 4
 """Jobs at once."""
@@ -119,7 +119,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class StartedCommand:
     """A command that was started. `started` is seconds since 1970; `run` is what it writes, None for nothing.
 
     `state` is `running`, `stopping` or `ended`; `code` is the exit code once it has ended, negative for a signal.
@@ -190,13 +190,13 @@ class Jobs:
 
     waits: Sequence[tuple[signal.Signals, float]] = _WAITS
     most_running: int = MOST_RUNNING
-    _jobs: dict[str, Job] = field(default_factory=dict)
+    _jobs: dict[str, StartedCommand] = field(default_factory=dict)
     _folder: Path | None = None
     _starting: int = 0
 
     async def start(
         self, kind: str, spec: str, options: Mapping[str, Any], *, confine: Callable[[str], Path] = Path
-    ) -> Job:
+    ) -> StartedCommand:
         """Starts a command; see `arguments`.
 
         Raises:
@@ -216,10 +216,10 @@ class Jobs:
             process = await _started([sys.executable, "-m", "rlenv", *argv], log)
         finally:
             self._starting -= 1
-        job = self._jobs[id] = Job(id, kind, ("rlenv", *argv), time.time(), written, log, process)
+        job = self._jobs[id] = StartedCommand(id, kind, ("rlenv", *argv), time.time(), written, log, process)
         return job
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> StartedCommand:
         """The job with an id.
 
         Raises:
@@ -229,18 +229,18 @@ class Jobs:
             raise UsageError(f"no job '{id[:40]}'", hint="GET /api/jobs lists them")
         return self._jobs[id]
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[StartedCommand]:
         """All jobs, the newest first."""
         return list(reversed(self._jobs.values()))
 
-    def stop(self, id: str) -> Job:
+    def stop(self, id: str) -> StartedCommand:
         """Asks a job to stop as Ctrl-C does, and less kindly where it does not; returns at once."""
         job = self.get(id)
         if job.code is None and job.stopping is None:
             job.stopping = asyncio.create_task(self._stopped(job))
         return job
 
-    async def wait(self, id: str) -> Job:
+    async def wait(self, id: str) -> StartedCommand:
         """Waits until a job has ended."""
         job = self.get(id)
         await job.process.wait()
@@ -257,7 +257,7 @@ class Jobs:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    async def _stopped(self, job: Job) -> None:
+    async def _stopped(self, job: StartedCommand) -> None:
         for number, wait_s in self.waits:
             if job.code is not None:
                 break

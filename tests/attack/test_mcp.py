@@ -19,7 +19,7 @@ from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools._mcp.limits import TOO_LARGE, Events, Gate
+from rlenv.tools._mcp.limits import TOO_LARGE, Events, MessageBudget
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 
@@ -190,7 +190,7 @@ class Clock:
 
 def test_a_session_is_read_no_faster_than_its_allowance_comes_back() -> None:
     clock = Clock()
-    gate = Gate(clock=clock)
+    gate = MessageBudget(clock=clock)
     admitted = 0
     while gate.admits(10):
         admitted += 1
@@ -204,7 +204,7 @@ def test_a_session_is_read_no_faster_than_its_allowance_comes_back() -> None:
 
 def events(*chunks: bytes, is_answer: bool = True, **keys: Any) -> list[bytes]:
     async def main() -> list[bytes]:
-        screen = Events(Gate(), is_answer=is_answer, **keys)
+        screen = Events(MessageBudget(), is_answer=is_answer, **keys)
         return [event for chunk in chunks for event in [one async for one in screen.of(chunk)]]
 
     return asyncio.run(main())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv import dialects
-from rlenv.collect.encode import Encoded, Step, Unencodable, encode_steps
+from rlenv.collect.encode import Encoded, EncodedAction, Unencodable, encode_steps
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
@@ -32,13 +32,13 @@ def encoder(kind: str = "grows", **options: Any) -> TokenEncoder:
     )
 
 
-def asked(text: str = CALL, **more: Any) -> Step:
+def asked(text: str = CALL, **more: Any) -> EncodedAction:
     said = Message("assistant", "", (ToolCall("look", {"x": 1}),))
-    return Step(text, RESULT, said, calls=1, **more)
+    return EncodedAction(text, RESULT, said, calls=1, **more)
 
 
-def answered(text: str = "The end.", **more: Any) -> Step:
-    return Step(text, None, Message("assistant", text), **more)
+def answered(text: str = "The end.", **more: Any) -> EncodedAction:
+    return EncodedAction(text, None, Message("assistant", text), **more)
 
 
 def shown(encoder: TokenEncoder, encoded: Encoded) -> list[str]:
@@ -115,13 +115,15 @@ def test_a_dialect_of_one_turn_ends_behind_its_call_and_its_answer() -> None:
     row = dialects.get("search_r1")
     made = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=getattr(row, "same_turn", None))
     result = Observation((Message("tool", "Doc"),))
-    steps = [Step("<search> q </search>\n", result, calls=1), Step("<answer> a </answer>", None)]
+    steps = [EncodedAction("<search> q </search>\n", result, calls=1), EncodedAction("<answer> a </answer>", None)]
     text = shown(made, encode_steps(made, PROMPT, steps, stops=("</search>", "</answer>")))[0]
     assert text.partition("assistant\n")[2] == (
         "[<search> q </search>]\n\n<information>Doc</information>\n\n[<answer> a </answer>]"
     )
     # An answer without its mark was ended by the policy itself.
-    spoken = shown(made, encode_steps(made, PROMPT, [Step("No idea.", None)], stops=("</search>", "</answer>")))[0]
+    spoken = shown(
+        made, encode_steps(made, PROMPT, [EncodedAction("No idea.", None)], stops=("</search>", "</answer>"))
+    )[0]
     assert spoken.endswith("[No idea.<|im_end|>]")
 
 
@@ -143,7 +145,7 @@ def test_a_block_of_thinking_that_the_prompt_opens_is_closed_before_an_action_th
 def test_with_rows_each_action_is_trained_once_in_the_context_that_serving_would_show() -> None:
     made = encoder("drops thinking", history="rows")
     reply = Observation((Message("user", "And?"),))
-    first = Step("<think>\nhm\n</think>\nOne.", reply, Message("assistant", "One.", thinking="hm"))
+    first = EncodedAction("<think>\nhm\n</think>\nOne.", reply, Message("assistant", "One.", thinking="hm"))
     rows = shown(made, encode_steps(made, PROMPT, [first, answered("Two.")]))
     assert rows[0].endswith("[<think>\nhm\n</think>\nOne.<|im_end|>]")
     assert "hm" not in rows[1]

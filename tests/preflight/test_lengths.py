@@ -10,24 +10,24 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.messages import Message
-from rlenv.preflight import Limits, Names, SplitLengths, TaskLengths, chosen_tasks, judge_lengths, measure
+from rlenv.preflight import LimitNames, RunLimits, SplitLengths, TaskLengths, chosen_tasks, judge_lengths, measure
 from rlenv.preflight.lengths import lengths_of
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from tests.support.lengths import FORGETS
 
-NONE = Limits()
+NONE = RunLimits()
 ENCODER = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
 
 
-def measured(path: Path, limits: Limits = NONE, encoder: TokenEncoder = ENCODER) -> SplitLengths:
+def measured(path: Path, limits: RunLimits = NONE, encoder: TokenEncoder = ENCODER) -> SplitLengths:
     environment = load(path)
     tasks = list(range(len(environment.tasks("train"))))
     return asyncio.run(measure(environment, encoder, split="train", tasks=tasks, limits=limits))
 
 
 def levels(found: SplitLengths, *, is_trained: bool = True) -> list[str]:
-    return [one.level for one in judge_lengths(found, Names(), is_trained=is_trained)]
+    return [one.level for one in judge_lengths(found, LimitNames(), is_trained=is_trained)]
 
 
 def test_prompts_have_their_tools_and_responses_are_sampled_and_observed_tokens(spec: Callable[..., Path]) -> None:
@@ -59,22 +59,22 @@ def test_what_no_task_fits_is_an_error_and_what_some_do_not_a_warning_with_the_n
     path = spec(train=(1, 1, 1, 40))
     longest = measured(path).prompts
     assert longest is not None
-    some = measured(path, Limits(prompt=longest.longest - 1))
-    (finding,) = judge_lengths(some, Names("run.max_prompt_length"), is_trained=True)
+    some = measured(path, RunLimits(prompt=longest.longest - 1))
+    (finding,) = judge_lengths(some, LimitNames("run.max_prompt_length"), is_trained=True)
     assert finding.level == "warning"
     assert (
         f"1 of 4 prompts are longer than the {longest.longest - 1:,} tokens of run.max_prompt_length" in finding.message
     )
     number = int(finding.message.rpartition("run.max_prompt_length=")[2].partition(",")[0])
-    assert levels(measured(path, Limits(prompt=number))) == []
-    assert levels(measured(path, Limits(prompt=10))) == ["error"]
-    assert levels(measured(path, Limits(prompt=10)), is_trained=False) == ["warning"]
+    assert levels(measured(path, RunLimits(prompt=number))) == []
+    assert levels(measured(path, RunLimits(prompt=10))) == ["error"]
+    assert levels(measured(path, RunLimits(prompt=10)), is_trained=False) == ["warning"]
 
 
-@pytest.mark.parametrize(("limits", "name"), [(Limits(response=9), "budget"), (Limits(turn=5), "longest_turn")])
-def test_responses_and_turns_have_limits_of_their_own(spec: Callable[..., Path], limits: Limits, name: str) -> None:
+@pytest.mark.parametrize(("limits", "name"), [(RunLimits(response=9), "budget"), (RunLimits(turn=5), "longest_turn")])
+def test_responses_and_turns_have_limits_of_their_own(spec: Callable[..., Path], limits: RunLimits, name: str) -> None:
     found = measured(spec(), limits)
-    (finding,) = judge_lengths(found, Names("p", "budget", "longest_turn"), is_trained=True)
+    (finding,) = judge_lengths(found, LimitNames("p", "budget", "longest_turn"), is_trained=True)
     assert finding.level == "error"
     assert f"set {name}=" in finding.message
     assert found.falling_out == len(found.tasks)
@@ -82,9 +82,9 @@ def test_responses_and_turns_have_limits_of_their_own(spec: Callable[..., Path],
 
 def test_the_specs_own_budget_is_named_where_it_is_the_smaller(spec: Callable[..., Path]) -> None:
     path = spec(more="limits: {response_tokens: 10}\n")
-    (finding,) = judge_lengths(measured(path, Limits(response=500)), Names(), is_trained=True)
+    (finding,) = judge_lengths(measured(path, RunLimits(response=500)), LimitNames(), is_trained=True)
     assert "the 10 tokens of limits.response_tokens" in finding.message
-    (finding,) = judge_lengths(measured(path, Limits(response=5)), Names(), is_trained=True)
+    (finding,) = judge_lengths(measured(path, RunLimits(response=5)), LimitNames(), is_trained=True)
     assert "the 5 tokens of max_response_tokens" in finding.message
 
 
@@ -107,7 +107,7 @@ def test_a_spec_without_an_oracle_has_prompts_alone_and_says_so(spec: Callable[.
     found = measured(path)
     assert found.prompts is not None
     assert found.responses is None
-    (finding,) = judge_lengths(found, Names(), is_trained=True)
+    (finding,) = judge_lengths(found, LimitNames(), is_trained=True)
     assert (finding.level, "the spec has no oracle" in finding.message) == ("unknown", True)
 
 
@@ -116,7 +116,7 @@ def test_an_oracle_that_fails_is_told_with_its_step(spec: Callable[..., Path]) -
     path.write_text(path.read_text().replace("<answer>{{ task.answer }}</answer>", "{{ results[7] }}"))
     found = measured(path)
     assert found.responses is None
-    (finding,) = judge_lengths(found, Names(), is_trained=True)
+    (finding,) = judge_lengths(found, LimitNames(), is_trained=True)
     assert finding.level == "warning"
     assert "the oracle does not play 4 of 4 tasks to the end: oracle.1" in finding.message
 
@@ -126,10 +126,10 @@ def test_an_episode_that_does_not_open_is_counted(spec: Callable[..., Path]) -> 
     path.write_text(path.read_text().replace('{{ task.question }}"\ntools', '{{ task.missing }}"\ntools'))
     found = measured(path)
     assert found.prompts is None
-    findings = list(judge_lengths(found, Names(), is_trained=True))
+    findings = list(judge_lengths(found, LimitNames(), is_trained=True))
     assert findings[0].level == "error"
     assert "4 of 4 tasks do not open" in findings[0].message
-    assert next(judge_lengths(found, Names(), is_trained=True, must_open=False)).level == "warning"
+    assert next(judge_lengths(found, LimitNames(), is_trained=True, must_open=False)).level == "warning"
 
 
 def test_rows_are_measured_each_with_its_prompt(spec: Callable[..., Path]) -> None:
@@ -157,7 +157,7 @@ def test_a_sample_is_spread_over_what_is_played(spec: Callable[..., Path]) -> No
 
 def test_a_task_falls_out_for_any_of_the_limits() -> None:
     task = TaskLengths(0, prompt=10, response=20, turn=5)
-    assert not task.falls_out(Limits(10, 20, 5))
-    for limits in (Limits(9, 20, 5), Limits(10, 19, 5), Limits(10, 20, 4)):
+    assert not task.falls_out(RunLimits(10, 20, 5))
+    for limits in (RunLimits(9, 20, 5), RunLimits(10, 19, 5), RunLimits(10, 20, 4)):
         assert task.falls_out(limits)
-    assert TaskLengths(0, fault="did not open").falls_out(Limits())
+    assert TaskLengths(0, fault="did not open").falls_out(RunLimits())

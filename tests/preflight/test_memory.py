@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.preflight import Limits, Machine, Model, SplitLengths, TaskLengths, judge_memory, memory_of, model_of
+from rlenv.preflight import Machine, Model, RunLimits, SplitLengths, TaskLengths, judge_memory, memory_of, model_of
 from rlenv.preflight.memory import (
     KNOWN,
     Decoder,
@@ -135,14 +135,16 @@ def test_what_cannot_fit_is_an_error() -> None:
     assert levels(Machine(20_000, sampler_share=0.6, offloads_weights=True)) == []
 
 
-def sequences(prompt: int, response: int, limits: Limits, *, passes: int = 10**9, positions: int = 10**9) -> list[str]:
+def sequences(
+    prompt: int, response: int, limits: RunLimits, *, passes: int = 10**9, positions: int = 10**9
+) -> list[str]:
     split = SplitLengths("e", "train", 1, limits, (TaskLengths(0, prompt, response),))
     model = Model(None, "", positions, None)
     return [one.level for one in judge_sequences([split], {"pass": passes}, model)]
 
 
 def test_a_pass_and_the_models_positions_take_the_longest_sequences() -> None:
-    limits = Limits(prompt=50, response=100)
+    limits = RunLimits(prompt=50, response=100)
     assert sequences(40, 60, limits, passes=140) == []
     assert sequences(40, 60, limits, passes=139) == ["warning"]
     assert sequences(40, 60, limits, passes=99) == ["error"]

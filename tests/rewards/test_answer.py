@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlenv.errors import UsageError
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
-from rlenv.rewards.answer import SEARCHED_CHARS, Answer, check, compile_pattern, extract, is_explicit
+from rlenv.rewards.answer import SEARCHED_CHARS, GivenAnswer, check, compile_pattern, extract, is_explicit
 
 
 def spec(**keys: object) -> AnswerSpec:
@@ -109,7 +109,7 @@ def test_a_message_with_calls_or_cut_short_is_not_final(rule: str) -> None:
 
 def test_a_marked_answer_counts_beside_calls() -> None:
     action = ParsedAction("<answer>4</answer>", calls=(ToolCall("add", {"a": 1}),))
-    assert extract(spec(), action) == Answer("4")
+    assert extract(spec(), action) == GivenAnswer("4")
     assert all(is_explicit(spec(**{"from": rule})) for rule in ("tag", "boxed", "regex", "tool"))
 
 
@@ -142,15 +142,15 @@ def test_the_argument_of_the_last_well_formed_submit_call_is_the_answer() -> Non
         ToolCall("submit", {"answer": "b", "note": "c"}),
         ToolCall("other", {"answer": "d"}),
     )
-    assert extract(submit, ParsedAction("", calls=calls)) == Answer("b")
+    assert extract(submit, ParsedAction("", calls=calls)) == GivenAnswer("b")
     assert extract(submit, ParsedAction('submit(answer="x")')) is None
     assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"text": "b"}),))) is None
 
 
 def test_the_only_argument_of_a_submit_call_needs_no_name_and_json_stays_json() -> None:
     submit = spec(**{"from": "tool", "tool": "submit"})
-    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": [1, True]}),))) == Answer("[1,true]")
-    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": 42}),))) == Answer("42")
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": [1, True]}),))) == GivenAnswer("[1,true]")
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": 42}),))) == GivenAnswer("42")
     assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": 1, "y": 2}),))) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
-from rlenv.rewards.rules.mathematics import Verdict, Workers
+from rlenv.rewards.rules.mathematics import Equality, MathWorkers
 from rlenv.rewards.rules.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
 
@@ -154,13 +154,13 @@ def test_a_gold_value_that_cannot_be_compared_with_leaves_the_term_invalid_for_e
         equal(gold if answer == "the gold itself" else answer, gold, limit_s=0.3)
 
 
-def compared(pool: Workers, mine: str, gold: str, *, limit_s: float = 5) -> Verdict:
+def compared(pool: MathWorkers, mine: str, gold: str, *, limit_s: float = 5) -> Equality:
     return asyncio.run(pool.compare(mine, [gold], limit_s=limit_s))
 
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_says_nothing_about_the_answer() -> None:
-    pool = Workers(size=1, stall_s=0.1)
+    pool = MathWorkers(size=1, stall_s=0.1)
     assert compared(pool, "x", "x").is_equal
     (stopped,) = pool.pool.processes
     os.kill(stopped, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_a_process_that_is_stopped_says_nothing_about_the_answer() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_somebody_ends_costs_no_comparison() -> None:
-    pool = Workers(size=1)
+    pool = MathWorkers(size=1)
     assert compared(pool, "x", "x").is_equal
     os.kill(pool.pool.processes[0], signal.SIGKILL)
     assert compared(pool, "0.25+0.25", "1/2").is_equal
@@ -216,7 +216,7 @@ def test_an_answer_that_brings_its_process_down_is_wrong_and_one_that_somebody_e
     (tmp_path / "ends.py").write_text(ENDS)
     (tmp_path / "left").write_text(f"{number:d} {times}")
     monkeypatch.syspath_prepend(tmp_path)
-    pool = Workers(size=1, program="ends:serve")
+    pool = MathWorkers(size=1, program="ends:serve")
     try:
         if is_equal is None:
             with pytest.raises(RewardError, match="from outside"):

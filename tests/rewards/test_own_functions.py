@@ -13,7 +13,7 @@ from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, Term, TermCompileContext
-from rlenv.rewards.comparators import PythonSpec, Side, compile_comparator
+from rlenv.rewards.comparators import PythonComparatorSpec, Side, compile_comparator
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.secrets import resolve
@@ -106,7 +106,9 @@ def test_details_of_a_function_are_kept_within_bounds(base: Path) -> None:
 
 
 def test_a_comparator_that_ends_the_program_ends_its_term_only(base: Path) -> None:
-    compare = compile_comparator(PythonSpec(by="python", function="own.py:cmp_leaves"), TermCompileContext(base))
+    compare = compile_comparator(
+        PythonComparatorSpec(by="python", function="own.py:cmp_leaves"), TermCompileContext(base)
+    )
     with pytest.raises(RewardError, match="SystemExit: 3"):
         compare(Side("1"), Side("1"))
 

@@ -22,7 +22,7 @@ from rlenv.tokens.bound import load_tokenizer
 from rlenv.tokens.check import Explained, check, compare, explain
 from rlenv.tokens.dialogues import situations
 from rlenv.tokens.dummies import KEYS
-from rlenv.tokens.replay import Independent, Outcome, Replay
+from rlenv.tokens.replay import Independent, Replay, ReplayOutcome
 from rlenv.trajectory import RewardBreakdown, Trajectory, Turn
 from tests.support import real
 from tests.support.families import bound
@@ -101,7 +101,7 @@ def test_dialogues_cover_each_kind_of_turn() -> None:
     assert all(turn.answers[0].role == "user" for one in situations(with_tools=False) for turn in one.turns)
 
 
-def outcomes(source: str, name: str, **options: Any) -> list[Outcome]:
+def outcomes(source: str, name: str, **options: Any) -> list[ReplayOutcome]:
     dialogue = next(one for one in situations() if one.name == name)
     return list(Replay(encoder(source, **options)).play(dialogue))
 

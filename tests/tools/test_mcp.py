@@ -415,18 +415,18 @@ def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:
 def test_a_server_that_cannot_be_started_any_more_makes_the_reward_invalid() -> None:
     from rlenv.errors import ResourceError
     from rlenv.tools._mcp.link import open_pool
-    from rlenv.tools._mcp.server import Connection, Server, ServerDown
+    from rlenv.tools._mcp.server import Connection, McpServer, ServerDown
 
     starts = []
 
     @asynccontextmanager
-    async def broken(server: Server, **_: Any) -> AsyncIterator[Connection]:
+    async def broken(server: McpServer, **_: Any) -> AsyncIterator[Connection]:
         starts.append(server)
         raise ServerDown("the disk is full")
         yield
 
     async def main() -> None:
-        async with open_pool(Server("lab", command=("x",)), size=1, connect=broken) as pool:
+        async with open_pool(McpServer("lab", command=("x",)), size=1, connect=broken) as pool:
             for _ in range(3):
                 with pytest.raises(ServerDown, match="the disk is full"):
                     await pool.call("echo", {}, deadline=0)
@@ -581,20 +581,20 @@ def test_a_call_that_met_a_dying_server_is_tried_again_where_the_spec_says_so(
 
 def test_a_bug_in_a_call_is_told_as_one_and_not_as_the_servers_failure() -> None:
     from rlenv.tools._mcp.link import Link
-    from rlenv.tools._mcp.server import Connection, Server
+    from rlenv.tools._mcp.server import Connection, McpServer
 
     class Client:
         async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
             raise TypeError("a bug")
 
     @asynccontextmanager
-    async def connect(server: Server, *, on_end: Any, on_unknown: Any) -> AsyncIterator[Connection]:
+    async def connect(server: McpServer, *, on_end: Any, on_unknown: Any) -> AsyncIterator[Connection]:
         client: Any = Client()
         client.child = None
         yield client
 
     async def ask() -> None:
-        link = Link(Server(name="lab", command=("true",)), connect=connect)
+        link = Link(McpServer(name="lab", command=("true",)), connect=connect)
         try:
             await link.call("echo", {}, deadline=time.monotonic() + 60)
         finally:

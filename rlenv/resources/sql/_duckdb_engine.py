@@ -28,7 +28,7 @@ from rlenv.resources.sql.engine import Rows, cell_size, columns_of, columns_size
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Engine"]
+__all__ = ["DuckdbStatements"]
 
 # https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview
 _CONFIG: Final[Mapping[str, Any]] = {
@@ -101,7 +101,7 @@ def _words(raw: duckdb.DuckDBPyConnection) -> list[str]:
     return list(dict.fromkeys(word for row in found for word in row))[:_MAX_WORDS]
 
 
-class Engine:
+class DuckdbStatements:
     """Statements on DuckDB files: some that are shared and read, and one private copy at a time."""
 
     def __init__(self) -> None:

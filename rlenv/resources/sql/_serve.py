@@ -18,13 +18,13 @@ import orjson
 from rlenv.concurrency import served
 from rlenv.errors import ResourceError, ToolFailed
 
-__all__ = ["Engine", "read", "serve", "written"]
+__all__ = ["WorkerEngine", "read", "serve", "written"]
 
 _MAX_TRACE = 20_000
 
 
-class Engine(Protocol):
-    """The engine that a worker's module has under the name `Engine`."""
+class WorkerEngine(Protocol):
+    """The engine in a worker's process."""
 
     @property
     def holds(self) -> str:
@@ -39,7 +39,7 @@ class Engine(Protocol):
         """
 
 
-def _answer(engine: Engine, asked: dict[str, Any], fd: int | None) -> tuple[bytes, bytes | None]:
+def _answer(engine: WorkerEngine, asked: dict[str, Any], fd: int | None) -> tuple[bytes, bytes | None]:
     """The body of the answer, and the image of a copy that the statement changed."""
     image = None
     try:
@@ -61,8 +61,9 @@ def _answer(engine: Engine, asked: dict[str, Any], fd: int | None) -> tuple[byte
 
 
 def serve(host: socket.socket, told: dict[str, Any]) -> None:
-    """Runs statements on the engine of a module."""
-    engine: Engine = importlib.import_module(told["engine"]).Engine()
+    """Runs statements on an engine, named as `module:class`."""
+    module, _, name = told["engine"].partition(":")
+    engine: WorkerEngine = getattr(importlib.import_module(module), name)()
 
     def ask(body: bytes, fd: int | None) -> tuple[bytes, int | None]:
         asked = orjson.loads(body)

@@ -18,7 +18,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Rows, cell_size, columns_of, columns_size
 
-__all__ = ["Connection", "NotQuick"]
+__all__ = ["NotQuick", "SqliteConnection"]
 
 _READS: Final = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE))
 _WRITES: Final = {
@@ -114,7 +114,7 @@ class NotQuick(Exception):
     """The statement may take long and has to be run off the event loop; it has changed nothing."""
 
 
-class Connection:
+class SqliteConnection:
     """A connection that runs one statement at a time.
 
     Args:

@@ -8,20 +8,20 @@ from typing import Any, Final
 
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql._serve import read
-from rlenv.resources.sql._sqlite_connection import Connection
+from rlenv.resources.sql._sqlite_connection import SqliteConnection
 from rlenv.resources.sql.engine import Rows
 
-__all__ = ["Engine"]
+__all__ = ["SqliteStatements"]
 
 _MAX_FILES: Final = 8
 
 
-class Engine:
+class SqliteStatements:
     """Statements on SQLite files and images."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Connection] = {}
-        self._copy: Connection | None = None
+        self._open: dict[str, SqliteConnection] = {}
+        self._copy: SqliteConnection | None = None
         self._copy_key = ""
 
     @property
@@ -57,20 +57,20 @@ class Engine:
         self._copy_key = asked["key"] if image is None else asked["next"]
         return answer, image
 
-    def _shared(self, asked: dict[str, Any], fd: int | None) -> Connection:
+    def _shared(self, asked: dict[str, Any], fd: int | None) -> SqliteConnection:
         found = self._open.pop(asked["key"], None)
         if found is None:
             while len(self._open) >= _MAX_FILES:
                 self._open.pop(next(iter(self._open))).close()
             try:
                 raw = _opened(fd) if fd is not None else sqlite3.connect(asked["file"], uri=True, cached_statements=0)
-                found = Connection(raw, may_write=False)
+                found = SqliteConnection(raw, may_write=False)
             except sqlite3.Error as error:
                 raise ResourceError(f"the database cannot be opened: {error}") from error
         self._open[asked["key"]] = found
         return found
 
-    def _private(self, asked: dict[str, Any], fd: int | None) -> Connection:
+    def _private(self, asked: dict[str, Any], fd: int | None) -> SqliteConnection:
         if self._copy is not None and self._copy_key == asked["key"]:
             return self._copy
         if self._copy is not None:
@@ -78,7 +78,7 @@ class Engine:
             self._copy = None
         if fd is None:
             raise ResourceError("the image of the database did not come with the statement")
-        self._copy = Connection(_opened(fd), may_write=True, max_bytes=asked["max_bytes"])
+        self._copy = SqliteConnection(_opened(fd), may_write=True, max_bytes=asked["max_bytes"])
         self._copy.prime(asked["rowid"], asked["changes"])
         return self._copy
 
@@ -89,7 +89,7 @@ def _opened(fd: int) -> sqlite3.Connection:
     return raw
 
 
-def _run(connection: Connection, asked: dict[str, Any]) -> Rows:
+def _run(connection: SqliteConnection, asked: dict[str, Any]) -> Rows:
     return connection.run(
         asked["sql"],
         until=time.monotonic() + asked["wall_s"],

@@ -20,8 +20,8 @@ from rlenv._base.paths import read_file
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.resources.sql._serve import written
-from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
-from rlenv.resources.sql.engine import Limits, Rows
+from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
+from rlenv.resources.sql.engine import Rows, StatementLimits
 
 __all__ = ["HeldImage", "SqliteFile", "memory_for", "off_the_loop", "plainness", "run_briefly", "unique"]
 
@@ -53,7 +53,7 @@ class _Pause:
 _pause: Final = _Pause()
 
 
-def run_briefly(run: Callable[..., Rows], sql: str, limits: Limits) -> Rows:
+def run_briefly(run: Callable[..., Rows], sql: str, limits: StatementLimits) -> Rows:
     """The rows of a plain SELECT that runs on the event loop.
 
     Raises:
@@ -96,7 +96,7 @@ class SqliteFile:
         self.version: tuple[str, int, int] | None = None
         self._is_closed = False
         self.image: bytes | None = None
-        self._idle: list[Connection] = []
+        self._idle: list[SqliteConnection] = []
         self._words: list[str] | None = None
         self._file: HeldImage | None = None
         try:
@@ -118,7 +118,7 @@ class SqliteFile:
         # What rolls a transaction back takes with it what the episode wrote before.
         self.is_written_quickly = self.is_quick and "ROLLBACK" not in schema
 
-    def connect(self) -> Connection:
+    def connect(self) -> SqliteConnection:
         """A connection of its own, for the event loop: to the file, or to a fresh copy of the image."""
         try:
             if self.image is None:
@@ -132,7 +132,7 @@ class SqliteFile:
                         first.backup(raw)
                 else:
                     raw.deserialize(self.image)
-            return Connection(raw, may_write=self.is_copied, is_quick=True)
+            return SqliteConnection(raw, may_write=self.is_copied, is_quick=True)
         except sqlite3.Error as error:
             raise ResourceError(f"the database {self.path} cannot be opened: {error}") from error
 
@@ -163,7 +163,7 @@ class SqliteFile:
             self._file = self._file or file
         yield self._file.fd
 
-    def lend(self) -> Connection:
+    def lend(self) -> SqliteConnection:
         """A private copy that may be written, for one episode."""
         if not self.is_kept:
             return self.connect()
@@ -174,7 +174,7 @@ class SqliteFile:
         connection.begin()
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: SqliteConnection) -> None:
         """Takes a private copy back, without what was written into it, or closes it."""
         room = max(_MAX_IDLE, _MAX_IDLE_BYTES // max(1, self.size))
         if self.is_kept and connection.roll_back() and not self._is_closed and len(self._idle) < room:

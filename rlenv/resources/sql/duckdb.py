@@ -20,8 +20,8 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql.engine import Limits, Opened, Rows
-from rlenv.resources.sql.resource import Answer, DatabaseSpec, Request, SqlResource, SqlWorkers
+from rlenv.resources.sql.engine import Opened, Rows, StatementLimits
+from rlenv.resources.sql.resource import DatabaseSpec, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
 
@@ -34,7 +34,7 @@ _MISSING: Final = re.compile(
     r"Referenced column \"(?P<column>.+?)\" not found|does not have a column named \"(?P<member>.+?)\")"
 )
 _PROPOSALS: Final = re.compile(r"!|\s*(?:Did you mean|Candidate)")
-workers: Final = SqlWorkers("rlenv.resources.sql._duckdb_engine", can_sleep=True)
+workers: Final = SqlWorkers("rlenv.resources.sql._duckdb_engine:DuckdbStatements", can_sleep=True)
 _threads: Final = ThreadPool(size=8)  # for copying files
 
 
@@ -79,7 +79,7 @@ class _File:
             self.version = (str(self.path.resolve()), state.st_mtime_ns, state.st_size)
         self._words = told["words"]
 
-    async def ask(self, what: str, sql: str = "", limits: Limits | None = None) -> Answer:
+    async def ask(self, what: str, sql: str = "", limits: StatementLimits | None = None) -> WorkerAnswer:
         """The answer of a worker."""
         file = str(self.path.absolute())
         where = {
@@ -89,9 +89,9 @@ class _File:
             "memory": _MEMORY_BYTES,
             "max_bytes": self._size + _MAX_GROWTH_BYTES if self.may_write else 0,
         }
-        limits = limits or Limits(time.monotonic() + _OPEN_S, cpu_s=_OPEN_S, max_rows=0, max_size=0)
+        limits = limits or StatementLimits(time.monotonic() + _OPEN_S, cpu_s=_OPEN_S, max_rows=0, max_size=0)
         key = file if self.may_write else ""
-        return await workers.run(Request(sql, limits, where, key=key, next_key=key))
+        return await workers.run(StatementRequest(sql, limits, where, key=key, next_key=key))
 
     async def release(self) -> None:
         """Has the worker that holds the copy open close it."""
@@ -109,7 +109,7 @@ class _Database:
         self.about = file
         self._folder = folder
 
-    async def run(self, sql: str, limits: Limits) -> Rows:
+    async def run(self, sql: str, limits: StatementLimits) -> Rows:
         return Rows.of((await self.about.ask("query", sql, limits)).told)
 
     async def close(self) -> None:

@@ -18,9 +18,9 @@ __all__ = [
     "MAX_SQL",
     "About",
     "Engine",
-    "Limits",
     "Opened",
     "Rows",
+    "StatementLimits",
     "cell_size",
     "columns_of",
     "columns_size",
@@ -34,7 +34,7 @@ MAX_SIZE: Final = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StatementLimits:
     """Until when, on the clock of `time.monotonic()`, how much processor time, and how much may come of it."""
 
     deadline: float
@@ -52,11 +52,11 @@ _LEAST_CPU_S: Final = 0.02
 
 def limits_for(
     deadline: float, *, cpu_s: float | None, max_rows: int, max_size: int, is_urgent: bool = False
-) -> Limits:
+) -> StatementLimits:
     """The limits of a statement that is given now; without `cpu_s` a quarter of its time is for the processor."""
     if cpu_s is None:
         cpu_s = max((deadline - time.monotonic()) * CPU_SHARE, _LEAST_CPU_S)
-    return Limits(deadline, cpu_s, max_rows, max_size, is_urgent)
+    return StatementLimits(deadline, cpu_s, max_rows, max_size, is_urgent)
 
 
 _MAX_COLUMNS: Final = 200
@@ -144,7 +144,7 @@ class Opened(Protocol):
     def about(self) -> About:
         """The facts that are known of it."""
 
-    async def run(self, sql: str, limits: Limits) -> Rows:
+    async def run(self, sql: str, limits: StatementLimits) -> Rows:
         """The rows of one statement of at most `MAX_SQL` characters. Of a private copy's statements one runs at a time.
 
         Raises:

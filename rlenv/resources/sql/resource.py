@@ -36,9 +36,18 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import ResourceSpec
 from rlenv.language.templates import TemplateError
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Engine, Limits, Opened, Rows, limits_for
+from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits, limits_for
 
-__all__ = ["Answer", "Database", "DatabaseSpec", "EngineRaised", "Image", "Request", "SqlResource", "SqlWorkers"]
+__all__ = [
+    "Database",
+    "DatabaseSpec",
+    "EngineRaised",
+    "Image",
+    "SqlResource",
+    "SqlWorkers",
+    "StatementRequest",
+    "WorkerAnswer",
+]
 
 
 class Database:
@@ -232,7 +241,7 @@ Image = Callable[[], AbstractAsyncContextManager[int]]
 
 
 @dataclass(slots=True)
-class Answer:
+class WorkerAnswer:
     """A worker's answer, and the image of a copy that the statement changed, as a descriptor to be closed."""
 
     told: dict[str, Any]
@@ -244,7 +253,7 @@ class EngineRaised(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StatementRequest:
     """One statement on its way to a process.
 
     `where` is what the engine needs beside it: which file, and what may be done there. `key` stands for the file, or
@@ -253,7 +262,7 @@ class Request:
     """
 
     sql: str
-    limits: Limits
+    limits: StatementLimits
     where: Mapping[str, Any]
     key: str = ""
     image: Image | None = None
@@ -277,7 +286,7 @@ class SqlWorkers:
     """Processes of one engine.
 
     Args:
-        engine: the module that has it (see `_serve.Engine`).
+        engine: its class as `module:class` (see `_serve.WorkerEngine`).
         can_sleep: whether a statement of it can wait for nothing but the time.
     """
 
@@ -285,7 +294,7 @@ class SqlWorkers:
         waits = {"S": "timeout"} if can_sleep else {}
         self.pool = Pool(Program("rlenv.resources.sql._serve:serve", {"engine": engine}, is_bare=True, waits=waits))
 
-    async def run(self, request: Request) -> Answer:
+    async def run(self, request: StatementRequest) -> WorkerAnswer:
         """The worker's answer to a statement.
 
         Raises:
@@ -318,7 +327,7 @@ class SqlWorkers:
         return _checked(answer)
 
 
-async def _asked(process: Process, request: Request) -> Answer:
+async def _asked(process: Process, request: StatementRequest) -> WorkerAnswer:
     image = request.image if process.holds != request.key else None
     async with contextlib.nullcontext() if image is None else image() as fd:
         left = request.limits.deadline - time.monotonic()
@@ -333,7 +342,7 @@ async def _asked(process: Process, request: Request) -> Answer:
         if fd is not None:
             os.close(fd)
         raise Gone(None) from error
-    return Answer(told, fd)
+    return WorkerAnswer(told, fd)
 
 
 def _failure(error: Gone) -> ToolFailed:
@@ -350,7 +359,7 @@ def _failure(error: Gone) -> ToolFailed:
     return ToolFailed("the process of the query was ended", reason="worker", retryable=True, details=details)
 
 
-def _checked(answer: Answer) -> Answer:
+def _checked(answer: WorkerAnswer) -> WorkerAnswer:
     told = answer.told
     if "lost" in told:
         raise ResourceError(told["lost"])

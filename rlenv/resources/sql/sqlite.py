@@ -23,7 +23,7 @@ from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
 from rlenv.resources.sql._serve import read
-from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
+from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 from rlenv.resources.sql._sqlite_file import (
     HeldImage,
     SqliteFile,
@@ -33,8 +33,8 @@ from rlenv.resources.sql._sqlite_file import (
     run_briefly,
     unique,
 )
-from rlenv.resources.sql.engine import Limits, Opened, Rows
-from rlenv.resources.sql.resource import Answer, DatabaseSpec, Image, Request, SqlResource, SqlWorkers
+from rlenv.resources.sql.engine import Opened, Rows, StatementLimits
+from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
 
@@ -54,7 +54,7 @@ class SqliteCopy:
     def __init__(self, file: SqliteFile, workers: SqlWorkers) -> None:
         self.about = file
         self._workers = workers
-        self._own: Connection | None = file.lend()
+        self._own: SqliteConnection | None = file.lend()
         self._held = -1
         """The descriptor of the image, where there is no connection."""
         self._last = (0, 0)
@@ -65,12 +65,12 @@ class SqliteCopy:
         self._is_as_lent = True
         self._has_begun = file.is_kept
 
-    async def run(self, sql: str, limits: Limits) -> Rows:
+    async def run(self, sql: str, limits: StatementLimits) -> Rows:
         """The rows of one statement."""
         found = self._tried(sql, limits)
         return await self._in_worker(sql, limits) if found is None else found
 
-    def _tried(self, sql: str, limits: Limits) -> Rows | None:
+    def _tried(self, sql: str, limits: StatementLimits) -> Rows | None:
         """The rows of a plain statement that ran on the event loop, or None."""
         own = self._own
         if own is None or not self.about.is_quick or not (kind := plainness(sql)):
@@ -90,7 +90,7 @@ class SqliteCopy:
         self._is_as_lent = False
         return found
 
-    def _check(self, own: Connection) -> None:
+    def _check(self, own: SqliteConnection) -> None:
         """Sees to it that nothing of what the episode wrote was undone by the engine."""
         if not self._has_begun or own.has_begun:
             return
@@ -99,7 +99,7 @@ class SqliteCopy:
         own.close()
         self._own = self.about.lend()
 
-    async def _in_worker(self, sql: str, limits: Limits) -> Rows:
+    async def _in_worker(self, sql: str, limits: StatementLimits) -> Rows:
         rowid, changes = self._last if self._own is None else self._own.last()
         where = {
             "may_write": True,
@@ -110,7 +110,7 @@ class SqliteCopy:
         }
         image: Image = self.about.shared_image if self._is_as_lent else self._image
         next_key = unique(self.about.key)
-        request = Request(sql, limits, where, key=self._key, image=image, next_key=next_key)
+        request = StatementRequest(sql, limits, where, key=self._key, image=image, next_key=next_key)
         answer = await self._workers.run(request)
         if answer.fd is not None:
             await self._adopt(answer, answer.fd, next_key)
@@ -126,11 +126,11 @@ class SqliteCopy:
         held = await off_the_loop(lambda: HeldImage(own.image()), size=self._size)
         yield held.fd
 
-    async def _adopt(self, answer: Answer, fd: int, key: str) -> None:
+    async def _adopt(self, answer: WorkerAnswer, fd: int, key: str) -> None:
         """Takes the image in `fd` for the database, and the descriptor with it."""
         told = answer.told
         size = os.fstat(fd).st_size
-        own: Connection | None = None
+        own: SqliteConnection | None = None
         try:
             if self._own is not None and not told["has_new_schema"]:
                 last = (told["rowid"], told["changes"])
@@ -161,15 +161,15 @@ class SqliteCopy:
         self._leave()
 
 
-def _opened(fd: int, last: tuple[int, int]) -> Connection:
+def _opened(fd: int, last: tuple[int, int]) -> SqliteConnection:
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
     raw.deserialize(read(fd))
-    connection = Connection(raw, may_write=True, is_quick=True)
+    connection = SqliteConnection(raw, may_write=True, is_quick=True)
     connection.prime(*last)
     return connection
 
 
-workers: Final = SqlWorkers("rlenv.resources.sql._sqlite_engine")
+workers: Final = SqlWorkers("rlenv.resources.sql._sqlite_engine:SqliteStatements")
 _MISSING: Final = re.compile(r"no such (?:table|column): \"?(.+?)\"?$")
 
 
@@ -194,7 +194,7 @@ class _Shared:
     def __init__(self, file: SqliteFile) -> None:
         self.about = file
 
-    async def run(self, sql: str, limits: Limits) -> Rows:
+    async def run(self, sql: str, limits: StatementLimits) -> Rows:
         file = self.about
         if file.is_quick and plainness(sql) == "read":
             try:
@@ -202,7 +202,7 @@ class _Shared:
             except NotQuick:
                 pass
         image = file.shared_image if file.image is not None else None
-        return Rows.of((await workers.run(Request(sql, limits, file.where(), key=file.key, image=image))).told)
+        return Rows.of((await workers.run(StatementRequest(sql, limits, file.where(), key=file.key, image=image))).told)
 
     async def close(self) -> None:
         pass  # the file's connections are in its pool

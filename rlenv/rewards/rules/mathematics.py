@@ -40,12 +40,12 @@ __all__ = [
     "SKYRL_AIME",
     "VERL_DAPO",
     "VERL_MATH",
+    "Equality",
     "MathEqualSpec",
+    "MathWorkers",
     "SkyrlAimeSpec",
-    "Verdict",
     "VerlDapoSpec",
     "VerlMathSpec",
-    "Workers",
     "read_minerva",
     "shared_workers",
 ]
@@ -59,14 +59,14 @@ _CRASHES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Equality:
     """The equality of an answer with an accepted one, and the reason where mathematics does not decide it."""
 
     is_equal: bool
     note: str = ""
 
 
-class Workers:
+class MathWorkers:
     """A few processes that compare expressions; started when needed, ended with the interpreter or by `pool.close`.
 
     Args:
@@ -86,7 +86,7 @@ class Workers:
         self.pool = Pool(Program(program, is_bare=True), limit=size)
         self._stall_s = stall_s
 
-    async def compare(self, mine: str | None, golds: Sequence[str], *, limit_s: float) -> Verdict:
+    async def compare(self, mine: str | None, golds: Sequence[str], *, limit_s: float) -> Equality:
         """Compares in a process; where there is no answer (None) the accepted ones are only read.
 
         An answer that cannot be read, or that takes more than `limit_s` seconds of processor time or more memory than
@@ -152,15 +152,15 @@ class Workers:
             raise raised[0]
 
 
-def _verdict(said: Mapping[str, Any], limit_s: float) -> Verdict:
+def _verdict(said: Mapping[str, Any], limit_s: float) -> Equality:
     if said.get("used_up"):
-        return Verdict(False, f"not decided within {limit_s:g} s of processor time")
+        return Equality(False, f"not decided within {limit_s:g} s of processor time")
     if said.get("memory"):
-        return Verdict(False, "it takes more memory than there is to compare")
+        return Equality(False, "it takes more memory than there is to compare")
     if said.get("crash"):
-        return Verdict(False, "it brings down the process that reads it")
+        return Equality(False, "it brings down the process that reads it")
     note = said.get("error") or ("cannot be read as one expression" if said.get("unreadable") else "")
-    return Verdict(bool(said.get("equal")), note)
+    return Equality(bool(said.get("equal")), note)
 
 
 def _refuse(said: Mapping[str, Any], golds: Sequence[str], limit_s: float) -> None:
@@ -178,13 +178,13 @@ def _refuse(said: Mapping[str, Any], golds: Sequence[str], limit_s: float) -> No
 
 
 @lru_cache(maxsize=1)
-def shared_workers() -> Workers:
+def shared_workers() -> MathWorkers:
     """The workers of this process.
 
     Raises:
         MissingExtra: the library is not installed.
     """
-    return Workers()
+    return MathWorkers()
 
 
 _MAX_CHARS = 2_000

@@ -19,7 +19,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import INTERNAL_ERROR, jsonrpc_message_adapter
 
 from rlenv._base.strict_json import TooMuchJson
-from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, Gate, looked_at
+from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, MessageBudget, looked_at
 
 __all__ = ["BROKEN", "LOST", "UNREACHABLE", "open_http", "open_sse"]
 
@@ -46,7 +46,7 @@ class _Careful(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
         self._on_lost = on_lost  # of a server that does not know the session, or by SSE of a message that is lost
         self._is_sse = is_sse
-        self._gate = Gate()
+        self._gate = MessageBudget()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method != "DELETE":

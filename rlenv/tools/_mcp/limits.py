@@ -26,7 +26,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "TOO_LARGE",
     "Events",
-    "Gate",
+    "MessageBudget",
     "is_heard",
     "looked_at",
     "read_message",
@@ -55,7 +55,7 @@ _PER_CALL: Final = 2 * MAX_MESSAGE_BYTES / _BYTES_PER_UNIT
 _MOST: Final = _BURST + 16 * _PER_CALL
 
 
-class Gate:
+class MessageBudget:
     """Counts what a session is sent: a unit a message and one for every 4 kB of it.
 
     There are 4,000 units to begin with, 1,000 more a second, and enough for two of the longest messages with every
@@ -175,7 +175,7 @@ class Events:
         is_answer: the stream answers one request, so that an answer over the limits is an error in its place.
     """
 
-    def __init__(self, gate: Gate, *, is_answer: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, gate: MessageBudget, *, is_answer: bool, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._gate = gate
         self._is_answer = is_answer
         self._max_bytes = max_bytes

@@ -22,11 +22,11 @@ from rlenv.concurrency.scope import Hosted
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
 from rlenv.tools._mcp.limits import TOO_LARGE
-from rlenv.tools._mcp.server import Connection, Server, ServerDown, connect
+from rlenv.tools._mcp.server import Connection, McpServer, ServerDown, connect
 from rlenv.tools._wire import Breaks
 from rlenv.tools.base import asked_again
 
-__all__ = ["CallFailed", "Pool", "ServerDied", "open_pool"]
+__all__ = ["CallFailed", "ServerDied", "SessionPool", "open_pool"]
 
 _log = secrets.logger("rlenv.tools")
 _MOST_FAILED_STARTS = 3
@@ -117,7 +117,7 @@ class _Pace:
 class Link:
     """One session that is renewed when it ends. `in_flight` calls are using it."""
 
-    def __init__(self, server: Server, *, connect: Connect = connect, is_trial: bool = False) -> None:
+    def __init__(self, server: McpServer, *, connect: Connect = connect, is_trial: bool = False) -> None:
         self._server = server
         self._connect = connect
         self._is_trial = is_trial
@@ -321,10 +321,10 @@ class _NotRun(Exception):
     """The server did not know the session, and has not run the call."""
 
 
-class Pool:
+class SessionPool:
     """At most `size` sessions on one server, each with any number of calls; the least busy one takes the next."""
 
-    def __init__(self, server: Server, *, size: int, connect: Connect = connect, is_trial: bool = False) -> None:
+    def __init__(self, server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False) -> None:
         self._server = server
         self._size = size
         self._connect = connect
@@ -358,14 +358,14 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(
-    server: Server, *, size: int, connect: Connect = connect, is_trial: bool = False
-) -> AsyncIterator[Pool]:
+    server: McpServer, *, size: int, connect: Connect = connect, is_trial: bool = False
+) -> AsyncIterator[SessionPool]:
     """A pool, closed on leaving; `connect` opens one session.
 
     Args:
         is_trial: what is called may end the server, as it has before: it is started anew at once, and nobody is told.
     """
-    pool = Pool(server, size=size, connect=connect, is_trial=is_trial)
+    pool = SessionPool(server, size=size, connect=connect, is_trial=is_trial)
     try:
         yield pool
     finally:

@@ -25,7 +25,7 @@ from rlenv.tools._mcp.http import open_http, open_sse
 from rlenv.tools._mcp.stdio import Child, child_environment, open_child
 from rlenv.tools.base import ToolOutput
 
-__all__ = ["Connection", "Server", "ServerDown", "as_output", "connect"]
+__all__ = ["Connection", "McpServer", "ServerDown", "as_output", "connect"]
 
 _NO_TEXT = "(no text)"
 _MAX_PARTS = 256
@@ -106,7 +106,7 @@ class ServerDown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class McpServer:
     """A server as an entry names it, secrets filled in. Equal servers have equal `key`.
 
     Exactly one of `command` and `url` is given. `env` is added to the minimal environment of the process; `cwd` is
@@ -200,7 +200,7 @@ class Connection:
 
 @asynccontextmanager
 async def connect(
-    server: Server,
+    server: McpServer,
     *,
     on_end: Callable[[Connection], None] | None = None,
     on_unknown: Callable[[Connection], None] | None = None,
@@ -256,7 +256,7 @@ async def connect(
         yield connection
 
 
-def _client(server: Server, streams: AbstractAsyncContextManager[Any]) -> Client:
+def _client(server: McpServer, streams: AbstractAsyncContextManager[Any]) -> Client:
     is_said = False
 
     async def heard(message: Any) -> None:
@@ -283,7 +283,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _why(server: Server, child: Child | None, reason: str) -> str:
+def _why(server: McpServer, child: Child | None, reason: str) -> str:
     if child is None:
         return f"the MCP server '{server.name}' ({server.address}) cannot be reached: {reason}"
     fate = "" if child.is_open else f" ({child.fate})"

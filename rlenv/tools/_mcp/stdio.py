@@ -27,7 +27,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from rlenv.concurrency.processes import cause_of, ending, work_of
 from rlenv.secrets import redact
-from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, Gate, read_message, too_long
+from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, read_message, too_long
 from rlenv.tools._process import MARK, sweep
 
 __all__ = ["Child", "child_environment", "open_child"]
@@ -155,7 +155,7 @@ class Child(asyncio.SubprocessProtocol):
         self.incoming = _Incoming(self._pause_or_resume)
         self.outgoing = _Outgoing(self)
         self.on_end: Callable[[], None] | None = None
-        self.gate = Gate()
+        self.gate = MessageBudget()
         self.garbage = 0
         """Lines on its standard output that were no messages."""
         self.fault = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.resources.sql.engine import limits_for
-from rlenv.resources.sql.resource import EngineRaised, Request, SqlWorkers
+from rlenv.resources.sql.resource import EngineRaised, SqlWorkers, StatementRequest
 from tests.resources.sql.engines import run
 
 WHERE = {"may_write": False, "memory": 512_000_000}
@@ -24,8 +24,8 @@ class Engine:
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ("broken_engine", 'KeyError: "a bug of the engine\'s"'),
-        ("no_such_engine", "No module named 'no_such_engine'"),
+        ("broken_engine:Engine", 'KeyError: "a bug of the engine\'s"'),
+        ("no_such_engine:Engine", "No module named 'no_such_engine'"),
     ],
 )
 def test_a_bug_of_an_engine_comes_out_with_its_traceback(
@@ -37,7 +37,7 @@ def test_a_bug_of_an_engine_comes_out_with_its_traceback(
     limits = limits_for(time.monotonic() + 50, cpu_s=None, max_rows=1, max_size=100)
     try:
         with pytest.raises(EngineRaised, match="Traceback") as found:
-            run(workers.run(Request("SELECT 1", limits, WHERE)))
+            run(workers.run(StatementRequest("SELECT 1", limits, WHERE)))
         assert says in str(found.value)
     finally:
         workers.pool.close()

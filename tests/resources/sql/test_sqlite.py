@@ -15,7 +15,7 @@ from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql._serve import read, written
 from rlenv.resources.sql.engine import limits_for
-from rlenv.resources.sql.resource import Answer, Request
+from rlenv.resources.sql.resource import StatementRequest, WorkerAnswer
 from rlenv.resources.sql.sqlite import SqliteCopy
 from tests.resources.sql.engines import SQLITE, rows, run, toys
 
@@ -115,10 +115,10 @@ class Workers:
     """Workers that give back a copy of what they get, and remember what they were asked."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[StatementRequest] = []
         self.asked_again = asyncio.Event()
 
-    async def run(self, request: Request) -> Answer:
+    async def run(self, request: StatementRequest) -> WorkerAnswer:
         self.requests.append(request)
         assert request.image is not None
         async with request.image() as fd:
@@ -127,7 +127,7 @@ class Workers:
         if len(self.requests) == 2:
             self.asked_again.set()
         told |= {"rowid": 0, "changes": 0, "has_new_schema": False}
-        return Answer(told, written(image))
+        return WorkerAnswer(told, written(image))
 
 
 def test_what_a_worker_wrote_for_a_cancelled_statement_is_never_taken_for_the_copy(folder: Path) -> None:

@@ -16,13 +16,13 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models import local_model
 from rlenv.preflight import (
+    CheckedSpec,
     Finding,
-    Limits,
-    Names,
+    LimitNames,
     Plan,
+    PlayedSplit,
     Preflight,
-    Split,
-    Subject,
+    RunLimits,
     known_model,
     preflight,
 )
@@ -82,11 +82,11 @@ def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weig
         TrainedSpec(load(entry.source, set=dict(entry.set) or None), entry.source, entry.set, entry.weight)
         for entry in run.specs
     ]
-    splits = [Split(run.validation_split, run.validation_tasks, is_trained=run.validation_only)]
+    splits = [PlayedSplit(run.validation_split, run.validation_tasks, is_trained=run.validation_only)]
     if not run.validation_only and run.validation_split == run.train_split:
         splits = []
     if not run.validation_only:
-        splits.insert(0, Split(run.train_split))
+        splits.insert(0, PlayedSplit(run.train_split))
     is_elsewhere = run.ray_address is not None
     given = [item for item in run.overrides if item.startswith(_PROMPT)]
     report = preflight_of(
@@ -108,11 +108,11 @@ def on_this_processor(report: Preflight, config: Mapping[str, Any], environment:
     return dataclasses.replace(report, findings=(*report.findings, *found))
 
 
-def names_of(overrides: Sequence[str]) -> Names:
+def names_of(overrides: Sequence[str]) -> LimitNames:
     """The keys that decide on lengths: an override of veRL's own wins over the preset's."""
     is_given = any(item.startswith(_PROMPT) for item in overrides)
     prompt = _PROMPT.removesuffix("=") if is_given else "run.max_prompt_length"
-    return Names(prompt, "data.max_response_length", "run.turn_tokens")
+    return LimitNames(prompt, "data.max_response_length", "run.turn_tokens")
 
 
 def preflight_of(
@@ -120,9 +120,9 @@ def preflight_of(
     config: Mapping[str, Any],
     loops: Sequence[Mapping[str, Any]],
     *,
-    splits: Sequence[Split],
+    splits: Sequence[PlayedSplit],
     name: str,
-    names: Names,
+    names: LimitNames,
     sample: int = SAMPLE,
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
@@ -176,7 +176,7 @@ def preflight_of(
 
 def _plan(
     name: str,
-    names: Names,
+    names: LimitNames,
     config: Mapping[str, Any],
     folder: Path,
     device_bytes: int | None,
@@ -296,8 +296,8 @@ def _subject(
     config: Mapping[str, Any],
     loop: Mapping[str, Any],
     *,
-    splits: tuple[Split, ...],
-) -> Subject:
+    splits: tuple[PlayedSplit, ...],
+) -> CheckedSpec:
     environment = spec.environment
     template = value_at(config, "actor_rollout_ref.model.custom_chat_template")
     kwargs = {**(value_at(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
@@ -312,12 +312,12 @@ def _subject(
             made[chosen] = bind(tokenizer, environment, template_kwargs=kwargs, history=chosen, **options)
         return made[chosen]
 
-    limits = Limits(
+    limits = RunLimits(
         tokens_at(config, "data.max_prompt_length"),
         tokens_at(config, "data.max_response_length"),
         tokens_at(loop, "turn_tokens"),
     )
-    return Subject(environment, encoder, splits, limits, spec.weight)
+    return CheckedSpec(environment, encoder, splits, limits, spec.weight)
 
 
 def is_to_be_made(place: str) -> bool:
@@ -371,9 +371,9 @@ def look(
     place = local_model(model, chat_template=chat_template)
     config, is_checked = config_of(chosen, place, overrides)
     run = chosen.run
-    splits = [Split(run["train_split"])]
+    splits = [PlayedSplit(run["train_split"])]
     if run["validation_split"] != run["train_split"]:
-        splits.append(Split(run["validation_split"], run["validation_tasks"], is_trained=False))
+        splits.append(PlayedSplit(run["validation_split"], run["validation_tasks"], is_trained=False))
     report = preflight_of(
         specs,
         config,

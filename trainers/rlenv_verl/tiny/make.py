@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlenv.collect.encode import EncodedRow, Step, encode_steps
+from rlenv.collect.encode import EncodedAction, EncodedRow, encode_steps
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message
@@ -295,7 +295,7 @@ def _conversation(lesson: Lesson) -> list[dict[str, Any]]:
 def _encode(lesson: Lesson, encoder: TokenEncoder, environment: Environment) -> EncodedRow:
     """The lesson as a row of supervised data, by the code that `rlenv collect` writes them with."""
     steps = [
-        Step(action, observation, calls=len(environment.parse(action)[1].calls), is_trained=is_trained)
+        EncodedAction(action, observation, calls=len(environment.parse(action)[1].calls), is_trained=is_trained)
         for (action, observation), is_trained in zip(lesson.turns, lesson.trained, strict=True)
     ]
     encoded = encode_steps(encoder, lesson.prompt, steps, tools=environment.tool_schemas, stops=environment.stops)

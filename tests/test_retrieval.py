@@ -15,8 +15,7 @@ import pytest
 
 from rlenv.errors import MissingExtra
 from rlenv.language.kinds import CompileContext
-from rlenv.retrieval import Found, Retriever
-from rlenv.retrieval.server import application, serve
+from rlenv.retrieval import Retriever, ScoredDocument, application, serve
 from rlenv.testing.tools import call, kept
 from rlenv.tools import search as bm25
 from rlenv.tools.http import KIND, HttpSpec
@@ -26,7 +25,7 @@ try:
 except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from rlenv.retrieval.bm25 import Bm25Retriever
+from rlenv.retrieval import Bm25Retriever
 from tests.support import data
 
 DOCUMENTS = [
@@ -130,7 +129,7 @@ def test_health_says_what_is_served(retriever: Bm25Retriever) -> None:
 class Broken:
     name, documents = "broken", 0
 
-    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[ScoredDocument]]:
         raise RuntimeError("the disk is gone")
 
 
@@ -150,11 +149,11 @@ class Slow:
         self.begun, self.let_go = threading.Event(), threading.Event()
         self.batches: list[tuple[int, int]] = []
 
-    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[ScoredDocument]]:
         self.batches.append((len(queries), top_k))
         self.begun.set()
         assert self.let_go.wait(10)
-        return [[Found({"id": query, "contents": query}, 1.0)] for query in queries]
+        return [[ScoredDocument({"id": query, "contents": query}, 1.0)] for query in queries]
 
 
 def test_requests_that_wait_are_searched_as_one_batch_and_each_gets_its_own() -> None:

@@ -1,31 +1,63 @@
-"""The HTTP face of a retriever, as Search-R1's own server speaks it.
+r"""A retrieval server with the wire of Search-R1, for environments whose search tool asks over HTTP.
 
     POST /retrieve  {"queries": ["…"], "topk": 3, "return_scores": true}
-    200             {"result": [[{"document": {"id": "7", "contents": "Title\\ntext"}, "score": 1.5}]]}
+    200             {"result": [[{"document": {"id": "7", "contents": "Title\ntext"}, "score": 1.5}]]}
 
 Without `return_scores` the lists hold the documents themselves; without `topk` the server's default counts. Source:
 github.com/PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py. There a request without scores and with any
 number of queries but two fails (the result is unpacked into two names); here it works. `GET /health` says that the
 server is ready, and what it serves.
+
+`Retriever` is the seam to a search of one's own; `Bm25Retriever` has the index of the tool `search`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
 
 import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from rlenv._base.strict_json import read_json
-from rlenv.retrieval.base import Found, Retriever
+from rlenv.tools.search import Index, load_index
 
-__all__ = ["application", "serve"]
+__all__ = ["Bm25Retriever", "Retriever", "ScoredDocument", "application", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredDocument:
+    """One document that was found: what the server answers as `document`, with the `score` of the retriever.
+
+    Higher scores are better; they compare within one query only.
+    """
+
+    document: Mapping[str, Any]
+    score: float
+
+
+class Retriever(Protocol):
+    """Finds documents; used by one thread at a time.
+
+    `name` says how it searches, `documents` how many there are.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def documents(self) -> int: ...
+
+    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[ScoredDocument]]:
+        """For each query at most `top_k` documents, best first; `len(result) == len(queries)`."""
+        ...
+
 
 _LOGGER: Final = logging.getLogger("rlenv.retrieval")
 _MAX_BODY: Final = 16 << 20
@@ -58,12 +90,12 @@ class _Desk:
     default_top_k: int
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rlenv-retrieval"))
     served: int = 0
-    _waiting: list[tuple[_Asked, asyncio.Future[list[list[Found]]]]] = field(default_factory=list)
+    _waiting: list[tuple[_Asked, asyncio.Future[list[list[ScoredDocument]]]]] = field(default_factory=list)
     _worker: asyncio.Task[None] | None = None
 
-    async def found(self, asked: _Asked) -> list[list[Found]]:
+    async def found(self, asked: _Asked) -> list[list[ScoredDocument]]:
         """The retriever's results for one request."""
-        answer: asyncio.Future[list[list[Found]]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[list[ScoredDocument]]] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -90,7 +122,7 @@ class _Desk:
                     answer.set_result(found[start : start + len(asked.queries)])
                 start += len(asked.queries)
 
-    def _search(self, queries: Sequence[str], top_k: int) -> list[list[Found]]:
+    def _search(self, queries: Sequence[str], top_k: int) -> list[list[ScoredDocument]]:
         return self.retriever.search(queries, top_k=top_k)
 
     def _top_k(self, asked: _Asked) -> int:
@@ -141,7 +173,7 @@ class _Desk:
         self.thread.shutdown(wait=True, cancel_futures=True)
 
 
-def _chars(found: Sequence[Sequence[Found]]) -> int:
+def _chars(found: Sequence[Sequence[ScoredDocument]]) -> int:
     return sum(len(str(one.document.get("contents", ""))) for row in found for one in row)
 
 
@@ -214,3 +246,55 @@ async def serve(
         await stopped.wait()
     finally:
         await runner.cleanup()
+
+
+_OFFICIAL: Final = {"id": "id", "title": "", "text": "contents"}
+
+
+class Bm25Retriever:
+    """Searches by words. Documents that share no word with a query are not found.
+
+    Args:
+        corpus: one JSON object a line: `{"id": …, "contents": "Title\\ntext"}`, as Search-R1's corpora are written, or
+            `{"id": …, "title": …, "text": …}`, as those of the tool `search` are.
+        index: the folder that keeps the index; the user's cache folder otherwise.
+
+    Raises:
+        MissingExtra: bm25s is not installed.
+        UsageError: the corpus cannot be read; the message names the line.
+    """
+
+    def __init__(self, corpus: Path, *, index: Path | None = None) -> None:
+        self._index: Index = load_index(corpus, fields=fields_of(corpus), cache=index)
+
+    @property
+    def name(self) -> str:
+        """The name of the search method."""
+        return "bm25"
+
+    @property
+    def documents(self) -> int:
+        """The number of documents."""
+        return len(self._index.documents)
+
+    def search(self, queries: Sequence[str], *, top_k: int) -> list[list[ScoredDocument]]:
+        """For each query at most `top_k` documents, best first."""
+        return [
+            [
+                ScoredDocument({"id": one.id, "contents": f"{one.title}\n{one.text}" if one.title else one.text}, score)
+                for one, score in self._index.search(query, top_k=top_k)
+            ]
+            for query in queries
+        ]
+
+
+def fields_of(corpus: Path) -> dict[str, str]:
+    """The columns of a corpus, told by its first line: `contents`, or `title` and `text`."""
+    try:
+        with corpus.open("rb") as file:
+            head = file.readline(1 << 20)
+    except OSError:
+        return dict(_OFFICIAL)  # whoever loads it says what is wrong with the file
+    if b'"contents"' not in head and b'"text"' in head:
+        return {"id": "id", "title": "title", "text": "text"}
+    return dict(_OFFICIAL)
