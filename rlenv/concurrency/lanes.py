@@ -245,7 +245,7 @@ class entered:
 
 @contextmanager
 def hearing() -> Iterator[Heard]:
-    """What is asked in the block, where its result is kept for others: each episode has the answers that it stands on.
+    """The answers heard in the block, for a result that is kept for others: each episode has those that it stands on.
 
     Who is given the result says so with `heard_again`.
     """

@@ -21,8 +21,8 @@ import orjson
 
 from rlenv._base.bounded import cut_middle, plain
 from rlenv.concurrency.deadline import left_s
-from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
 from rlenv.concurrency.lanes import Asked as TapeKey
+from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint

@@ -99,7 +99,7 @@ _MAKERS: Final[Mapping[str, Callable[[random.Random], str]]] = {
 
 @cache
 def _tables() -> Mapping[str, Mapping[str, Sequence[_Entry]]]:
-    found = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    found = json.loads(Path(__file__).with_name("hostile_material.json").read_text(encoding="utf-8"))
     control = found.pop("control")
     forged = {
         "sql": ["SELECT '" + text.replace("'", "''") + "'" for text in control],

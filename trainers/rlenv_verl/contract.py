@@ -196,7 +196,7 @@ CLAUSES: tuple[Clause, ...] = (
         "0.9.0",
     ),
     _clause(
-        "verl.utils.import_utils:load_extern_type", "parameters", "file_path type_name", "settings/masking.py", "0.8.0"
+        "verl.utils.import_utils:load_extern_type", "parameters", "file_path type_name", "settings/checks.py", "0.8.0"
     ),
     _clause(
         "verl.utils.tensordict_utils:get_tensordict",
