@@ -154,7 +154,7 @@ CLAUSES: tuple[Clause, ...] = (
         "0.9.1",
     ),
     _clause(f"{_VLLM}.vllm_async_server", "source", "worker_extension_cls **engine_kwargs", "presets", "0.9.1"),
-    _clause("verl.third_party.vllm.__init__", "source", "get_version(package_name)", "cpu/platform.py", "0.9.1"),
+    _clause("verl.third_party.vllm.__init__", "source", "get_version(package_name)", "cpu/vllm_name.py", "0.9.1"),
     # sampling and step metrics
     _clause(
         f"{_BUFFER}:ReplayBuffer.__init__",

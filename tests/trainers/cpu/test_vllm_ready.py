@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.cpu.platform import answer_to_vllm
+from rlenv_verl.cpu.vllm_name import answer_to_vllm
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.machine import TRIED, vllm_findings
 from rlenv_verl.settings.presets import load_preset
