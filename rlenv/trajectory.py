@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NotRequired, TypedDict, Unpack
 
-from rlenv._base.bounded import SPARSE, cut_middle, encodable
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import SPARSE, cut_middle, encodable, quick
 from rlenv.messages import Message, Observation, ParsedAction, ToolResult
 from rlenv.secrets import redact, redact_ends, redact_value, redact_within
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from judge import scripted_judge
 
-from rlenv.runs.figures.charts import Row, interval_chart
+from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.testing.endpoint import FakeEndpoint
 
 ROOT: Final = Path(__file__).resolve().parents[2]

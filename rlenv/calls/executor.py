@@ -4,7 +4,7 @@ One executor serves all episodes of a process. Quick tools run on the event loop
 are bounded by their own time limit, by the episode's deadline and by how many may run at once.
 
 A call goes one way: `Executor` checks it, a `CallGuard` stands around tools whose policy asks for more (tries, kept
-results, rates), and a `Runner` gives it a place and runs it. What comes back is a result (`rlenv.calls.results`).
+results, rates), and a `Runner` gives it a place and runs it. What comes back is a result (`rlenv.calls.taped`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rlenv._base.bounded import cut_middle
 from rlenv._base.text import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import CallGuard, Notes
-from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
 from rlenv.calls.runner import Runner, retrieve
+from rlenv.calls.taped import FailureLog, broken, ended, failed, late, refused
 from rlenv.concurrency.deadline import Expired, begin
 from rlenv.concurrency.lanes import Lane, here
 from rlenv.concurrency.threads import ThreadPool

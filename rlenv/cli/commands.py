@@ -134,9 +134,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "prove that token ids are exact for a model, or show a trajectory's",
         modes={
             "check": Entry(
-                "prove that ids, masks and stop marks are right for a model", "cli.tokens:TokensCheckCommand"
+                "prove that ids, masks and stop marks are right for a model", "cli.validate:TokensCheckCommand"
             ),
-            "explain": Entry("show a trajectory's tokens by mask and turn", "cli.tokens:TokensExplainCommand"),
+            "explain": Entry("show a trajectory's tokens by mask and turn", "cli.validate:TokensExplainCommand"),
         },
     ),
     "editor": Entry(

@@ -84,8 +84,7 @@ def snapshot_of(name: str) -> Snapshot:
 
     if is_run(name):
         return Snapshot(open_run(name))
-    from rlenv.runs.lines import LinesReader
-    from rlenv.runs.recorded import file_of
+    from rlenv.runs.recorded import LinesReader, file_of
 
     reader = LinesReader(file_of(Path(name)))
     while not reader.is_at_end:

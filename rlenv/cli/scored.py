@@ -18,8 +18,7 @@ from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
-from rlenv.runs.ablation import Ablation, ablation
-from rlenv.runs.figures.charts import Row, interval_chart
+from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.runs.figures.rewards import Agreement, Estimate, agreements
 from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import locks_of
@@ -28,7 +27,7 @@ from rlenv.runs.rescore import rescore
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of
 from rlenv.runs.usage import Prices, Spending, as_prices, spent_by
-from rlenv.runs.variants import held_to_record, shared, witnesses
+from rlenv.runs.variants import Ablation, ablation, held_to_record, shared, witnesses
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlenv import __version__
-from rlenv.checks.editor import wire
-from rlenv.checks.editor.server import Server
+from rlenv.checks.editor.server import Server, Unreadable, frame, messages
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error
 from rlenv.errors import UsageError
@@ -96,18 +95,18 @@ class _Input:
 
 async def _serve(source: _Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
     loop = asyncio.get_running_loop()
-    waiting: asyncio.Queue[dict[str, Any] | wire.Unreadable | None] = asyncio.Queue()
+    waiting: asyncio.Queue[dict[str, Any] | Unreadable | None] = asyncio.Queue()
 
     def read() -> None:
         try:
-            for message in wire.messages(source.readline, source.read):
+            for message in messages(source.readline, source.read):
                 loop.call_soon_threadsafe(waiting.put_nowait, message)
             loop.call_soon_threadsafe(waiting.put_nowait, None)
         except (OSError, ValueError, RuntimeError):  # closed while it was read, or the loop has ended
             pass
 
     def send(message: dict[str, Any]) -> None:
-        out.write(wire.frame(message))
+        out.write(frame(message))
         out.flush()
 
     server = Server(send, version=__version__, pause_s=pause_s, full_s=full_s)

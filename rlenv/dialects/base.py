@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 import orjson
 
-from rlenv._base.bounded import abridged
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import abridged, quick
 from rlenv.errors import Finding
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.language.document import SourceDocument

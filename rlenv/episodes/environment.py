@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import quick
 from rlenv._base.paths import RefusedPath, finder
 from rlenv._base.strict_json import value_fault
 from rlenv.calls.executor import Executor

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import quick
 from rlenv.concurrency.deadline import Expired, drive
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.threads import ThreadPool

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import quick
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints.account import Account, counted

@@ -28,8 +28,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from rlenv._base.bounded import encodable
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import encodable, quick
 from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall

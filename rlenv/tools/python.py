@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, Field
 
-from rlenv._base.bounded import cut_end
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import cut_end, quick
 from rlenv.concurrency.pool import Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under

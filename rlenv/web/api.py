@@ -17,14 +17,13 @@ from rlenv._base.bounded import plain
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
-from rlenv.runs.figures.groups import aligned, by_task, drawn, members, over_steps, spread
 from rlenv.runs.figures.paired import compared
 from rlenv.runs.figures.query import COLUMNS
 from rlenv.runs.figures.reading import facets, reading_list
 from rlenv.runs.figures.rewards import scatter
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import counts, main_mode, recent, series
-from rlenv.runs.figures.tools import asked, tools
+from rlenv.runs.figures.tools import aligned, asked, by_task, drawn, members, over_steps, spread, tools
 from rlenv.runs.journal import loads
 from rlenv.runs.usage import shown, spent_by
 from rlenv.web.episode import page, text_at, token_rows

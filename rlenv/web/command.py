@@ -35,8 +35,7 @@ from rlenv.messages import ToolCall
 from rlenv.runs.figures.query import ordered, parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
 from rlenv.runs.folder import is_run, open_run, read_info
-from rlenv.runs.lines import LinesReader
-from rlenv.runs.recorded import expected_of, file_of, with_ids
+from rlenv.runs.recorded import LinesReader, expected_of, file_of, with_ids
 from rlenv.runs.usage import as_prices
 from rlenv.trajectory import Trajectory, Turn
 

@@ -17,9 +17,8 @@ import numpy as np
 from rlenv._base.bounded import encodable, plain
 from rlenv.errors import RlenvError, UsageError
 from rlenv.images import bare_image
-from rlenv.runs.figures.groups import MOST, group_of, members
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.tools import asked_in
+from rlenv.runs.figures.tools import MOST, asked_in, group_of, members
 from rlenv.runs.files import Body, nested
 from rlenv.runs.recorded import expected_of
 from rlenv.runs.schema import Tokens

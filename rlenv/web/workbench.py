@@ -24,20 +24,18 @@ from aiohttp import web
 
 from rlenv._base.bounded import plain, sendable
 from rlenv._base.text import did_you_mean
-from rlenv.checks.editor.complete import complete
 from rlenv.checks.editor.edit import delete, edit, rename
-from rlenv.checks.editor.faults import Mark, diagnose, marks
-from rlenv.checks.editor.forms import form
-from rlenv.checks.editor.hover import hover
-from rlenv.checks.editor.lines import Places
-from rlenv.checks.editor.validator import Validator
+from rlenv.checks.editor.hover import complete, hover
+from rlenv.checks.editor.shape import form
+from rlenv.checks.editor.tree import Places
+from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
 from rlenv.runs.policies import PolicyChoice
 from rlenv.web.jobs import Jobs
 from rlenv.web.play import Plays
-from rlenv.web.specs import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
+from rlenv.web.shelf import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
 
 __all__ = ["JOBS", "PLAYS", "ROOTS", "VALIDATOR", "add_routes"]
 

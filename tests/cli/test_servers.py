@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rlenv.checks.editor.lines import Lines, to_utf16
-from rlenv.checks.editor.wire import frame
+from rlenv.checks.editor.server import frame
+from rlenv.checks.editor.tree import Lines, to_utf16
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.errors import MissingExtra

@@ -14,7 +14,7 @@ from rlenv.cli.main import main
 from rlenv.errors import UsageError
 from rlenv.runs import files, schema
 from rlenv.runs.folder import open_run
-from rlenv.runs.lines import LinesReader
+from rlenv.runs.recorded import LinesReader
 from rlenv.runs.schema import LATE, NESTED, ROW, Facts, add_column, row_of
 from rlenv.runs.writer import RunWriter
 from tests.support.kept import episode, keep

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlenv.checks.editor import wire
+from rlenv.checks.editor.server import frame, messages
 
 __all__ = ["Client", "client"]
 
@@ -31,7 +31,7 @@ class Client:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for message in wire.messages(self.process.stdout.readline, self.process.stdout.read):
+        for message in messages(self.process.stdout.readline, self.process.stdout.read):
             assert isinstance(message, dict)
             self._heard.put(message)
 
@@ -42,12 +42,12 @@ class Client:
         self.process.stdin.flush()
 
     def notify(self, method: str, **params: Any) -> None:
-        self.raw(wire.frame({"jsonrpc": "2.0", "method": method, "params": params}))
+        self.raw(frame({"jsonrpc": "2.0", "method": method, "params": params}))
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """The whole answer, a result or an error."""
         self._number += 1
-        self.raw(wire.frame({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}))
+        self.raw(frame({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}))
         return self.wait(lambda message: message.get("id") == self._number and "method" not in message)
 
     def wait(self, fits: Any) -> dict[str, Any]:

@@ -26,8 +26,7 @@ import orjson
 
 from rlenv.cli.console import Console
 from rlenv.runs.folder import STOP, RunInfo, State, write_info
-from rlenv_train.keeping import KeptEpisodes
-from rlenv_train.waits import read_waits, wait_line
+from rlenv_train.keeping import KeptEpisodes, read_waits, wait_line
 
 __all__ = [
     "Attempt",

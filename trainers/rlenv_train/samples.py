@@ -12,7 +12,7 @@ from rlenv.concurrency.lanes import Lane
 from rlenv.runs.schema import Facts, Mode, Tokens
 from rlenv.tokens import TokenRows
 from rlenv_train.fate import FailurePolicy, Outcome, Row
-from rlenv_train.waits import Activity
+from rlenv_train.keeping import Activity
 
 __all__ = ["EpisodeFigures", "Play", "SampleTask", "figures_of", "step_figures", "trained_tasks"]
 

@@ -3,27 +3,39 @@
 The protocol is 3.17 (https://microsoft.github.io/language-server-protocol/specifications/lsp/3.17/specification/). One
 document is one text; changes are taken as whole texts or as ranges. Diagnostics come twice: the faults of the text and
 its types once nobody has typed for a moment, those of the whole validation a little later, or when the file is saved.
+
+Messages of the Language Server Protocol over bytes: JSON-RPC 2.0 behind a header (LSP 3.17, "Base Protocol").
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from rlenv.checks.editor import wire
-from rlenv.checks.editor.complete import complete
-from rlenv.checks.editor.faults import Mark, diagnose, marks
-from rlenv.checks.editor.hover import Symbol, hover, outline
-from rlenv.checks.editor.lines import Places
+from rlenv.checks.editor.hover import Symbol, complete, hover, outline
 from rlenv.checks.editor.shape import shapes_at
-from rlenv.checks.editor.validator import Validator
+from rlenv.checks.editor.tree import Places
+from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
 
-__all__ = ["Server"]
+__all__ = [
+    "INTERNAL",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "MAX_BYTES",
+    "NOT_FOUND",
+    "NOT_INITIALISED",
+    "PARSE",
+    "Server",
+    "Unreadable",
+    "frame",
+    "messages",
+]
 
 _T = TypeVar("_T")
 _log = logging.getLogger("rlenv.checks.editor")
@@ -87,33 +99,33 @@ class Server:
     _is_shut: bool = False
     _warming: asyncio.Task[Any] | None = None
 
-    async def take(self, message: dict[str, Any] | wire.Unreadable) -> None:
+    async def take(self, message: dict[str, Any] | Unreadable) -> None:
         """Answers one message; never raises for what a client sends."""
-        if isinstance(message, wire.Unreadable):
+        if isinstance(message, Unreadable):
             self._fail(None, message.code, str(message))
             return
         method, number = message.get("method"), message.get("id")
         if not isinstance(method, str):
             if "result" not in message and "error" not in message:  # else it answers what was never asked
-                self._fail(number, wire.INVALID_REQUEST, "a message without a method")
+                self._fail(number, INVALID_REQUEST, "a message without a method")
             return
         params = message.get("params")
         try:
             result = await self._called(method, params if isinstance(params, dict) else {}, is_request="id" in message)
         except _Unknown:
             if "id" in message:
-                self._fail(number, wire.NOT_FOUND, f"no method '{method}'")
+                self._fail(number, NOT_FOUND, f"no method '{method}'")
             return
         except _OutOfOrder:
-            code = wire.INVALID_REQUEST if self._is_shut else wire.NOT_INITIALISED
+            code = INVALID_REQUEST if self._is_shut else NOT_INITIALISED
             self._fail(number, code, "'initialize' comes first, and nothing after 'shutdown'")
             return
         except (_Refused, KeyError, TypeError, IndexError, AttributeError) as error:
-            self._fail(number, wire.INVALID_PARAMS, f"{method}: {error!r}", is_told="id" in message)
+            self._fail(number, INVALID_PARAMS, f"{method}: {error!r}", is_told="id" in message)
             return
         except Exception as error:  # one request that fails must not end the editor's session
             self._tell(method, error)
-            self._fail(number, wire.INTERNAL, f"{method}: {type(error).__name__}: {error}", is_told="id" in message)
+            self._fail(number, INTERNAL, f"{method}: {type(error).__name__}: {error}", is_told="id" in message)
             return
         if "id" in message:
             self.send({"jsonrpc": "2.0", "id": number, "result": result})
@@ -340,3 +352,74 @@ async def _cancelled(task: asyncio.Task[Any] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""A longer message is passed over."""
+
+PARSE: Final = -32700
+INVALID_REQUEST: Final = -32600
+NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL: Final = -32603
+NOT_INITIALISED: Final = -32002
+
+_MAX_HEADER: Final = 8192
+
+
+class Unreadable(ValueError):
+    """A message that is none; `code` is the error's in JSON-RPC."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """A message with its header. Lone surrogates, which a client may send, are escaped."""
+    try:
+        body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def messages(read_line: Callable[[int], bytes], read: Callable[[int], bytes]) -> Iterator[dict[str, Any] | Unreadable]:
+    """The messages of a stream until it ends; one that cannot be read stands as what is wrong with it.
+
+    Args:
+        read_line: reads one line, of at most so many bytes.
+        read: reads so many bytes, fewer only at the end.
+    """
+    while True:
+        length: int | None = None
+        while line := read_line(_MAX_HEADER):
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"content-length":
+                length = int(value) if value.strip().isdigit() and len(value) < 20 else None
+            if not line.strip():
+                break
+        else:
+            return
+        if length is None:
+            yield Unreadable("a header without a Content-Length", code=PARSE)
+        elif length > MAX_BYTES:
+            for _ in range(length // MAX_BYTES):
+                read(MAX_BYTES)
+            read(length % MAX_BYTES)
+            yield Unreadable(f"a message of {length} bytes; at most {MAX_BYTES} are read", code=INVALID_REQUEST)
+        else:
+            body = read(length)
+            if len(body) < length:
+                return
+            yield _parsed(body)
+
+
+def _parsed(body: bytes) -> dict[str, Any] | Unreadable:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"not JSON: {error}", code=PARSE)
+    if not isinstance(message, dict):
+        return Unreadable("expected an object", code=INVALID_REQUEST)
+    return message

@@ -7,9 +7,8 @@ import time
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql._serve import read
 from rlenv.resources.sql._sqlite_connection import SqliteConnection
-from rlenv.resources.sql.engine import Rows
+from rlenv.resources.sql.engine import Rows, read
 
 __all__ = ["SqliteStatements"]
 

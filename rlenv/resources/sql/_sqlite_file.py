@@ -19,9 +19,8 @@ from typing import Any, Final, Literal, TypeVar
 from rlenv._base.paths import read_file
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.resources.sql._serve import written
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
-from rlenv.resources.sql.engine import Rows, StatementLimits
+from rlenv.resources.sql.engine import Rows, StatementLimits, written
 
 __all__ = ["HeldImage", "SqliteFile", "memory_for", "off_the_loop", "plainness", "run_briefly", "unique"]
 

@@ -292,7 +292,7 @@ class SqlWorkers:
 
     def __init__(self, engine: str, *, can_sleep: bool = False) -> None:
         waits = {"S": "timeout"} if can_sleep else {}
-        self.pool = Pool(Program("rlenv.resources.sql._serve:serve", {"engine": engine}, is_bare=True, waits=waits))
+        self.pool = Pool(Program("rlenv.resources.sql.engine:serve", {"engine": engine}, is_bare=True, waits=waits))
 
     async def run(self, request: StatementRequest) -> WorkerAnswer:
         """The worker's answer to a statement.

@@ -22,7 +22,6 @@ from typing import ClassVar, Final, Literal
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql._serve import read
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 from rlenv.resources.sql._sqlite_file import (
     HeldImage,
@@ -33,7 +32,7 @@ from rlenv.resources.sql._sqlite_file import (
     run_briefly,
     unique,
 )
-from rlenv.resources.sql.engine import Opened, Rows, StatementLimits
+from rlenv.resources.sql.engine import Opened, Rows, StatementLimits, read
 from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]

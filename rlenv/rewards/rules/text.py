@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._base.fast_records import quick
+from rlenv._base.bounded import quick
 from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError, under
 from rlenv.language.kinds import Kind

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.text import did_you_mean
 from rlenv.errors import UsageError
-from rlenv.runs.figures.entries import numbers_of
-from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.snapshot import Snapshot, numbers_of
 from rlenv.runs.schema import CALLS, LATE, ROW
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv.errors import UsageError
-from rlenv.runs.figures.groups import group_of
 from rlenv.runs.figures.rewards import high_reward
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import clusters, main_mode, recent
+from rlenv.runs.figures.tools import group_of
 from rlenv.runs.journal import loads
 
 __all__ = ["Hit", "facets", "hits", "reading_list", "searched", "widest_groups"]

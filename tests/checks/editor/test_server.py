@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlenv.checks.editor.server import Server
+from rlenv.checks.editor.server import MAX_BYTES, Server, Unreadable, frame, messages
 from tests.support.editing import SMALL
 
 
@@ -40,3 +43,44 @@ def test_a_fault_while_it_looks_is_said_and_the_server_goes_on(caplog: pytest.Lo
     assert "RuntimeError: no way to publish" in told["message"]
     assert "Traceback" in caplog.text
     assert "name" in sent[-1]["result"]["contents"]["value"]
+
+
+# Messages behind their headers, as they come out of a pipe
+
+
+def read(content: bytes) -> list:
+    stream = io.BytesIO(content)
+    return list(messages(stream.readline, stream.read))
+
+
+def test_a_message_comes_back_as_it_was_sent() -> None:
+    sent: list[dict] = [{"id": 1, "text": "ä😀"}, {"text": "\ud800"}, {}]
+    assert read(b"".join(map(frame, sent))) == sent
+
+
+def test_other_headers_are_passed_over() -> None:
+    typed = b"Content-Type: application/vscode-jsonrpc; charset=utf-8\r\ncontent-length: 2\r\n\r\n{}"
+    assert read(typed) == [{}]
+
+
+def test_what_is_cut_off_ends_the_stream() -> None:
+    whole = frame({"id": 1})
+    assert read(whole + frame({"id": 2})[:-3]) == [{"id": 1}]
+    assert read(whole + b"Content-Len") == [{"id": 1}]
+
+
+def test_what_is_too_long_is_passed_over() -> None:
+    (long, short) = read(b"Content-Length: %d\r\n\r\n%s" % (MAX_BYTES + 1, b"x" * (MAX_BYTES + 1)) + frame({"id": 1}))
+    assert isinstance(long, Unreadable)
+    assert short == {"id": 1}
+
+
+def test_a_number_without_end_and_a_depth_without_end_are_told() -> None:
+    deep = b"[" * 100_000
+    found = read(b"Content-Length: %d\r\n\r\n%s" % (len(deep), deep) + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n")
+    assert all(isinstance(one, Unreadable) for one in found)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_taken(content: bytes) -> None:
+    assert all(isinstance(one, (dict, Unreadable)) for one in read(content))

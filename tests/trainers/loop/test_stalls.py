@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_train.waits import STEP, Activity, Wait, Watch, read_waits, wait_line
+from rlenv_train.keeping import STEP, Activity, Wait, Watch, read_waits, wait_line
 from rlenv_verl.loop.process import ProcessState
 from tests.trainers.groups import ALONE, RIGHT, STUCK, TOOLS, play_group
 from tests.trainers.loops import hangs

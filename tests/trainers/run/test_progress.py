@@ -16,7 +16,7 @@ from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper, KeptEpisodes
 from rlenv_train.progress import Stage, TimeIsUp, Underway, time_is_up_at
 from rlenv_verl.run.figures import StepFigures, figures_of, phase_shares, show_summary, step_lines
-from rlenv_verl.run.summary import training_figures
+from rlenv_verl.run.resume import training_figures
 from tests.support.kept import episode
 
 SOURCES = {"greedy": "toy/test/greedy"}

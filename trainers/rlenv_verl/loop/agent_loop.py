@@ -30,9 +30,8 @@ from rlenv.trajectory import Failure, Trajectory
 from rlenv_train.fate import CRASH, SAFE, STRAGGLER, Row, failed_outcome, failure_policy, outcome_of
 from rlenv_train.groups import Sibling
 from rlenv_train.groups import stragglers as stragglers_of
-from rlenv_train.keeping import KEEP_GB, Keeper, nothing_of
+from rlenv_train.keeping import KEEP_GB, STEP, Activity, Keeper, Watch, nothing_of
 from rlenv_train.samples import Play, SampleTask, figures_of
-from rlenv_train.waits import STEP, Activity, Watch
 from rlenv_verl.loop.outputs import STRAY, clean_length, generation_fields, outputs_of, shown_of
 from rlenv_verl.loop.process import PROCESS, ProcessState, plain
 from rlenv_verl.loop.reward_model import served_by_reward_model

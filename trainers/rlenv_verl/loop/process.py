@@ -28,8 +28,7 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, thinking_of
 from rlenv.tokens.verdict import verdict_of
 from rlenv_train.groups import Groups
-from rlenv_train.keeping import Keeper
-from rlenv_train.waits import Watch
+from rlenv_train.keeping import Keeper, Watch
 from rlenv_verl.loop.outputs import image_template, processor_images
 from rlenv_verl.loop.reward_model import ask_for_router
 

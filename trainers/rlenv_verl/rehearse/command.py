@@ -30,9 +30,8 @@ from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
 from rlenv_verl.run.figures import StepFigures
 from rlenv_verl.run.preflight import config_of, look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.resume import resumed, summarise
 from rlenv_verl.run.runfile import attempt_locks, begun, locked
-from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.keys import compose
 from rlenv_verl.settings.presets import Preset, flatten, override
 

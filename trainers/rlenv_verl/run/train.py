@@ -29,9 +29,8 @@ from rlenv_verl.run.inputs import FIXED_BY_A_RUN, cluster_overrides, command_tex
 from rlenv_verl.run.model import given_model, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.run.resume import resumed, step_of, validation_of
+from rlenv_verl.run.resume import resumed, step_of, summarise, validation_of
 from rlenv_verl.run.runfile import Run, attempt_locks, begun, changed_lines, locked
-from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.keys import UNMEASURED, Variables, with_the_shell
 from rlenv_verl.settings.machine import vllm_findings
 from rlenv_verl.settings.presets import Preset, override

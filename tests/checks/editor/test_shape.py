@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlenv.checks.editor.forms import form
+from rlenv.checks.editor.shape import form
 from rlenv.errors import UsageError
 from rlenv.language.schema import json_schema
 from tests.support.editing import SPEC

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.checks.editor.lines import Lines, from_utf16, to_utf16
+from rlenv.checks.editor.tree import Lines, from_utf16, to_utf16
 
 
 def test_lines_are_those_of_yaml_or_those_of_the_protocol() -> None:
