@@ -1,7 +1,8 @@
-"""What an audit has seen, and the findings that it makes of it; terms that compare answers are scored in groups.
+"""The observations of an audit and the findings from them; terms that compare answers are scored in groups.
 
 An episode alone has nothing to be compared with: each of the adversaries' is put into a group with three of the
-oracle's, and scored as the group of a run is."""
+oracle's, and scored as the group of a run is.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _PLAYED = ("nothing", "wrong_answer", "empty", "empty_form", "idle_calls", "neve
 
 @dataclass(frozen=True, slots=True)
 class _Gain:
-    """How much more a term pays a way than the oracle's answers of the same group, on average over tasks."""
+    """The gain of a way over the oracle's answers of the same group by a term, on average over tasks."""
 
     value: float
     adversary: Adversary
@@ -62,7 +63,7 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
 
 
 def _cause(gains: Mapping[str, _Gain]) -> _Gain:
-    """What gains most; of those that gain as much (a rank knows no more than above) length, unless nothing does too."""
+    """The largest gain; of equal ones (a rank knows no more than above) length, unless nothing does too."""
     most = max(gain.value for gain in gains.values())
     as_much = {name: gain for name, gain in gains.items() if gain.value >= _AS_MUCH * most}
     is_length = "very_long" in as_much and "empty" not in as_much
@@ -104,7 +105,7 @@ _ORACLE_FAILED = ("oracle", "policy")
 
 @dataclass(slots=True)
 class Account:
-    """What an audit has seen so far, and what it makes of it."""
+    """The observations of an audit so far, and the findings from them."""
 
     environment: Environment
     thresholds: Thresholds
@@ -324,7 +325,7 @@ class Account:
 
 
 def _is_shown_by(one: Hole, earned: Hole) -> bool:
-    """Whether what the rows say is what a policy earned by in one of these splits, of which its episode says more."""
+    """True if what the rows say is what a policy earned by in one of these splits, of which its episode says more."""
     is_there = earned.episode is not None and earned.episode.split in one.splits
     return (one.hole, earned.hole) == ("constant_gold", "constant_answer") and is_there
 
@@ -343,7 +344,7 @@ def _invalid(ended: Trajectory) -> str:
 
 
 def _below(gold: Trajectory, *, exempt: set[str]) -> str:
-    """Why an oracle's episode is not at the maximum, "" where it is."""
+    """The reason why an oracle's episode is not at the maximum, "" where it is."""
     if gold.failure is not None:
         return f"{gold.failure.reason}: {gold.failure.message:.200}"
     terms = [term for term in gold.reward.terms.values() if term.name not in exempt]

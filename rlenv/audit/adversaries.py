@@ -163,7 +163,7 @@ def _some_kept(right: str) -> list[str]:
 
 
 def _turned(right: str) -> str:
-    """What a list or a sentence says, in another order."""
+    """The content of a list or a sentence, in another order."""
     parts = right.split(", ") if ", " in right else right.split()
     return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
 
@@ -319,7 +319,7 @@ def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Sc
 
 
 def _told(subject: Subject) -> Sequence[Script]:
-    """What tells a judge to be kind; nothing on tasks whose right answer such a text holds by accident."""
+    """The texts that tell a judge to be kind; none on tasks whose right answer such a text holds by accident."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
     # Without a judge to obey, a "no" in "note" is paid as one by whoever looks for a part.

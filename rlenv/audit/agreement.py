@@ -1,4 +1,4 @@
-"""How well a judge's scores fit labels: agreement, calibration, and disagreement with the verifiers of a run."""
+"""Agreement of a judge's scores with labels: agreement, calibration, and disagreement with the verifiers of a run."""
 
 from __future__ import annotations
 

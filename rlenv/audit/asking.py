@@ -53,7 +53,7 @@ _ID = re.compile(r"[\w-]*\d[\w-]*|\w+")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is tried at a parameter of a tool on one task: the right value, and those of the other tasks.
+    """The values to try at a parameter of a tool on one task: the right one, and those of the other tasks.
 
     `beside` are the other arguments. `answers` is whether the value that was found is the answer.
     """
@@ -75,7 +75,7 @@ class Target:
 
 
 def targets_of(subject: Subject) -> dict[str, Target]:
-    """What can be tried on a task: each parameter that an answer fits, and each code that the oracle gives to a call.
+    """The targets on a task: each parameter that an answer fits, and each code that the oracle gives to a call.
 
     A code that the prompt says is no search, and one beside another that it does not say is no simple one.
     """
@@ -101,7 +101,7 @@ def targets_of(subject: Subject) -> dict[str, Target]:
 
 
 def _values_of(subject: Subject, name: str, key: str) -> list[Any]:
-    """What the oracle gives a parameter on other tasks."""
+    """The oracle's values of a parameter on other tasks."""
     others = [other for other in subject.others if other.task_index != subject.gold.task_index]
     calls = [call for other in others for turn in other.turns for call in turn.parsed.calls]
     return [
@@ -130,7 +130,7 @@ def _fitting(answer: str, schema: Mapping[str, Any]) -> Any:
 
 
 def pool(subject: Subject, right: str, wrong: Sequence[str], *, named: bool = True) -> list[str]:
-    """What is asked: values of the split and others like them, the right one at a place of no meaning.
+    """The values to ask for: those of the split and others like them, the right one at a place of no meaning.
 
     First come those that a task's own row names beside the right one. A tool that knows them all as well as the right
     one does not tell which is right, though of all answers of the split it knows but one. Of a closed set none is
@@ -149,7 +149,7 @@ def pool(subject: Subject, right: str, wrong: Sequence[str], *, named: bool = Tr
 
 
 def _own(subject: Subject) -> list[str]:
-    """What a row names in the form of the right answer, what stands in lists first.
+    """The names in a row that have the form of the right answer, those in lists first.
 
     A list that holds the right one and is not shown is one of accepted answers.
     """
@@ -326,7 +326,9 @@ def write_same(subject: Subject, *, changing: Sequence[Tool], value: tuple[str, 
 
 
 def _places(subject: Subject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
-    """What a parameter of a tool may name: what it lists, or what the oracle gives another of that name, and words."""
+    """The names that a parameter of a tool may take: listed ones, or the oracle's for another of that name, and
+    words.
+    """
     if "enum" in part or part.get("type", "string") != "string":
         return list(part.get("enum", ()))
     others = [call for call, _ in subject.oracle_calls() if call.name != tool.name]
@@ -386,7 +388,7 @@ def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
 
 
 def do_again(subject: Subject, number: int) -> list[Action]:
-    """What the oracle does with each call made three times: in the same turn, or in turns of its own."""
+    """The oracle's actions with each call made three times: in the same turn, or in turns of its own."""
     *before, last = [turn.action for turn in subject.gold.turns]
     calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
     if not calls or subject.gold.turns[-1].results:

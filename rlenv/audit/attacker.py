@@ -58,7 +58,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of an attacker: its report, findings and notes, and the least episode itself, to be recorded."""
+    """The result of an attacker: its report, findings and notes, and the least episode itself, to be recorded."""
 
     report: AttackerReport
     findings: tuple[Hole, ...]
@@ -296,7 +296,7 @@ class _Attack:
         return await play(self.environment, policy, Job(gold.split, gold.task_index, gold.seed))
 
     def tried(self, threshold: float) -> Tried:
-        """What came of it all."""
+        """The result of the attack."""
         best = max((one for one in self.results if one.told.undone is not None), key=_undone, default=None)
         is_found = best is not None and _undone(best) - max(self.wrong or 0.0, 0.0) > threshold + _SLACK
         at = self._least(best) if is_found and best is not None else None
@@ -400,7 +400,7 @@ def _total(ended: Trajectory) -> float:
 
 
 def _undone(result: _Result) -> float:
-    """What a strategy earned without doing, less than anything where that could not be measured."""
+    """The reward of a strategy without doing, less than anything where that could not be measured."""
     return -math.inf if result.told.undone is None else result.told.undone
 
 

@@ -1,9 +1,10 @@
-"""What an attacking model is shown and what it writes: strategies as data, or a plan by which it plays itself.
+"""The material of an attacking model and its reply: strategies as data, or a plan by which it plays itself.
 
 It is shown the spec as its author wrote it and as a policy meets it, and no gold. A reply is one JSON object:
 `{"strategies": [{"name", "why", "actions": […]}]}`. An action is a text, `{"say": text}` or `{"call": {tool:
 {arguments}}}`. In texts, `{{ name }}` and `{{ name_N }}` are replaced once, as plain text: what is put in is not looked
-at again, so that no tool's output writes a placeholder. Nothing of it is run but as a policy's actions."""
+at again, so that no tool's output writes a placeholder. Nothing of it is run but as a policy's actions.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +75,14 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a policy has seen so far: the prompt, and what answered each action."""
+    """The texts that a policy has seen so far: the prompt, and the answer to each action."""
 
     system: str
     prompt: str
     answered: Sequence[str] = ()
 
     def value(self, name: str, number: int | None) -> str | None:
-        """What stands for a placeholder; None where there is no such one."""
+        """The value of a placeholder; None where there is no such one."""
         last = self.answered[-1] if self.answered else ""
         if number is None:
             found = {"prompt": self.prompt, "system": self.system, "tool_result": last}.get(name)
@@ -354,7 +355,7 @@ class _Session:
 
 
 def has_done(gold: Trajectory, ended: Trajectory, *, is_script: bool) -> bool:
-    """Whether an episode did what the task asks for, as far as that can be told from outside.
+    """True if an episode did what the task asks for, as far as that can be told from outside.
 
     A script does not think: with the right answer, but without the tools that the oracle calls, it has found the answer
     where it should not stand. A model that plays may know it.

@@ -172,7 +172,7 @@ def _taken(subject: Subject) -> Set[str]:
 
 
 def _says_some(text: str, taken: Set[str]) -> bool:
-    """Whether an answer of some task stands in a text."""
+    """True if an answer of some task stands in a text."""
     words = _WORD.findall(text.casefold())
     runs = {" ".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)}
     return bool(runs & taken)
@@ -203,7 +203,7 @@ def alphabet_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
 
 
 def _short_marks(environment: Environment) -> list[str]:
-    """What is too short to be a word of those that the code of the rewards names: `**`, `- `, `!`."""
+    """The marks that the code of the rewards names and that are too short to be words: `**`, `- `, `!`."""
     targets = [getattr(spec, "python", None) for spec in environment.spec.rewards.values()]
     texts = [one for target in targets for one in words_in_code(environment, "rewards", target, least=0)]
     return list(dict.fromkeys(one for one in texts if 0 < len(one) <= _MARK and not one[0].isalnum()))[:_MOST_WORDS]
@@ -269,7 +269,8 @@ def example_of(pattern: str) -> list[str]:
 
 
 def expression_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
-    """What has the right value before anything is computed: the prompt's own numbers with a sign between them.
+    """The expressions with the right value before anything is computed: the prompt's own numbers with a sign between
+    them.
 
     The last way, a control, has the numbers alone.
     """
@@ -314,7 +315,7 @@ def program_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
 
 
 def is_query(text: str) -> bool:
-    """Whether an answer is SQL that gives rows."""
+    """True if an answer is SQL that gives rows."""
     return bool(_SQL.match(text)) and text.split(maxsplit=1)[0].casefold() in ("select", "with")
 
 
@@ -367,7 +368,7 @@ def _languages(subject: Subject) -> set[str]:
 
 
 def _verdicts(subject: Subject) -> list[str]:
-    """What a run is compared with, where that is no task's own: constants of the spec, of the code, of all rows."""
+    """The constants that a run is compared with and that are no task's own: of the spec, of the code, of all rows."""
     found: list[str] = []
     for term in subject.environment.spec.rewards.values():
         if term.kind == "verify":

@@ -1,4 +1,4 @@
-"""What the rows of a spec are before anybody plays them: repeats, contradictions, broken texts."""
+"""Checks of a spec's rows before anybody plays them: repeats, contradictions, broken texts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 @dataclass(slots=True)
 class Found:
-    """What checks of data have found; the same in several splits is one finding."""
+    """The findings of the checks of data; the same in several splits is one finding."""
 
     findings: list[Hole]
     notes: list[str]
@@ -191,7 +191,7 @@ def _plain(text: str) -> str:
 
 
 def _data(row: Row, seen: Set[str] | None) -> str:
-    """What else the row gives a policy, as text that is equal for equal data."""
+    """The other data that the row gives a policy, as text that is equal for equal data."""
     columns = row.task if seen is None else {name: row.task.get(name) for name in seen}
     return json.dumps(columns, sort_keys=True, default=str)
 
@@ -209,7 +209,7 @@ def _prompts(rows: Sequence[Row]) -> list[str]:
 
 
 def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
-    """How many of `prompts` are expected among `others` where both are drawn from as few questions as they look like.
+    """The expected number of `prompts` among `others` where both are drawn from as few questions as they look like.
 
     Prompts of equally many words are one template; it has as many questions as its slots have combinations. What
     comes again and again in a slot is all that it has; other numbers have their range, and a word that comes once is
@@ -239,7 +239,7 @@ def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
 
 
 def _is_chance(count: int, expected: float) -> bool:
-    """Whether so many repeats or more are no surprise: the upper tail of the Poisson distribution is above 0.01."""
+    """True if so many repeats or more are no surprise: the upper tail of the Poisson distribution is above 0.01."""
     below = (
         math.fsum(math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(count))
         if expected

@@ -41,7 +41,7 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a term's golds are read from a row alone."""
+    """The reading of a term's golds from a row alone."""
 
     term: Term
     fill: Callable[..., Any]
@@ -131,7 +131,9 @@ def _unreadable(reader: Reader, split: str, rows: Sequence[Row], environment: En
 
 
 def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
-    """Why a gold that begins as JSON is none: the rule would take it for a plain text, which nobody answers."""
+    """The reason why a gold that begins as JSON is none: the rule would take it for a plain text, which nobody
+    answers.
+    """
     if getattr(term.spec, "rule", "") != "json_match":
         return ""
     for gold in golds:
@@ -168,7 +170,7 @@ def _meaning(text: str) -> str:
 
 
 def tail(hits: int, of: int, chance: float) -> float:
-    """How likely so many hits or more are, each by `chance`: the upper tail of the binomial distribution."""
+    """The probability of so many hits or more, each by `chance`: the upper tail of the binomial distribution."""
     if chance >= 1:
         return 1.0
     if chance <= 0:
@@ -256,7 +258,7 @@ def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mappin
 
 
 def _place(row: Row, options: Mapping[str, str]) -> int | None:
-    """Where the gold stands among the options, from 0: by its text, its label, its letter or its number."""
+    """The place of the gold among the options, from 0: by its text, its label, its letter or its number."""
     golds = [gold.text.strip() for golds in row.golds.values() for gold in golds] or [row.answer or ""]
     keys = [*options]
     texts = [one.strip().casefold() for one in options.values()]

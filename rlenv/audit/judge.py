@@ -57,7 +57,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """What one judge of a panel is worth: as `JudgeReport`, of its own scores."""
+    """The report on one judge of a panel: as `JudgeReport`, of its own scores."""
 
     endpoint: str
     model: str
@@ -70,7 +70,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport(ReportCard):
-    """What a judge is worth. Scores are on its scale; None stands for an invalid judgement, which counts nowhere else.
+    """The report on a judge. Scores are on its scale; None stands for an invalid judgement, which counts nowhere else.
 
     `accuracy` is over scores moved to the nearest step of the labels: whole numbers where all labels are, else the
     labels themselves; the higher of two at the same distance. `kappa`, `alpha` (Krippendorff's, for interval data) and
@@ -252,7 +252,7 @@ class _Judge:
 
 
 async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[list[_Asked], list[_Asked]]:
-    """What the judge says to one message of each pair and to the other."""
+    """The judge's answers to one message of each pair and to the other."""
     first, second = [
         await judge.ask([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors]) for side in (0, 1)
     ]
@@ -261,7 +261,7 @@ async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What a judge, or one of a panel, said to the anchors and to the pairs that differ in one thing."""
+    """The answers of a judge, or of one of a panel, to the anchors and to the pairs that differ in one thing."""
 
     scores: tuple[float | None, ...]
     pairs: Pairs
@@ -358,7 +358,7 @@ def judge_of(environment: Environment, term: str | None) -> Term:
 
 
 def _steps(labels: Sequence[float]) -> Callable[[float], float]:
-    """What moves a score to the step of the labels that is nearest to it."""
+    """A function that moves a score to the nearest step of the labels."""
     if all(label.is_integer() for label in labels):
         return lambda score: float(math.floor(score + 0.5))
     levels = sorted(set(labels), reverse=True)

@@ -63,7 +63,7 @@ _HINT: Final = (
 
 @dataclass(slots=True)
 class JudgeAttacks:
-    """What the attacks on all judges of a spec found."""
+    """The results of the attacks on all judges of a spec."""
 
     terms: list[JudgedTerm] = field(default_factory=list)
     findings: list[Hole] = field(default_factory=list)
@@ -222,7 +222,7 @@ class _Attacked:
         return await self._ask(subject.gold, (Turn(0, action, parsed),), None if found is None else found.text)
 
     async def _ask(self, gold: Trajectory, turns: tuple[Turn, ...], answer: str | None) -> dict[str, float]:
-        """What the term and each of its judges give, as places on the scale; nothing where there was no verdict."""
+        """The scores of the term and of each of its judges, as places on the scale; none where there was no verdict."""
         environment = self.environment
         context = RewardContext(
             gold.task, (), turns, answer, {}, environment.spec.vars, _no_call, "", environment.scope, self.seed
@@ -242,7 +242,7 @@ class _Attacked:
         return {"": measured.value, **self._judges(measured.details)}
 
     def _judges(self, details: Mapping[str, Any]) -> dict[str, float]:
-        """What each of several judges gives; requests are counted of all."""
+        """The score of each of several judges; requests are counted of all."""
         low, high = details.get("scale", self.spec.ends)
         judges: Sequence[Mapping[str, Any]] = details.get("judges", ())
         found: dict[str, float] = {}
@@ -342,7 +342,7 @@ class _Attacked:
         found.findings += self._of_scores(oracle)
 
     def _of_scores(self, oracle: Sequence[float]) -> list[Hole]:
-        """What is wrong with the scores themselves, whatever is attacked."""
+        """The holes in the scores themselves, whatever is attacked."""
         name, (low, high) = self.term.name, self.spec.ends
         if len(self.values) > 1 and max(self.values) - min(self.values) <= _SLACK:
             score = low + self.values[0] * (high - low)
@@ -373,7 +373,7 @@ class _Attacked:
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """What the judges give a wrong answer with an attack."""
+    """The scores of a wrong answer with an attack."""
 
     attack: JudgeAttack
     pair: _Pair

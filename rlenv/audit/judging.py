@@ -166,7 +166,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
 
 
 def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
-    """Whether an oracle that is right in all that is paid for earns nothing, and no more than this episode."""
+    """True if an oracle that is right in all that is paid for earns nothing, and no more than this episode."""
     paid = [term.value or 0.0 for term in gold.reward.terms.values() if term.weight > 0]
     return bool(paid) and min(paid) >= 1 - SLACK and _total(gold) <= min(_total(ended), SLACK)
 
@@ -248,7 +248,7 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
 
 
 def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
-    """Which wrong answers are paid, where not all are: those that cannot be read, or those that are not far off."""
+    """The wrong answers that are paid, where not all are: those that cannot be read, or those that are not far off."""
     wrong, sides = ([share_of(way, chapter.golds) for way in chapter.ways.get(name, [])] for name in _BY_FORM)
     if len(wrong) < 2:
         return None
@@ -259,7 +259,7 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
 
 
 def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
-    """What is paid for an answer of any kind, where a penalty keeps it from whoever says something, and not others."""
+    """The hole of a penalty that spares an answer of any kind and no silence."""
     penalties = [name for name, spec in environment.spec.rewards.items() if spec.weight < 0]
     unsaid = [way for name in ("nothing", "empty", "empty_form") for way in chapter.all_ways(name)[:1]]
     said = chapter.ways.get("pasted", [{}, {}])[1]
@@ -275,7 +275,7 @@ def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> H
 
 
 def _is_empty(chapter: Chapter, shown: Episode | None) -> bool:
-    """Whether on the task of this episode an answer is right if it is empty, and wrong if it says something."""
+    """True if on the task of this episode an answer is right if it is empty, and wrong if it says something."""
     if shown is None:
         return False
     key = (shown.split, shown.task)
@@ -291,7 +291,7 @@ def _is_empty(chapter: Chapter, shown: Episode | None) -> bool:
 
 
 def _paid(way: Way, term: str) -> float:
-    """What a term adds to the reward on average."""
+    """The mean of what a term adds to the reward."""
     terms = [ended.reward.terms[term] for ended in way.values()]
     return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
 
@@ -316,7 +316,7 @@ def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
 
 
 def _is_chance(way: Way, chapter: Chapter) -> bool:
-    """Whether a rule does no better than a choice among the options that these tasks list, but by luck."""
+    """True if a rule does no better than a choice among the options that these tasks list, but by luck."""
     counts = [sum(key in choice for choice in chapter.choices) for key in way]
     listed = [1 / count for count in counts if count]
     if 2 * len(listed) < len(way):
@@ -344,7 +344,7 @@ def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
 
 
 def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
-    """What a question's form gives away, the same answer everywhere, and a choice at random: a coin is named so."""
+    """Judges the form of a question, the same answer everywhere, and a choice at random: a coin is named so."""
     for shortcut, way in chapter.tried["shortcut"]:
         if verdicts.judge(TRIED["shortcut"].told(shortcut), [way]):
             return
@@ -366,7 +366,7 @@ def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
 
 
 def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
-    """What one choice in so many earns: the mean over the options of each task."""
+    """Judges one choice in so many: the mean over the options of each task."""
     sums: dict[tuple[str, int], list[float]] = {}
     rest: dict[tuple[str, int], list[float]] = {}
     for way in chapter.choices:
@@ -432,5 +432,5 @@ def _invalid(environment: Environment, chapter: Chapter) -> list[Hole]:
 
 
 def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
-    """What earns most first, and of those the least."""
+    """The order of the ways: the largest gain first, and of equal ones the least."""
     return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

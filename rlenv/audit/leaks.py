@@ -83,7 +83,7 @@ def own_words(prompts: Sequence[str]) -> list[set[str]]:
 
 
 def said_beside(said: Sequence[Sequence[str]], own: Sequence[Set[str]], golds: Sequence[str]) -> Sure | None:
-    """Whether those of the pieces that are said on each task which hold a word of its own give golds away."""
+    """The evidence that pieces which are said on each task and hold a word of its own give golds away."""
     near = []
     for pieces_of, words, gold in zip(said, own, golds, strict=True):
         others = words - set(words_in(gold))
@@ -106,7 +106,7 @@ def _sure(near: Sequence[str], golds: Sequence[str]) -> Sure | None:
 
 
 class Sheet:
-    """What a listed name gives on all tasks alike, by the words of the prompts.
+    """The content of a listed name that is the same on all tasks, by the words of the prompts.
 
     Where the oracle does not use the tool, a line has to repeat the question: looking a word up may be the task.
     """
@@ -123,11 +123,13 @@ class Sheet:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no line could repeat a question, since these have too few words to be known by."""
+        """True if no line could repeat a question, since these have too few words to be known by."""
         return self._least > 0 and not any(self._asked)
 
     def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> Sure | None:
-        """Whether the lines nearest to each task's prompt, and to what `more` says on it alone, give golds away."""
+        """The evidence that the lines nearest to each task's prompt, and to what `more` says on it alone, give golds
+        away.
+        """
         near = []
         for at, gold in enumerate(golds):
             lines = [*self._lines, *(more[at].splitlines() if more else ())]
@@ -276,7 +278,7 @@ def _is_read(allowed: Allowed, text: str, start: int, end: int, transform: str) 
 
 
 def _is_looked_up(subject: Subject, gold: str) -> bool:
-    """Whether the oracle has the gold from a tool that it did not tell it."""
+    """True if the oracle has the gold from a tool that it did not tell it."""
     return any(
         holds(result.text, gold) and not holds(repr(dict(call.arguments)), gold)
         for call, result in subject.oracle_calls()
@@ -331,7 +333,9 @@ async def _documents(player: Player, subjects: Sequence[Subject], golds: Sequenc
 
 
 def _named_beside(tool: Tool, words: Set[str], gold: str) -> Iterator[Probe]:
-    """What names a task's own words and its gold, alone and with each of the words that such a document may have."""
+    """The probes with a task's own words and its gold, alone and with each of the words that such a document may
+    have.
+    """
     for word in ("", *_OF_ANSWERS):
         said = " ".join([word, *sorted(words), gold]).strip()
         yield said, (ToolCall(tool.name, worded(tool, said)),)
@@ -342,7 +346,7 @@ def _differ_in(calls: Sequence[ToolCall]) -> bool:
 
 
 async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
-    """What tools say to anything: all calls on a few tasks, and on the others those that said a gold on some."""
+    """The answers of tools to anything: all calls on a few tasks, and on the others those that said a gold on some."""
     scouts, began = subjects[:_SCOUTS], time.monotonic()
     told = await together([_told(player, subject) for subject in scouts])
     said = Counter(
@@ -362,7 +366,7 @@ async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]
 
 
 async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) -> Told:
-    """What calls give on one task: those of the schemas, and rounds of what is listed; `kept` ones, or all."""
+    """The answers to calls on one task: those of the schemas, and rounds of listed names; `kept` ones, or all."""
     asked = probes(subject)
     plain = [one for one in asked if kept is None or one[0] in kept]
     # Names are read from what the others give.
@@ -380,7 +384,7 @@ async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) 
 
 
 async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> Told:
-    """What the last call of each probe gives: as many of one turn as the limits allow, each lot in an episode."""
+    """The results of each probe's last call: as many of one turn as the limits allow, each lot in an episode."""
     limits = subject.environment.spec.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
     by_key = {repr([(call.name, dict(call.arguments)) for call in calls]): calls for _, calls in asked}
@@ -409,7 +413,7 @@ def _is_far(text: str, start: int, end: int, transform: str) -> bool:
 
 
 def _gone_on_from(subject: Subject, number: int) -> ToolResult | None:
-    """What the oracle's call of that number gave, None where it reads nothing after it."""
+    """The result of the oracle's call of that number, None where it reads nothing after it."""
     given: dict[str, ToolResult] = {}
     for call, result in subject.oracle_calls():
         if not subject.changes(call.name):
@@ -433,7 +437,9 @@ def _alike(subjects: Sequence[Subject]) -> Set[str]:
 
 
 def _text(result: ToolResult | None, kind: str, subject: Subject, gold: str, is_asked: bool) -> str:
-    """What a call gave, "" where the oracle reads that, or the gold in its own call of that kind: it is to be read."""
+    """The text of a call, "" where the oracle reads that, or the gold in its own call of that kind: it is to be
+    read.
+    """
     if result is None or kind != ("error" if result.is_error else "result"):
         return ""
     own = [one.text for call, one in subject.oracle_calls() if call.name == result.name]

@@ -57,7 +57,7 @@ def attacker_at(
 
 @dataclass(slots=True)
 class ModelAttacks:
-    """What models were asked in an audit, and what came of it."""
+    """The requests to models in an audit, and their results."""
 
     threshold: float
     seed: int

@@ -56,7 +56,7 @@ _GIVEN = frozenset(
 
 
 def is_mark(text: str, start: int, end: int, transform: str) -> bool:
-    """Whether a value in a prompt is a mark on it and no part of what is asked: a label's, or in an identifier.
+    """True if a value in a prompt is a mark on it and no part of what is asked: a label's, or in an identifier.
 
     Prose that says the gold is what a task reads: "It weighs 5 kg. How heavy is it?"
 
@@ -110,7 +110,7 @@ def is_anywhere(text: str, start: int, end: int, transform: str) -> bool:
 
 
 def is_glued(text: str, start: int, end: int, transform: str = "itself") -> bool:
-    """Whether a value is part of an identifier: `12/C`, `q007B`, `2001_report.csv`; not so `5kg` or `$5`."""
+    """True if a value is part of an identifier: `12/C`, `q007B`, `2001_report.csv`; not so `5kg` or `$5`."""
     if _REST.match(text, end):
         return True
     before = re.search(r"[\w/#.-]*$", text[:start])
@@ -184,7 +184,7 @@ class PlaceRule:
     pattern: re.Pattern[str]
 
     def take(self, text: str) -> str | None:
-        """What stands at the place, None where the text has no such place."""
+        """The text at the place, None where the text has no such place."""
         found = self.pattern.findall(text[:_TEXT_CHARS])
         return found[self.at].strip() if -len(found) <= self.at < len(found) else None
 
@@ -275,7 +275,7 @@ def invisible(texts: Sequence[str], golds: Sequence[str]) -> Sure | None:
 
 
 def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> bool:
-    """Whether golds are given away: the one judgement of chance for all places.
+    """True if golds are given away: the one judgement of chance for all places.
 
     A rule that says anything on `fired` of `of` tasks is right on `hits` of them: most, and so many that the
     probability of that many by `chance`, times the rules that were tried, is below 0.001. Of six tasks or fewer it has
@@ -288,14 +288,14 @@ def is_sure(hits: int, fired: int, of: int, *, chance: float, tries: int) -> boo
 
 
 def dealt_anew(said: Sequence[str], golds: Sequence[str]) -> float:
-    """What saying these would hit if the golds were dealt anew, or always the commonest gold, whichever is more."""
+    """The hits of saying these if the golds were dealt anew, or always the commonest gold, whichever is more."""
     dealt, fired = Counter(golds), len(said)
     anew = sum(count * dealt.get(one, 0) for one, count in Counter(said).items()) / fired**2
     return max(anew, max(dealt.values()) / fired, 1 / (fired + 1))
 
 
 def says(text: str, gold: str) -> bool:
-    """Whether a gold stands in a text as a whole, in any form that a rule could undo."""
+    """True if a gold stands in a text as a whole, in any form that a rule could undo."""
     low = text.casefold()
     return any(form.casefold() in low and _whole(form).search(text) for _, form in _forms(gold)) if gold else False
 
@@ -314,7 +314,7 @@ def unveiled(text: str) -> str:
 
 
 def holds(text: str, gold: str) -> bool:
-    """Whether a gold stands in a text as it is, as a whole word or number."""
+    """True if a gold stands in a text as it is, as a whole word or number."""
     return bool(gold) and bool(re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(gold)}(?!\w|[.,]\d)", text, re.IGNORECASE))
 
 
@@ -406,7 +406,7 @@ def _rules(shape: _Shape, kind: str) -> Iterator[PlaceRule]:
 
 
 def same(taken: str, form: str) -> bool:
-    """Whether two texts say the same gold: but for case and space, or as numbers."""
+    """True if two texts say the same gold: but for case and space, or as numbers."""
     if taken.strip().casefold() == form.casefold():
         return True
     mine = number(taken.strip())

@@ -138,7 +138,7 @@ class Leak:
 
 @dataclass(slots=True)
 class Chapter:
-    """What adversaries got on one split, each way on its own."""
+    """The results of adversaries on one split, each way on its own."""
 
     split: str
     golds: Mapping[Key, Trajectory]
@@ -240,7 +240,7 @@ def _after(actions: Adaptive, results: Results) -> Action | None:
 
 
 def _answered(turn: Turn) -> Results:
-    """What an action was answered with: its calls' results, or what a user replied as a result of its own."""
+    """The answer to an action: its calls' results, or a user's reply as a result of its own."""
     if turn.results or turn.observation is None:
         return turn.results
     said = "\n".join(message.content for message in turn.observation.messages if message.role == "user")

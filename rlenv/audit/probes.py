@@ -54,7 +54,7 @@ _EMPTY = frozenset(
 
 
 def pieces(tool: Tool) -> dict[str, list[str]]:
-    """What a policy reads of a tool before it has called it, in pieces that speak of one thing each."""
+    """The texts of a tool that a policy reads before it has called it, in pieces that speak of one thing each."""
     texts = {"description": [tool.description], "schema": list(_texts(dict(tool.parameters)))}
     return {kind: [piece for text in some for piece in cut(text)] for kind, some in texts.items()}
 
@@ -98,7 +98,7 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
 
 
 def probes(subject: Subject) -> list[Probe]:
-    """What is asked, without what the oracle itself calls: what that gives is there to be read."""
+    """The calls to try, without the oracle's own: what those give is there to be read."""
     found: list[tuple[str, ToolCall]] = []
     tools = askable(subject)
     called = {call.name for call, _ in subject.oracle_calls()}
@@ -142,7 +142,7 @@ def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
 
 
 def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
-    """What the prompt says of the row, told to a tool whose name has to do with answers."""
+    """The prompt's words on the row, told to a tool whose name has to do with answers."""
     key = _text_key(tool)
     if key is not None and _TELLS.search(tool.name):
         shown = {name: str(value) for name, value in subject.task.items() if str(value) in subject.prompt}
@@ -163,7 +163,7 @@ def _by_prose(subject: Subject) -> list[tuple[str, ToolCall]]:
 
 
 def _said(tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
-    """What prose says that a parameter may be: its numbers, or its words, signs first, and what means all."""
+    """The values of a parameter in prose: its numbers, or its words, signs first, and the words for all."""
     kinds = {part.get("type"), *(option.get("type") for option in part.get("anyOf", ()))}
     told = [piece for piece in pieces(tool)["description"] if re.search(rf"\b{re.escape(key)}\b", piece)]
     words = [word.strip("`'\".,;:!?()[]") for word in " ".join([str(part.get("description", "")), *told]).split()]
@@ -239,7 +239,9 @@ def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
 
 
 def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
-    """What listings name: files and lines of one word, also below the folder that was listed; else all their words."""
+    """The names in listings: files and lines of one word, also below the folder that was listed; else all their
+    words.
+    """
     asked = {(str(next(iter(call.arguments.values()), "")), one.text) for call, one in told if one.outcome == "ok"}
     counts = Counter(text for _, text in asked)
     # What is said to anything is no listing.

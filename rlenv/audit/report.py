@@ -1,4 +1,4 @@
-"""What an audit found: of a spec, of its judges, and of a model that attacked it."""
+"""The reports of an audit: of a spec, of its judges, and of a model that attacked it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JudgeFall:
 
 @dataclass(frozen=True, slots=True)
 class JudgedTerm:
-    """What became of the attacks on one judge.
+    """The outcome of the attacks on one judge.
 
     `oracle` and `wrong` are the means of what it gives the oracle's episodes and plain wrong answers, as places on the
     scale. `requests` are those that were sent, those for replies that could not be read included; `cached` verdicts
@@ -67,7 +67,7 @@ class JudgedTerm:
 
 @dataclass(frozen=True, slots=True)
 class AttackerLimits:
-    """What an attacker may spend. It ends with whatever comes first; tokens are those that its server counts."""
+    """The limits of an attacker. It ends with whatever comes first; tokens are those that its server counts."""
 
     rounds: int = 4
     tasks: int = 6
@@ -93,7 +93,7 @@ class LeastEpisode:
 
 @dataclass(frozen=True, slots=True)
 class StrategyResult:
-    """What one strategy earned, on the same tasks as all others.
+    """The rewards of one strategy, on the same tasks as all others.
 
     `share` is all that it earned of the oracle's reward, `undone` what it earned without doing the task: in episodes
     whose answer is not the oracle's, or that left out a tool that the oracle called. Both are over the tasks where the
@@ -116,8 +116,8 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class AttackerReport:
-    """What an attacker tried and spent; `wrong` is what a plain wrong answer earns of the oracle's reward, None where
-    no such reward is valid.
+    """The strategies and the spending of an attacker; `wrong` is what a plain wrong answer earns of the oracle's
+    reward, None where no such reward is valid.
     """
 
     model: str
@@ -138,7 +138,7 @@ class AttackerReport:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What an audit lets pass. Shares are of the oracle's mean reward, or of tasks."""
+    """The thresholds of an audit. Shares are of the oracle's mean reward, or of tasks."""
 
     adversary: float = 0.2
     """The most an adversary may earn on average."""
@@ -195,7 +195,7 @@ def hole_of(
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What one adversary earned: means over the tasks where its reward is valid.
+    """The rewards of one adversary: means over the tasks where its reward is valid.
 
     `share` is of the oracle's mean on the same tasks, None where nothing was valid or it could not play. `worst_task`
     is the index of the task where it earned most, with `worst` its reward there.
@@ -231,7 +231,7 @@ class Faults:
 
 
 class ReportCard:
-    """What all reports of an audit do; one passes where nothing was found."""
+    """The shared part of an audit's reports; one passes where nothing was found."""
 
     __slots__ = ()
 

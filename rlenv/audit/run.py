@@ -107,7 +107,7 @@ def _say_nothing(what: str, done: int, total: int) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """Who plays what, and in which order; what comes of it stands in `seen`."""
+    """The order in which adversaries play; their results stand in `seen`."""
 
     environment: Environment
     seed: int
@@ -279,7 +279,9 @@ class _Run:
 
 
 async def _ways(player: Player, subjects: Sequence[Subject], write: Write, *, first: int = 0) -> list[Way]:
-    """What each way earns; one that earns nothing on the `first` tasks, spread evenly, is not played on the others."""
+    """The rewards of each way; one that earns nothing on the `first` tasks, spread evenly, is not played on the
+    others.
+    """
     scripts = {subject.gold.task_index: write(subject) for subject in subjects}
     few = subjects[:: -(-len(subjects) // first)] if first else subjects
     ways: list[Way] = []
@@ -292,7 +294,7 @@ async def _ways(player: Player, subjects: Sequence[Subject], write: Write, *, fi
 
 
 def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
-    """Whether an episode earned anything, or escaped, or was as good as the oracle's."""
+    """True if an episode earned anything, or escaped, or was as good as the oracle's."""
     total = ended.reward.total
     return total is None or total > 0 or bool(ended.success) or total >= _total(gold)
 
@@ -338,7 +340,7 @@ def _total(ended: Trajectory) -> float:
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
-    """Whether a policy that changes all there is has changed just what the oracle changes.
+    """True if a policy that changes all there is has changed just what the oracle changes.
 
     Both were told the same, by as many calls: a tool that says "removed" of everything tells by their number alone. The
     same call made again is one, and its arguments may be others, such as a note.

@@ -70,7 +70,7 @@ def check_tests(environment: Environment, rows: Rows, found: Found) -> None:
 
 
 def _program(spec: VerifySpec) -> str:
-    """What a tool runs beside the answer, as a template; "" where it runs nothing else."""
+    """The program that a tool runs beside the answer, as a template; "" where there is none."""
     texts = [text for text in texts_in(spec.arguments) if _ANSWER.search(text)]
     return _ANSWER.sub("", texts[0]) if texts and _ANSWER.sub("", texts[0]).strip() else ""
 
@@ -138,7 +138,7 @@ def _tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
 
 
 def _printing(text: str, expected: str) -> Iterator[Pairs]:
-    """What a program asserts, or prints of a call: each line of what is expected beside its call."""
+    """The calls of a program that it asserts or prints: each with its line of the expected text."""
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     compared = [ast.Assert(node) for node in nodes if isinstance(node, ast.Compare) and _calls(node)]
@@ -166,7 +166,7 @@ def _is_print(node: ast.Call) -> bool:
 
 
 def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
-    """What an assertion calls with what, and what it expects; all of it where it is of another form."""
+    """The call of an assertion and its expected value; the whole text where it is of another form."""
     test: ast.expr = node.test
     wanted: object = True
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -227,7 +227,7 @@ def _token(token: str) -> str:
 
 
 def _is_shown(part: tuple[str, str], prompt: str) -> bool:
-    """Whether a prompt says what is given and, close behind it, what is expected."""
+    """True if a prompt says what is given and, close behind it, what is expected."""
     told, wanted = part
     if not wanted:
         return re.search(told, prompt) is not None
@@ -268,7 +268,7 @@ def _has(word: str, text: str) -> bool:
 
 
 def _modulo(by: int, text: str) -> int | None:
-    """What is left of the first number that is a mark on the prompt and no part of what is asked."""
+    """The remainder of the first number that is a mark on the prompt and no part of the question."""
     found = next((one for one in _WHOLE.finditer(text) if is_mark(text, *one.span(), "computed")), None)
     return int(found[0]) % by if found else None
 
@@ -329,7 +329,7 @@ def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
 
 
 def _asks_form(subject: Subject) -> bool:
-    """Whether a question, without its options and how to answer it, is about the look of something."""
+    """True if a question, without its options and how to answer it, is about the look of something."""
     text = subject.prompt
     for option in sorted(_labelled(subject), key=len, reverse=True):
         text = text.replace(option, "")
@@ -337,7 +337,7 @@ def _asks_form(subject: Subject) -> bool:
 
 
 def _by_option(subjects: Sequence[Subject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
-    """What a policy says that picks by the look of an option."""
+    """The answers of a policy that picks by the look of an option."""
     listed = [_labelled(one) for one in subjects]
     if any(not options for options in listed):
         return
@@ -370,7 +370,7 @@ def _text_behind(prompt: str, label: str) -> str:
 
 
 def _by_look(subjects: Sequence[Subject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str], float]]:
-    """What a policy says that has learnt which answer goes with which look of a question."""
+    """The answers of a policy that has learnt which answer goes with which look of a question."""
     answers = Counter(one.right for one in subjects)
     if len(answers) > _MOST_ANSWERS or len(answers) < 2:
         return

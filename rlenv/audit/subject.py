@@ -38,7 +38,7 @@ _FAR = 0.2
 
 
 def instructions(environment: Environment) -> list[str]:
-    """What tells each judge to give the best score of its scale: the lowest where its weight is negative.
+    """The texts that tell each judge to give the best score of its scale: the lowest where its weight is negative.
 
     Without a judge, what a judge of the default scale would be told.
     """
@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def prompt(self) -> str:
-        """What the user message says."""
+        """The text of the user message."""
         return self.gold.messages[-1].content
 
     def form(self, answer: str) -> Action:
@@ -131,12 +131,12 @@ class Subject:
         return Message("assistant", "", (ToolCall(tool.name, random_value(dict(tool.parameters), rng)),))
 
     def submits(self, name: str) -> bool:
-        """Whether a call of this tool is the answer."""
+        """True if a call of this tool is the answer."""
         spec = self.environment.spec.answer
         return spec.from_ == "tool" and name == spec.tool
 
     def changes(self, name: str) -> bool:
-        """Whether a tool changes something, or is not known."""
+        """True if a tool changes something, or is not known."""
         tool = self.environment.parts.tools.get(name)
         return tool is None or tool.mutates
 
@@ -150,7 +150,7 @@ class Subject:
         return turns
 
     def oracle_actions(self) -> list[Action]:
-        """What the oracle did before its last action; nothing where it called no tool."""
+        """The oracle's actions before its last one; none where it called no tool."""
         before = self.gold.turns[:-1]
         return [turn.action for turn in before] if any(turn.results for turn in before) else []
 
@@ -235,7 +235,7 @@ def trimmed(text: str) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two answers say the same at first sight."""
+    """True if two answers say the same at first sight."""
     return trimmed(one) == trimmed(other)
 
 
@@ -297,7 +297,7 @@ class Aim:
 
 
 def aim_of(subjects: Sequence[Subject]) -> Aim | None:
-    """What is looked for on these tasks; None where it is the same on all of them."""
+    """The aim on these tasks; None where it is the same on all of them."""
     golds = hearts_of(subjects)
     if _differ(golds):
         rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
@@ -352,7 +352,7 @@ def _fits(value: object, said: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether an answer is a number, with thousands commas maybe."""
+    """True if an answer is a number, with thousands commas maybe."""
     try:
         float(text.replace(",", ""))
     except ValueError:

@@ -1,9 +1,10 @@
-"""What tools and users make of what they are told: in the same episode, in another one, and with other seeds.
+"""The effects of texts told to tools and users: in the same episode, in another one, and with other seeds.
 
 Tools that say back what they are told let a policy tell a reward that searches their results what success looks like:
 lines that the oracle's calls give, as far as they can be foreseen, the usual words of success, and the answers that
 there are. Each such episode has a twin in which the told text alone is taken out of what tools give: what falls with it
-was paid for the policy's own words. A user's replies are a place to be read, but for what the oracle hears too."""
+was paid for the policy's own words. A user's replies are a place to be read, but for what the oracle hears too.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +171,7 @@ async def tell_tools(player: Player, chapter: Chapter, subjects: Sequence[Subjec
 
 
 def _falls(told: Trajectory, plain: Trajectory) -> bool:
-    """Whether an episode earns nothing, or less without the told text; judges are attacked by themselves."""
+    """True if an episode earns nothing, or less without the told text; judges are attacked by themselves."""
     if (told.reward.total or 0.0) <= SLACK:
         return True
     pairs = [(term.value, plain.reward.terms[name].value) for name, term in told.reward.terms.items() if term.weight]
@@ -178,7 +179,9 @@ def _falls(told: Trajectory, plain: Trajectory) -> bool:
 
 
 def _listeners(subject: Subject) -> dict[str, Telling]:
-    """What could say a text back, by name: each free text of each tool, as it is and as code of the usual languages."""
+    """The parties that could say a text back, by name: each free text of each tool, as it is and as code of the usual
+    languages.
+    """
     found: dict[str, Telling] = {}
     for tool in list(subject.environment.parts.tools.values())[:_MOST_TOOLS]:
         for key, part in tool.parameters.get("properties", {}).items():
@@ -199,7 +202,7 @@ def _script(subject: Subject, *, telling: Telling, end: int) -> list[Action]:
 
 
 def _text(subject: Subject) -> str:
-    """What success looks like here, as far as it can be foreseen."""
+    """The text of success here, as far as it can be foreseen."""
     known = _words(subject.prompt) | _common(subject)
     said = [line.strip() for _, result in subject.oracle_calls() for line in result.text.splitlines()]
     lines = list(dict.fromkeys(line for line in said if line and _words(line) <= known))[-_MOST_LINES:]
@@ -209,7 +212,7 @@ def _text(subject: Subject) -> str:
 
 
 def _of_columns(subject: Subject) -> list[str]:
-    """What the rows have in columns of short values that no prompt shows: an oracle need not say what is right."""
+    """The values of the rows in columns of short values that no prompt shows: an oracle need not say what is right."""
     rows = [one.task for one in subject.others] if len(subject.options) <= 1 else []
     hidden = [key for key, value in subject.task.items() if not holds(subject.prompt, str(value))]
     values = [[str(row[key]) for row in rows if isinstance(row.get(key), (str, int))] for key in hidden]
@@ -240,7 +243,7 @@ _ASKED = 16
 
 
 def spoken_texts(environment: Environment) -> list[str]:
-    """What is said to the user of a spec; [] where there is none, and but a few texts where a model answers them."""
+    """The texts for the user of a spec; [] where there is none, and but a few where a model answers them."""
     user = environment.spec.user
     if user is None:
         return []
@@ -298,6 +301,6 @@ async def _copies(
 
 
 def _replies(ended: Trajectory) -> list[str]:
-    """What the user said in answer to an action without calls."""
+    """The user's replies to an action without calls."""
     shown = [turn.observation for turn in ended.turns if turn.observation is not None and not turn.results]
     return [message.content for one in shown for message in one.messages if message.role == "user"]

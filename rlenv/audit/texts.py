@@ -66,7 +66,7 @@ def shrug(without: Sequence[str]) -> str:
 
 
 def holds(text: str, right: str) -> bool:
-    """Whether a text holds the right answer as words of its own."""
+    """True if a text holds the right answer as words of its own."""
     wanted = _WORD.findall(right.casefold())
     if not wanted:
         return False

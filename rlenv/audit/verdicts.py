@@ -37,7 +37,7 @@ _NOT_RIGHT = ANY_ANSWER | {"chance", "constant_answer", "loose_match", "stuffed_
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What may be a hole: how it is called, what its policy does, and what to change."""
+    """A suspected hole: its name, the behaviour of its policy, and what to change."""
 
     name: str
     hole: str
@@ -134,7 +134,7 @@ class Verdicts:
         return bool(earning)
 
     def pays_whole(self, way: Way) -> bool:
-        """Whether the term that pays most pays nearly what it pays the oracle on the same tasks."""
+        """True if the term that pays most pays nearly what it pays the oracle on the same tasks."""
         term = self._paying(way, anew=False)
         gold = math.fsum(self._earned(self.golds[key]).get(term, 0.0) for key in way)
         return gold > SLACK and self._sums(way, anew=False)[term] >= _FULL * gold
@@ -148,14 +148,14 @@ class Verdicts:
         return any(term.status == "invalid" and self.rewards[term.name].weight < 0 for term in terms)
 
     def _is_kin(self, suspect: Suspect, term: str) -> bool:
-        """Whether the finding that the term has already is of the same cause."""
+        """True if the finding that the term has already is of the same cause."""
         index = self.by_term.get(term)
         if index is None:
             return False
         return self.findings[index].hole in suspect.kin or (term in self.anyhow and suspect.hole in _NOT_RIGHT)
 
     def _explain_others(self, way: Way) -> None:
-        """What is paid in full on every task that was played is taken as paid on those that were not."""
+        """Takes a way that is paid in full on every task that was played as paid on those that were not."""
         if len(self._full(way, {key: ended.reward.total or 0.0 for key, ended in way.items()})) < len(way):
             return
         for term in [name for name, value in self._sums(way, anew=False).items() if value > SLACK]:
@@ -206,7 +206,7 @@ class Verdicts:
                     known[key] = max(known.get(key, 0.0), value)
 
     def _earned(self, ended: Trajectory) -> dict[str, float]:
-        """What each term adds to the reward."""
+        """The parts of the reward by term."""
         return {
             name: self.rewards[name].weight * term.value
             for name, term in ended.reward.terms.items()
@@ -214,7 +214,7 @@ class Verdicts:
         }
 
     def rest(self, way: Way) -> dict[Key, float]:
-        """What it earns on each task beyond what is explained already."""
+        """The reward on each task beyond what is explained already."""
         return {key: math.fsum(self._new(key, ended).values()) for key, ended in way.items()}
 
     def _new(self, key: Key, ended: Trajectory) -> dict[str, float]:
@@ -250,7 +250,7 @@ class Verdicts:
 
 
 def share_of(way: Way, golds: Mapping[Key, Trajectory]) -> float:
-    """What it earned of the oracle's reward on the tasks where its reward is valid; minus infinity without any."""
+    """The share of the oracle's reward on the tasks where its own is valid; minus infinity without any."""
     valid = [key for key, ended in way.items() if ended.reward.total is not None]
     gold = math.fsum(golds[key].reward.total or 0.0 for key in valid)
     return math.fsum(way[key].reward.total or 0.0 for key in valid) / gold if gold > 0 else -math.inf

@@ -1,1 +1,1 @@
-"""What validation looks at beyond types: each check is a generator of faults over a `Subject`."""
+"""The checks of validation beyond types: each is a generator of faults over a `Subject`."""

@@ -1,4 +1,4 @@
-"""What this machine lacks for a spec, and how exact a chat template is for what it plays."""
+"""The needs of a spec that this machine does not meet, and the exactness of a chat template for what it plays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Need:
 
 
 async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> tuple[Need, ...]:
-    """What a spec needs of this machine, each once, in the order of the spec.
+    """The needs of a spec on this machine, each once, in the order of the spec.
 
     Variables, what kinds say that they need, and servers are probed, at once; then all entries are compiled, which
     finds extras and files that are missing.

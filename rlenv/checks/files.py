@@ -1,4 +1,4 @@
-"""What a spec names outside of itself: its files are there for every row, its pinned servers are as they were."""
+"""Checks of the things that a spec names outside of itself: files for every row, and pinned servers."""
 
 from __future__ import annotations
 

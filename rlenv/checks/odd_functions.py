@@ -123,7 +123,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a function, and not in one that it defines."""
+    """The nodes of a function, without those of functions that it defines."""
     for one in ast.iter_child_nodes(node):
         if not isinstance(one, (Def, ast.Lambda)):
             yield one
@@ -177,7 +177,7 @@ def _waits(use: _Use) -> Iterator[Said]:
 
 
 def _chance(use: _Use) -> Iterator[Said]:
-    """What no seed rules: a random draw, the clock, and the order of a set."""
+    """The sources of chance that no seed rules: a random draw, the clock, and the order of a set."""
     calls = [*use.calls()]
     is_seeded = any(name.endswith("random.seed") and call.args for name, call in calls)
     hint = "draw from the seed, and give the day as a column or a constant"
@@ -382,7 +382,7 @@ def _function(
 
 
 def _changes(node: ast.AST) -> Iterator[ast.expr]:
-    """What a statement changes in place."""
+    """The expressions that a statement changes in place."""
     if isinstance(node, (ast.Assign, ast.Delete)):
         yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):

@@ -141,7 +141,7 @@ def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
 
 
 def never_fits(schema: Any, depth: int = 0) -> str:
-    """Why no value can fit a JSON Schema, "" where none of the plain contradictions is found."""
+    """The reason why no value can fit a JSON Schema, "" where none of the plain contradictions is found."""
     if schema is False:
         return "it is false"
     if not isinstance(schema, Mapping) or depth > 20:
@@ -213,7 +213,7 @@ def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
 
 
 def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
-    """What counts as a good answer, what a search finds, and whether a call may be repeated."""
+    """The findings on gold answers, on a search's results, and on calls that may not be repeated."""
     document = subject.document
     status, ends = getattr(spec, "expect_status", None), getattr(spec, "expect_exit", None)
     if status and not any(200 <= one < 400 for one in status):

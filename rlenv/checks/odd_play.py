@@ -45,7 +45,7 @@ _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
 
 @dataclass(slots=True)
 class _Played:
-    """What each way of playing got, by split and row; `unknown` are the terms that were not measured."""
+    """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
     ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
@@ -394,7 +394,7 @@ def _said(value: float | None) -> str:
 
 
 def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
-    """What no work earns beside the oracle, and terms that give everything the same."""
+    """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].weight > 0 for name in played.unknown)
     judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.weight > 0)

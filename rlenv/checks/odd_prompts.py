@@ -167,7 +167,7 @@ def reads_answer(subject: Subject) -> bool:
 
 
 def _forms(subject: Subject, text: str) -> Iterator[Finding]:
-    """How the prompt says to answer, think and call, against what is read."""
+    """The findings where the prompt asks for another form of answer, thinking or calls than is read."""
     yield from _answer_form(subject, text)
     parts = subject.compiled.parts
     if parts is None:

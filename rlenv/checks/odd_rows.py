@@ -92,14 +92,14 @@ def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
 
 
 def asked_of(subject: Subject) -> list[Asked]:
-    """What each split asks."""
+    """The rendered prompts of each split."""
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
     return [_rendered(subject, templates, split) for split in subject.splits.values()]
 
 
 def fixed_text(subject: Subject) -> str:
-    """What the prompt says to every task, with constants filled in."""
+    """The part of the prompt that is the same for every task, with constants filled in."""
     prompt, parts = subject.loaded.spec.prompt, []
     for source in (prompt.system, prompt.user):
         try:
@@ -234,7 +234,9 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
 
 
 def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
-    """What tells the tasks of each split apart, without case and punctuation; [] where that is not the prompt alone."""
+    """The texts that tell the tasks of each split apart, without case and punctuation; [] where that is not the prompt
+    alone.
+    """
     sources = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}"
     if _differs_elsewhere(subject) or "resources" in sources:
         return [[] for _ in asked]

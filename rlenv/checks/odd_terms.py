@@ -66,7 +66,7 @@ def _is_gold(subject: Subject, term: Term) -> bool:
 def _measured(
     subject: Subject, term: Term, row: Mapping[str, Any], text: str, *, answer: str | None, before: Sequence[Turn] = ()
 ) -> float | None:
-    """What a term gives for an episode that ends in an action; None where that cannot be told from here."""
+    """The value of a term for an episode that ends in an action; None where that cannot be told from here."""
     turn = Turn(len(before), text, ParsedAction(text))
     context = RewardContext(
         task=row,
@@ -318,7 +318,7 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
 
 
 def _together(subject: Subject) -> Iterator[Finding]:
-    """What the terms pay for as a whole."""
+    """The findings on the terms as a whole."""
     spec, document = subject.loaded.spec, subject.document
     rules = {name: getattr(reward, "rule", reward.kind) for name, reward in spec.rewards.items()}
     forms = {name for name, reward in spec.rewards.items() if _is_form(reward)}

@@ -224,7 +224,7 @@ def _stops(subject: Subject) -> Iterator[Finding]:
 
 
 def _entries(subject: Subject) -> Iterator[Finding]:
-    """What a tool's keys say of each other."""
+    """The findings on keys of a tool that do not go together."""
     spec, warn = subject.loaded.spec, subject.document.warning
     for name, entry in spec.tools.items():
         path = f"tools.{name}"

@@ -328,7 +328,7 @@ def _measured(measure: Callable[[RewardContext], object]) -> Callable[[RewardCon
 
 
 def _most(subject: Subject, term: Term, split: Split) -> int:
-    """How many rows are looked at; says so where that is not all of them."""
+    """The number of rows to look at; says so where that is not all of them."""
     total = len(split.rows)
     if term.measure is not None or total <= _MAX_READ:
         return total
@@ -339,7 +339,7 @@ def _most(subject: Subject, term: Term, split: Split) -> int:
 
 
 def gold_fault(term: Term, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
-    """Why a rule cannot compare with the gold values of a row, "" where it can."""
+    """The reason why a rule cannot compare with the gold values of a row, "" where it can."""
     ask = term.check_gold or (term.measure and _measured(term.measure))
     return _fault(ask, row, constants) if ask is not None else ""
 

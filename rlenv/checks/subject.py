@@ -1,4 +1,4 @@
-"""What the checks look at: a typed spec with its rows and with every part of it that compiles."""
+"""The subject of the checks: a typed spec with its rows and with every part of it that compiles."""
 
 from __future__ import annotations
 

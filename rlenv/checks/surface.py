@@ -1,4 +1,4 @@
-"""What the model meets: tools, answer rule, observations, and the dialect that the spec defines itself."""
+"""Checks of the model's side: tools, answer rule, observations, and the dialect that the spec defines itself."""
 
 from __future__ import annotations
 

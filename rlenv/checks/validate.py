@@ -57,7 +57,7 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What validation found. `not_checked` says in words what was not looked at.
+    """The report of a validation. `not_checked` says in words what was not looked at.
 
     `warnings` (`level` is "warning") are legal and surely odd: they make no spec invalid.
     """
@@ -165,7 +165,7 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Finding, ...]) -> tup
 def _checked(
     check: Callable[[Subject], Iterator[Finding]], subject: Subject, *, level: Literal["fault", "warning"] = "fault"
 ) -> Iterator[Finding]:
-    """What a check finds. One that fails itself hides nothing that the others find, and is of its own level."""
+    """The findings of a check. One that fails itself hides nothing that the others find, and is of its own level."""
     try:
         yield from check(subject)
     except SpecError as error:
@@ -276,7 +276,7 @@ def _without(document: SourceDocument, paths: Iterable[tuple[str | int, ...]]) -
 
 
 def _inside(data: Any, path: Sequence[Any]) -> Any:
-    """What stands at `path`, None where nothing does any more."""
+    """The value at `path`, None where there is none any more."""
     for key in path:
         if (isinstance(data, dict) and key in data) or (
             isinstance(data, list) and isinstance(key, int) and key < len(data)

@@ -36,7 +36,7 @@ _log = logger("rlenv.runs.blobs")
 
 
 def blob_of(run: Path, name: str) -> Path:
-    """Where the blob of a name is."""
+    """The path of the blob with a name."""
     return run / "blobs" / name[:2] / name
 
 

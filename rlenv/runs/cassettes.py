@@ -1,4 +1,4 @@
-"""What a run asks is recorded, and given again: the two tapes of `rlenv.concurrency.lanes`."""
+"""The recorder and the player of a run's requests: the two tapes of `rlenv.concurrency.lanes`."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Player:
         return Lane(self, episode or secrets.token_hex(8))
 
     def lets_out(self, tool: str) -> bool:
-        """Whether a tool, or "" for the policy, is asked all the same."""
+        """True if a tool, or "" for the policy, is asked all the same."""
         return tool in self._live if tool else self._by_content
 
     def missed(self, episode: str) -> str:
@@ -232,7 +232,7 @@ class Player:
         return None if key is None else self._reel.event(key)
 
     def _miss(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> str:
-        """What is missing, with the nearest event and the first difference."""
+        """The message for a missing entry, with the nearest event and the first difference."""
         what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
         near = self._near(lane, asked)
         if not near:
@@ -258,7 +258,7 @@ class Player:
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
     def _near(self, lane: Lane, asked: Asked) -> Sequence[Event]:
-        """What was asked at the same place; where nothing was, what was asked of the same one."""
+        """The events at the same place; where there are none, those of the same party."""
         if found := self._reel.at(lane.episode, lane.place):
             return found
         if self._by_content:
@@ -268,7 +268,7 @@ class Player:
 
 
 def _next(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, content: str) -> int:
-    """How many equal requests of the lane there were before this one."""
+    """The number of equal requests of the lane before this one."""
     mine = counts.setdefault(lane.episode, Counter())
     ordinal = mine[lane.place, content]
     mine[lane.place, content] += 1
@@ -283,7 +283,7 @@ def _answer(event: Event, asked: Asked) -> Answer:
 
 
 def _content(asked: Asked) -> str:
-    """What a request is known by: without secrets, so that whoever replays it needs none."""
+    """The content by which a request is known: without secrets, so that a replay needs none."""
     return content_of(asked.kind, redact_value(asked.content))
 
 
@@ -313,7 +313,7 @@ _NOTHING: Final = object()
 
 
 def _differences(old: Any, new: Any, path: str = "$") -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ, from the first place on: its path, and what stands there in each."""
+    """The differences between two JSON values, from the first on: the path, and the value in each."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from _differences(old.get(key, _NOTHING), new.get(key, _NOTHING), f"{path}.{key}")

@@ -183,7 +183,7 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def offsets_of(lengths: Iterable[int]) -> list[int]:
-    """Where each of lists of these lengths begins in what they are joined to, and where the last ends."""
+    """The beginning of each of several joined lists of these lengths, and the end of the last."""
     total, offsets = 0, [0]
     for length in lengths:
         total += length

@@ -1,4 +1,4 @@
-"""What episodes asked of the outside and were answered: their events, and the cassette that they are for a replay.
+"""The events of episodes: their requests to the outside with the answers, and the cassette that they are for a replay.
 
 The events of an episode stand in its body, behind its record, and `rlenv.runs.writer` writes both at once. Those of no
 kept episode, such as the listing of a server's tools, are facts of the run: they are written as what came later is,
@@ -58,7 +58,7 @@ class Event:
 
 
 class Key(NamedTuple):
-    """What finds an event among those of a run: the id of its episode and its place among the events of that."""
+    """The key of an event in a run: the id of its episode and its place among the events of that."""
 
     started: float
     ordinal: int
@@ -126,7 +126,7 @@ def _event(held: Any, where: str) -> Event:
 
 
 def is_recorded(run: str | Path) -> bool:
-    """Whether a run holds the events of an episode: a later attempt may have recorded what the first did not."""
+    """True if a run holds the events of an episode: a later attempt may have recorded what the first did not."""
     run = Path(run)
     if (run / "tape").is_dir():
         return True
@@ -188,7 +188,7 @@ class Reel:
 
     @property
     def contents(self) -> Mapping[str, Sequence[Key]]:
-        """What finds the events of all episodes, by what was asked."""
+        """The keys of all episodes' events, by the content of the request."""
         return self._index[0]
 
     def alike(self, kind: str, name: str) -> Sequence[Event]:

@@ -220,7 +220,7 @@ def read(path: str | Path) -> Iterator[Trajectory]:
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether a line begins as a trajectory and ends before its end."""
+    """True if a line begins as a trajectory and ends before its end."""
     if not line.lstrip().startswith(b"{"):
         return False
     try:

@@ -94,7 +94,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What `run.json` says of a run.
+    """The contents of a run's `run.json`.
 
     `state` is `lost` where it is written as running and its process is gone from this host. `model` is the model that
     the policy asks or trains, as it was named ("" for a policy without one). `facts` are what its kind adds: split,
@@ -124,13 +124,13 @@ class RunInfo:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether a folder holds kept episodes."""
+    """True if a folder holds kept episodes."""
     folder = Path(folder)
     return any((folder / name).is_dir() for name in ("journal", "episodes"))
 
 
 def read_info(folder: str | Path) -> RunInfo | None:
-    """What the run's `run.json` says; None where it has none that can be read.
+    """The contents of the run's `run.json`; None where it has none that can be read.
 
     Of keys that are not known nothing is taken, as a trainer keeps its own beside these, nor of values of another type
     than their field's: whoever handed a run on may have written anything.
@@ -336,8 +336,9 @@ class KeptRun:
         return is_run(self.path) or any((self.path / name).exists() for name in _OLD)
 
     def _may_be_live(self, before: RunInfo) -> bool:
-        """Whether another attempt may be writing. Whoever has a claim that is sure knows that none is, whatever number
-        its process had: a container gives the same ones again."""
+        """True if another attempt may be writing. Whoever has a claim that is sure knows that none is, whatever number
+        its process had: a container gives the same ones again.
+        """
         is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
         return is_here and not (self._claim is not None and self._claim.is_sure)
 

@@ -47,7 +47,7 @@ _log = logger("rlenv.runs.journal")
 
 
 def path_of(run: Path, segment: str, kind: str) -> Path:
-    """Where a segment's journal of one of `KINDS` is."""
+    """The path of a segment's journal of one of `KINDS`."""
     return run / "journal" / (f"{segment}.bodies" if kind == "bodies" else f"{segment}.{kind}.jsonl")
 
 
@@ -147,7 +147,7 @@ class Lines:
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
-    """What a line of a journal holds, None where it is no entry."""
+    """The entry on a line of a journal, None where it is none."""
     try:
         held = loads(line)
     except (ValueError, RecursionError):
@@ -157,7 +157,7 @@ def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:
-    """What the whole lines of a journal hold.
+    """The entries on the whole lines of a journal.
 
     Raises:
         UsageError: a line is no entry.

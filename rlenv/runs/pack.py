@@ -48,7 +48,9 @@ _log = logger("rlenv.runs.pack")
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was done: journals sealed, parts merged, and journals left: of writers that live or may, or broken ones."""
+    """The result of packing: journals sealed, parts merged, and journals left: of writers that live or may, or broken
+    ones.
+    """
 
     sealed: int
     merged: int
@@ -56,8 +58,9 @@ class Packed:
 
 
 def is_alive(segment: str) -> bool:
-    """Whether the writer of a segment may still write: its process lives, or is where nobody here sees it: on another
-    host, or in another container."""
+    """True if the writer of a segment may still write: its process lives, or is where nobody here sees it: on another
+    host, or in another container.
+    """
     named = segment.rsplit("-", 3)
     if len(named) < 4 or not _is_here(segment) or not named[1].isdecimal():
         return True
@@ -104,7 +107,7 @@ def seal_abandoned(run: Path) -> None:
 
 
 def _sealed(run: Path, *, force: bool) -> tuple[int, list[str]]:
-    """How many journals were sealed, and the segments that are left."""
+    """The number of journals that were sealed, and the segments that are left."""
     sealed, left = 0, list[str]()
     for segment in sorted(segments(run)):
         if _may_write(run, segment) and not (force and not _is_here(segment)):
@@ -130,7 +133,7 @@ def _packed(run: Path, *, force: bool) -> Packed:
 
 
 def _is_here(segment: str) -> bool:
-    """Whether the number of its process means one of those seen here. Names of older versions hold the host alone."""
+    """True if the number of its process means one of those seen here. Names of older versions hold the host alone."""
     return segment.rsplit("-", 3)[0] in (host_name(), host_name() + kernel_name())
 
 
@@ -186,7 +189,7 @@ def _groups(run: Path) -> Iterator[list[str]]:
 
 
 def _is_whole(run: Path, segment: str) -> bool:
-    """Whether a segment has a body for each row that says so: where some are lost, all behind them would be shifted."""
+    """True if a segment has a body for each row that says so: where some are lost, all behind them would be shifted."""
     import pyarrow.parquet as pq
 
     rows, bodies = part_of(run, "episodes", segment), part_of(run, "bodies", segment)
@@ -247,7 +250,7 @@ def _merged(run: Path, group: Sequence[str]) -> int:
 
 
 def _schemas(run: Path, kind: str, group: Sequence[str]) -> Iterator[pa.Schema]:
-    """What the parts of segments hold."""
+    """The schemas of the parts of segments."""
     for segment in group:
         with contextlib.suppress(FileNotFoundError):
             yield schema_of(part_of(run, kind, segment))

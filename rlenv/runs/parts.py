@@ -61,7 +61,7 @@ PACKED: Final = b"rlenv.segments"
 
 
 def part_of(run: Path, kind: str, segment: str) -> Path:
-    """Where a segment's part of `episodes`, `bodies` or `late` is."""
+    """The path of a segment's part of `episodes`, `bodies` or `late`."""
     return run / kind / f"{segment}.parquet"
 
 
@@ -370,7 +370,7 @@ class Sealed:
             yield id, put_back(run, record, names or ())
 
     def has_events(self) -> bool:
-        """Whether any body holds events; a row group at a time, to the first that does."""
+        """True if any body holds events; a row group at a time, to the first that does."""
         arrow()
         import pyarrow.parquet as pq
 

@@ -92,7 +92,7 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who plays a run: the policy, its name for people, and what a lock keeps of it (`lock_of`)."""
+    """The player of a run: the policy, its name for people, and what a lock keeps of it (`lock_of`)."""
 
     policy: Policy
     name: str
@@ -106,7 +106,7 @@ class Actor:
 
     @property
     def mode(self) -> Mode:
-        """How actions are sampled."""
+        """The mode of its sampling."""
         return "greedy" if self.facts.get("sampling", {}).get("temperature") == 0 else "sampled"
 
 

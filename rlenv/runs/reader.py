@@ -226,7 +226,7 @@ class RunReader:
                 yield from table.filter([mode != "train" for mode in table["mode"].to_pylist()]).to_pylist()
 
     def _is_replaced(self, row: Mapping[str, Any]) -> bool:
-        """Whether a later attempt has played the row's sample again."""
+        """True if a later attempt has played the row's sample again."""
         last = self._played_again().get(tuple(row[name] for name in _PLACE), 0)
         return bool(row["attempt"] < last)
 
@@ -307,7 +307,7 @@ class RunReader:
         return pa.concat_tables([whole, others]).take(order)
 
     def counts(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is of an attempt that was not gone on from before it, and its sample was not played again."""
+        """True if a row is of an attempt that was not gone on from before it, and its sample was not played again."""
         if self._is_replaced(row):
             return False
         later = [(attempt, step) for attempt, step in self.from_steps.items() if attempt > row["attempt"]]
@@ -337,7 +337,7 @@ class RunReader:
             return read(part_of(self.run, "episodes", moved)).slice(row, len(self._parts[part]))
 
     def _moved_to(self, segment: str) -> tuple[str, int, int]:
-        """Where a segment's rows and bodies are that were packed since the last look.
+        """The place of a segment's rows and bodies that were packed since the last look.
 
         Raises:
             UsageError: nowhere.
@@ -361,7 +361,7 @@ class RunReader:
     # bodies
 
     def has_events(self) -> bool:
-        """Whether the events of any episode were recorded."""
+        """True if the events of any episode were recorded."""
         kept = (row["id"] for one in self._open.values() for row in one.rows if row["has_body"])
         return any(self._part_has_events(part) for part in self._parts) or any(
             self.body(id).events is not None for id in kept

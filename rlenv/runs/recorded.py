@@ -255,7 +255,7 @@ class LinesReader:
 
     @property
     def rest(self) -> int:
-        """How many bytes of the file, as it was seen last, were not read."""
+        """The number of bytes of the file, as it was seen last, that were not read."""
         return self._seen[0] - self._at
 
     def refresh(self) -> bool:
@@ -301,7 +301,7 @@ class LinesReader:
             self._line += line.endswith(b"\n")
 
     def _take(self, line: bytes) -> bool:
-        """Whether the line was read, or is to be left out; not where it is the end of a file that is being written."""
+        """True if the line was read, or is to be left out; not where it is the end of a file that is being written."""
         try:
             trajectory = files.parse(line)
         except UsageError as error:

@@ -102,14 +102,14 @@ async def _with_groups(
 
 
 def _is_member(one: Replayed) -> bool:
-    """Whether a group's terms see an episode as they did: played to its end, or left out for having failed."""
+    """True if a group's terms see an episode as they did: played to its end, or left out for having failed."""
     if one.again is None:
         return bool(one.skipped)
     return one.again.failure is None or one.again.failure.reason != CassetteError.reason
 
 
 def _has_waited(one: Replayed, names: Sequence[str]) -> bool:
-    """Whether a group's terms were not measured then either: a run was cut off before the group had ended."""
+    """True if a group's terms were not measured then either: a run was cut off before the group had ended."""
     then, now = one.recorded.reward.terms, one.again.reward.terms if one.again is not None else {}
     return one.again is None or all(then.get(name) == now.get(name) for name in names)
 
@@ -210,7 +210,7 @@ def _calls(turn: Turn) -> Any:
 
 
 def _shown(turn: Turn) -> Any:
-    """What the policy was shown; one message's text where it is nothing but that."""
+    """The messages that the policy was shown; one message's text where it is nothing but that."""
     messages = turn.observation.messages if turn.observation is not None else ()
     if len(messages) == 1 and not messages[0].images:
         return messages[0].content

@@ -151,7 +151,7 @@ def _as_measured(breakdown: RewardBreakdown, known: Mapping[str, TermResult]) ->
 
 
 def termination(environment: Environment, recorded: Trajectory) -> str:
-    """How the task of an episode ended that no limit had cut; where its reward was invalid a record may not say."""
+    """The end of the task in an episode that no limit had cut; where its reward was invalid a record may not say."""
     if recorded.reason in TERMINATIONS:
         return recorded.reason
     has_answer = recorded.answer is not None
@@ -200,7 +200,7 @@ class Difference:
 
 
 def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference:
-    """What differs between two scorings of the same episodes, in the same order."""
+    """The difference between two scorings of the same episodes, in the same order."""
     names = dict.fromkeys(name for found in (*before, *after) for name in found.reward.terms)
     changes = []
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -231,7 +231,7 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
 
 
 def _moved(old: Trajectory, new: Trajectory, names: Iterable[str]) -> dict[str, tuple[float | None, float | None]]:
-    """What the terms paid before and now, where that differs."""
+    """The values of the terms that changed, before and now."""
     pairs = {name: (_share(old, name), _share(new, name)) for name in names}
     moved = {name: pair for name, pair in pairs.items() if not same(*pair)}
     return dict(
@@ -250,7 +250,7 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 
 
 def same(one: float | None, other: float | None) -> bool:
-    """Whether two values are equal but for rounding; None is what has no value."""
+    """True if two values are equal but for rounding; None is what has no value."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,4 +1,4 @@
-"""What is kept of an episode, and how it stands in a row.
+"""The schema of a kept episode, and its form in a row.
 
 A row is what lists, filters and charts look at: flat figures, and per term and per call a short entry. The body is the
 whole record with its tokens. Columns are described once, here; journals hold rows as JSON objects of these columns, and
@@ -145,7 +145,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a driver knows of an episode that its trajectory does not say.
+    """The facts of an episode that its driver knows and its trajectory does not say.
 
     `group` names the samples that are compared with each other, "" where there are none; `started` is in seconds since
     the epoch; `cost` is what the models that it asked have cost, None where that is not known; `respelled` is how many
@@ -349,7 +349,7 @@ def ending_of(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def is_row(held: Any) -> bool:
-    """Whether a value that a journal holds is a row: no value is another than its column's, none that has to be lacks.
+    """True if a value that a journal holds is a row: no value is another than its column's, none that has to be lacks.
 
     What a disk or another hand has left in a journal may be anything.
     """
@@ -363,7 +363,7 @@ def is_row(held: Any) -> bool:
 
 
 def is_late(held: Any) -> bool:
-    """Whether a value that a journal holds is a late fact."""
+    """True if a value that a journal holds is a late fact."""
     return (
         isinstance(held, dict)
         and held.get("id") is not None
@@ -412,7 +412,7 @@ def _are_counts(held: Any, length: int) -> bool:
 
 
 def _are_tokens(held: Any) -> bool:
-    """How the tokens of a body lie in it: per row four lengths, and the spans of its turns."""
+    """True if the tokens of a body have their form: per row four lengths, and the spans of its turns."""
     return isinstance(held, list) and all(
         isinstance(row, list)
         and len(row) == 5

@@ -113,7 +113,9 @@ class Stage:
         return None if tape is None else lambda index: tape.lane()
 
     def facts_of(self, trajectory: Trajectory, *, mode: Mode, **facts: Any) -> Facts:
-        """What the run keeps of the episode in the lane of this task, which has just ended, beside its record."""
+        """The facts that the run keeps beside the record of the episode in the lane of this task, which has just
+        ended.
+        """
         began, cost, lane = time.time() - trajectory.seconds, cost_of(trajectory.usage, self.costs), here()
         events = None if self._recorder is None or lane is None else self._recorder.taken(lane)
         return Facts(mode=mode, started=began, cost=cost, events=events, **facts)

@@ -1,4 +1,4 @@
-"""What a set of trajectories says: the figures of `rlenv eval`."""
+"""The summary of a set of trajectories: the figures of `rlenv eval`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def summarise(
 
 
 def success_width(trajectories: Sequence[Trajectory]) -> float:
-    """How wide the 95 % interval of the success rate is; 1 where nothing is valid."""
+    """The width of the 95 % interval of the success rate; 1 where nothing is valid."""
     low, high = clustered(list(_by_task(trajectories, lambda one: one.success).values()))
     return high - low
 
@@ -137,7 +137,7 @@ def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, Group
 
 
 def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What a `Summary` and a `GroupSummary` have in common."""
+    """The figures that a `Summary` and a `GroupSummary` share."""
     totals = _by_task(trajectories, lambda one: one.reward.total)
     successes = _by_task(trajectories, lambda one: one.success)
     all_totals = [total for samples in totals.values() for total in samples]
@@ -214,7 +214,7 @@ def _by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T |
 
 
 def task_of(trajectory: Trajectory) -> _Task:
-    """What tells its task from others: the row's own content where it has no place in a split."""
+    """The identity of its task: the row's own content where it has no place in a split."""
     own = repr(trajectory.task) if trajectory.task_index < 0 else ""
     return trajectory.split, trajectory.task_index, own
 

@@ -1,4 +1,4 @@
-"""What a set of episodes has asked of models, and what it cost, by role and model.
+"""The usage of models by a set of episodes, and its cost, by role and model.
 
 What tokens cost: a user's own list of prices by model. None is shipped, since prices change.
 
@@ -59,7 +59,7 @@ _Price = Annotated[Float, Field(ge=0, le=1e12)]  # an endless one would make a c
 
 
 class PriceSpec(Spec):
-    """What a million tokens of one model cost."""
+    """The price of a million tokens of one model."""
 
     input: _Price
     """Of the prompt."""
@@ -93,12 +93,12 @@ class Prices:
         return next((price for name, price in self.models.items() if fnmatchcase(model, name)), None)
 
     def as_fact(self) -> dict[str, Any]:
-        """What a run keeps of them, for whoever sums its rows later; `prices_in` reads it."""
+        """The prices as a run keeps them, to sum its rows later; `prices_in` reads them."""
         kept = {name: price.model_dump(exclude_none=True) for name, price in self.models.items()}
         return {"currency": self.currency, "models": kept}
 
     def cost(self, usage: ModelUsage) -> float | None:
-        """What the tokens cost that are known of; None where the model has no price, or no token is known of.
+        """The cost of the known tokens; None where the model has no price, or no token is known of.
 
         (prompt - cached) · input + cached · cached_input + completion · output, in `currency`. Nothing is paid now for
         what a record answered.
@@ -151,7 +151,7 @@ _SMALL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RoleSpending:
-    """What one role asked of one model; see `ModelUsage` for what is counted.
+    """The spending of one role on one model; see `ModelUsage` for what is counted.
 
     Tokens are sums over the answers that say them, None where there were answers and none does. `cost` is
     that of the tokens known of, None where it cannot be said (`Prices.cost`).
@@ -193,7 +193,7 @@ class Spending:
 
 
 def spent(trajectories: Sequence[Trajectory], *, prices: Prices | None = None) -> Spending:
-    """What episodes have asked for.
+    """The spending of episodes.
 
     Args:
         prices: without them no cost is said.
@@ -268,7 +268,7 @@ class Budget:
                 self.is_spent.set()
 
     def said(self) -> str:
-        """Why the run ends, once it is spent."""
+        """The reason why the run ends, once the budget is spent."""
         assert self._prices is not None
         currency = self._prices.currency
         passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
@@ -308,7 +308,7 @@ def asked_tokens(usage: Sequence[ModelUsage]) -> tuple[int | None, int | None]:
 
 
 def cost_of(usage: Sequence[ModelUsage], prices: Prices | None) -> float | None:
-    """What was asked for now has cost; None where a part of it cannot be said, or nothing was asked."""
+    """The cost of the usage; None where a part of it cannot be said, or nothing was asked."""
     now = [one for one in usage if not one.is_recorded]
     if prices is None or not now or any(one.unknown for one in now):
         return None
@@ -372,7 +372,7 @@ def tokens_said(count: int | None) -> str:
 
 
 def notes_of(one: RoleSpending) -> list[str]:
-    """What a table says behind the figures of a role."""
+    """The notes in a table behind the figures of a role."""
     return [
         *(["recorded: costs nothing now"] if one.is_recorded else []),
         *([f"{one.cached:,} answers kept from another"] if one.cached else []),

@@ -52,7 +52,9 @@ _NOT_PLAYED = {"rewards", "success", "name", "version", "description", "oracle"}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is left out of a spec's rewards, and what is paid for the others. With `only` all others are left out."""
+    """The terms that are left out of a spec's rewards, and the weights of the others. With `only` all others are left
+    out.
+    """
 
     drop: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -292,7 +294,7 @@ def _refused(one: Trajectory, readers: frozenset[str], why: str) -> Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What some of the terms say of the episodes by themselves.
+    """The figures of the episodes by some of the terms alone.
 
     `reward` is the agreement of the episodes' rewards with those of the reference (rank correlations), `success` that
     of the successes (kappa). `seconds` and `tokens` are what measuring the terms took, for an episode: as they were
@@ -327,7 +329,8 @@ def ablation(
     reference: str | None = None,
     groups: Sequence[Hashable] | None = None,
 ) -> Ablation:
-    """What the environment's terms, whose values the trajectories hold, say alone, by kind, together and less one.
+    """The figures of the environment's terms, whose values the trajectories hold, alone, by kind, together and less
+    one.
 
     Args:
         reference: the term that the others are held against; by default the whole reward, and its success.
@@ -389,7 +392,8 @@ def _paid(term: Term, is_paid: bool, *, alone: bool) -> Term:
 
 
 def _gate(success: str | None, names: Sequence[str]) -> str:
-    """What is left of `success` where only these terms are: of comparisons joined by `and`, those that read no other.
+    """The part of `success` that is left where only these terms are: of comparisons joined by `and`, those that read no
+    other.
 
     The whole, or nothing, where it is joined in another way.
     """
@@ -436,7 +440,7 @@ def _number(success: bool | None) -> float | None:
 
 
 def _tokens(scored: Sequence[Trajectory], names: Sequence[str]) -> float | None:
-    """What measuring the terms asked of models, for an episode: when they were measured last."""
+    """The tokens that measuring the terms asked of models for an episode, when they were measured last."""
     found = [entry for one in scored for name in names for entry in _asked(one.usage, name)]
     if not found or any(entry.unknown for entry in found):
         return None

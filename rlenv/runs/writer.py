@@ -45,7 +45,7 @@ class KeepPolicy:
     _extremes: dict[tuple[int, str], tuple[float, float]] = field(default_factory=dict)
 
     def keeps(self, trajectory: Trajectory, facts: Facts, *, id: str, written: int) -> bool:
-        """Whether the body of an episode is kept once so many bytes are written."""
+        """True if the body of an episode is kept once so many bytes are written."""
         is_extreme = self._is_extreme(trajectory.reward.total, (facts.step, facts.group))
         if written < self.keep_gb * 1e9 or trajectory.failure is not None or facts.mode != "train" or is_extreme:
             return True
@@ -77,7 +77,8 @@ def host_name() -> str:
 
 @functools.cache
 def kernel_name() -> str:
-    """Where the number of a process means one process: 6 digits for this start of the machine, and 6 for the namespace.
+    """The name within which a process number is unique: 6 digits for this start of the machine, and 6 for the
+    namespace.
 
     Containers may share a host's name and have numbers of their own. "" where neither can be read.
     """

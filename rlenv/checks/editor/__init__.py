@@ -1,1 +1,1 @@
-"""What editors ask of a spec: faults, completions, hovers and an outline of a text that need not be saved or whole."""
+"""Services for editors: faults, completions, hovers and an outline of a text that need not be saved or whole."""

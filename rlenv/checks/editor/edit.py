@@ -260,7 +260,7 @@ def _content(value: Any) -> str:
 
 
 def _keys(node: Node) -> dict[str, Node]:
-    """What a mapping holds."""
+    """The values of a mapping by key."""
     assert isinstance(node.value, dict)
     return node.value
 
@@ -367,7 +367,7 @@ class _Surgeon:
         return found.end() if found is not None else child.key.end
 
     def _span(self, child: Node) -> tuple[int, int]:
-        """Where a value stands as it is written, without what follows it."""
+        """The extent of a value as it is written, without the text that follows it."""
         assert child.key is not None
         alias = _ALIAS.match(self._text, child.key.end)
         if alias is not None:
@@ -426,7 +426,7 @@ def _flow(value: Any) -> str:
 
 
 def _written(value: Any, column: int, *, is_deep: bool = False) -> str:
-    """What stands behind the colon of a key at a column, with the space or the line break before it."""
+    """The text behind the colon of a key at a column, with the space or the line break before it."""
     if isinstance(value, str) and "\n" in value and _fits_block(value):
         inner = " " * (column + 2)
         lines = [inner + line if line else "" for line in value.removesuffix("\n").split("\n")]
@@ -445,6 +445,6 @@ def _has_lines(value: Any) -> bool:
 
 
 def _fits_block(text: str) -> bool:
-    """Whether a literal block holds a text exactly: no odd breaks, no leading space, one line break at most behind."""
+    """True if a literal block holds a text exactly: no odd breaks, no leading space, one line break at most behind."""
     is_plain = all(character >= " " or character in "\n\t" for character in text) and not _ESCAPED.search(text)
     return is_plain and text[0] not in " \t\n" and not text.endswith("\n\n") and bool(text.strip())

@@ -1,4 +1,4 @@
-"""What a key of a spec means, and what the spec holds: hovers and an outline.
+"""Hovers over the keys of a spec, its outline, and completions.
 
 What can stand at a place of a spec: its keys, their values and the names that it may refer to.
 """
@@ -35,8 +35,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """What fits, the likeliest first. `line` and `column` (from 1) are where the word begins that each item replaces,
-    up to the cursor."""
+    """The completions, the likeliest first. `line` and `column` (from 1) are where the word begins that each item
+    replaces, up to the cursor.
+    """
 
     line: int
     column: int
@@ -44,7 +45,7 @@ class Completions:
 
 
 def complete(text: str, line: int, column: int, *, path: str | os.PathLike[str]) -> Completions:
-    """What can stand at a line and column (from 1, in characters) of a text that need not be readable.
+    """The completions at a line and column (from 1, in characters) of a text that need not be readable.
 
     Nothing of the author's is imported. Items are not chosen by what is typed already: an editor does that.
 
@@ -63,7 +64,7 @@ def complete(text: str, line: int, column: int, *, path: str | os.PathLike[str])
 
 
 def content(text: str, own: Mapping[str, Any], *, path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """What the text says together with what it extends, as far as that can be read."""
+    """The text's content together with what it extends, as far as that can be read."""
     if not isinstance(own.get("extends"), str):
         return own
     try:
@@ -150,7 +151,7 @@ _DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Hover:
-    """What is said of the text from one column to another of a line (from 1, the last one excluded), in Markdown."""
+    """The hover over a text from one column to another of a line (from 1, the last one excluded), in Markdown."""
 
     markdown: str
     line: int
@@ -177,7 +178,7 @@ class Symbol:
 
 
 def hover(text: str, line: int, column: int, *, path: str | os.PathLike[str]) -> Hover | None:
-    """What the key or the kind at a line and column (from 1, in characters) means; None where nothing is to be said.
+    """The meaning of the key or the kind at a line and column (from 1, in characters); None where there is none.
 
     Any text is taken; what cannot be read of it is passed over.
     """
@@ -262,7 +263,7 @@ def _symbols(node: Node, lines: Lines, depth: int) -> Iterator[Symbol]:
 
 
 def _end(key: Span, node: Node, lines: Lines) -> tuple[int, int]:
-    """Where an entry ends: what is an alias ends with its key, since its value stands elsewhere."""
+    """The end of an entry: an alias ends with its key, since its value stands elsewhere."""
     end = node.span.end if node.span.start >= key.end else key.end
     while end > key.end and lines.text[end - 1 : end].isspace():
         end -= 1

@@ -118,7 +118,7 @@ def kind_group(path: Path_) -> registry.Group | None:
 
 
 def in_template(before: str) -> str | None:
-    """What stands before the cursor in the expression of a template, None where it is in none."""
+    """The text before the cursor in the expression of a template, None where it is in none."""
     opened = [found.end() for found in _OPEN.finditer(before)]
     if not opened or _CLOSED.search(before, opened[-1]):
         return None

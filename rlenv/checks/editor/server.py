@@ -71,7 +71,7 @@ class _Unknown(Exception):
 
 
 class _OwnFault(Exception):
-    """What a function behind a request failed with, whatever that was."""
+    """The failure of a function behind a request, whatever it was."""
 
 
 class _OutOfOrder(Exception):
@@ -294,7 +294,7 @@ class Server:
 
 
 async def _found(function: Callable[..., _T], *args: Any, **named: Any) -> _T:
-    """What one of the functions beside this file answers, which raise nothing for what a text holds."""
+    """The result of a function beside this file, which raises nothing for the content of a text."""
     try:
         return await asyncio.to_thread(function, *args, **named)
     except Exception as error:  # a TypeError of its own says nothing of what the client sent

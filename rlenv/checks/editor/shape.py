@@ -1,4 +1,4 @@
-"""What the JSON Schema of the language says of a place: which keys it takes, what they mean, what values there are.
+"""The JSON Schema of the language at a place: its keys, their meanings, and their values; and the forms for them.
 
 Forms for the entries of a group (`tools`, `rewards`, …): the fields of each kind, from the JSON Schema.
 """
@@ -37,7 +37,7 @@ def _schema() -> Shape:
 
 
 def description_of(group: str, name: str) -> str:
-    """What a built-in kind is, "" for another."""
+    """The description of a built-in kind, "" for another."""
     text: str = _schema()["$defs"].get(f"{group}.{name}", {}).get("description", "")
     return text
 
@@ -148,7 +148,7 @@ def _holds(condition: Shape, data: Any) -> bool:
 
 
 def form(text: str, group: str) -> dict[str, Any]:
-    """What a form needs to add or change an entry of a group, of a text that need not be readable as a whole.
+    """The data of a form that adds or changes an entry of a group, in a text that need not be readable as a whole.
 
     `entries` are the values by name, as far as they can be read. `kinds` are by name what the kind is (`doc`) and its
     `fields` in the language's order, each with `name`, `doc`, `type` in words, `input` (`choice`, `integer`, `number`,

@@ -1,4 +1,4 @@
-"""What can be read of a text that is not whole: the sections that stand, and where in them the cursor is.
+"""The readable part of a text that is not whole: the sections that stand, and the cursor in them.
 
 A text is broken while it is typed. Sections at the top of a spec are read one by one, so that one that is broken does
 not hide the others, and the section with the cursor is read with a mark in the cursor's place: where the mark lands in
@@ -29,7 +29,7 @@ _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
 
 
 class Lines:
-    """Where the lines of a text begin and end. Any position can be asked for; the nearest that exists is taken."""
+    """The beginnings and ends of a text's lines. Any position can be asked for; the nearest that exists is taken."""
 
     def __init__(self, text: str, *, is_lsp: bool = False) -> None:
         self.text = text
@@ -143,7 +143,7 @@ def read_tree(text: str) -> Node:
 
 
 def find_cursor(text: str, offset: int) -> Found:
-    """What stands at a character of a text; no readings in a comment, or where no repair makes it readable."""
+    """The readings at a character of a text; none in a comment, or where no repair makes it readable."""
     start = offset - len(_word_before(text, offset))
     end = _end_of_word(text, offset)
     before, after = text[:start], text[end:]
@@ -188,7 +188,7 @@ def _repairs(before: str, after: str, start: int, rest: int, has_colon: bool) ->
 
 
 def _closers(text: str) -> str:
-    """What closes the quotes and brackets that the last lines of a text leave open."""
+    """The signs that close the quotes and brackets left open on the last lines of a text."""
     opened: list[str] = []
     quote = ""
     line = text[text.rfind("\n") + 1 :]
@@ -217,7 +217,7 @@ def _parsed(text: str) -> Node | None:
 
 
 def _standing(text: str, start: int, end: int) -> Node | None:
-    """What can be read of a section: all, or what stands before its first fault."""
+    """The readable part of a section: all, or the part before its first fault."""
     blank = _NOT_BREAKS.sub(" ", text[:start])
     for _ in range(_TRIES):
         part = text[start:end]
@@ -232,7 +232,7 @@ def _standing(text: str, start: int, end: int) -> Node | None:
 
 
 def _sections(text: str) -> list[tuple[int, int]]:
-    """Where the parts of a text begin and end that a key at the left edge begins."""
+    """The beginnings and ends of the parts of a text that a key at the left edge begins."""
     starts = []
     begin = 0
     for found in [*YAML_BREAK.finditer(text), None]:

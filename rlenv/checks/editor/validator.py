@@ -1,4 +1,4 @@
-"""What is asked of a text that imports the author's files, in processes that end when a newer text takes its place.
+"""Processes that import an author's files for the checks of a text, and end when a newer text takes its place.
 
 The faults of a text that need no file of the author's to run: what stands in it, and its types.
 """
@@ -61,7 +61,7 @@ class Validator:
     async def compile(
         self, text: str, *, path: str | os.PathLike[str], split: str | None = None, task: int = 0
     ) -> dict[str, Any] | None:
-        """What a text compiles to: `prompt` of one task, `tools`, `splits` with their sizes, and the first `tasks`.
+        """The compiled text: `prompt` of one task, `tools`, `splits` with their sizes, and the first `tasks`.
 
         None where a newer text took its place.
 
@@ -219,6 +219,6 @@ def _extends(lines: Lines) -> tuple[int, int, int]:
 
 
 def _length(line: str, start: int) -> int:
-    """How much of a line belongs to what begins at `start`: a quoted text, a word, or one character."""
+    """The length of the token that begins at `start` of a line: a quoted text, a word, or one character."""
     found = _QUOTED.match(line, start) or _WORD.match(line, start)
     return found.end() - start if found is not None else 1

@@ -1,1 +1,1 @@
-"""What a run of episodes says: rows of one version, the query over them, and every figure drawn from them."""
+"""The figures of a run of episodes: rows of one version, the query over them, and every figure drawn from them."""

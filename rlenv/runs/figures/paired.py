@@ -146,7 +146,7 @@ def _renamed(
 
 
 def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
-    """What changed from run `a` to run `b`: success, reward, and each pair.
+    """The changes from run `a` to run `b`: success, reward, and each pair.
 
     `unlike` says why the two cannot be compared as runs of the same tasks, "" where they can: they are of two
     environments, or all pairs were asked something else and nothing says that their rows are the same.
@@ -199,7 +199,8 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
 
 
 def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[Tasks]:
-    """How many tasks of k samples it takes to see a difference of success, by how these two runs vary (`needed`).
+    """The number of tasks of k samples that a difference of success needs to be seen, by how these two runs vary
+    (`needed`).
 
     Raises:
         UsageError: fewer than two tasks are valid in both.
@@ -213,7 +214,7 @@ def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1
 
 
 def spread_of_run(rows: Snapshot) -> Spread:
-    """How the successes of a run vary between tasks and within them, over the episodes that a comparison pairs.
+    """The variance of a run's successes between tasks and within them, over the episodes that a comparison pairs.
 
     Raises:
         UsageError: fewer than two tasks are valid.
@@ -230,7 +231,7 @@ def _asked(a: Snapshot, b: Snapshot) -> str:
 
 
 def _asked_otherwise(a: Snapshot, b: Snapshot, found: Sequence[Pair]) -> int:
-    """How many pairs were not asked the same, which a task's number alone does not tell."""
+    """The number of pairs that were not asked the same, which a task's number alone does not tell."""
     asked = [rows.table[_asked(a, b)].to_pylist() for rows in (a, b)]
     return sum(asked[0][pair.a] != asked[1][pair.b] for pair in found)
 
@@ -249,7 +250,7 @@ def _unlike(a: Snapshot, b: Snapshot, pairs: int, asked: int) -> str:
 
 
 def _are_same_rows(a: Snapshot, b: Snapshot) -> bool:
-    """Whether the locks of both say so, of every split that both have."""
+    """True if the locks of both say so, of every split that both have."""
     ones, others = _rows_of(a), _rows_of(b)
     both = set(a.words("split")[1]) & set(b.words("split")[1])
     return bool(both) and all(name in ones and ones[name] == others.get(name) for name in both)

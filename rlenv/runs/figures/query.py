@@ -184,7 +184,7 @@ def _kind(field: str) -> str:
 
 
 def _check(condition: Condition) -> None:
-    """Whether the operator and the values fit the type of the field."""
+    """Refuses an operator or values that do not fit the type of the field."""
     kind = _kind(condition.field)
     is_compared = condition.operator in ("<", "<=", ">", ">=")
     if is_compared and (kind != "number" or len(condition.values) > 1):

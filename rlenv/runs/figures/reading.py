@@ -1,4 +1,4 @@
-"""Which episodes of a run to read first.
+"""The episodes of a run to read first.
 
 What the rows of a list have in common: values of a column with how often each stands there.
 

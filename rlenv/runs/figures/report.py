@@ -144,7 +144,7 @@ def interval_chart(title: str, rows: Sequence[Row]) -> str:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """What the axis shows: shares from 0 to 1 whole, others with room around them."""
+    """The range of an axis: shares from 0 to 1 whole, others with room around them."""
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
@@ -156,7 +156,7 @@ def _number(value: Value) -> float:
 
 
 def _stretches(values: Sequence[Value]) -> list[tuple[int, int]]:
-    """Where values follow each other without a gap."""
+    """The stretches of values without a gap."""
     found: list[tuple[int, int]] = []
     start: int | None = None
     for at, value in enumerate([*values, None]):

@@ -1,4 +1,4 @@
-"""Where a run's reward comes from: its terms over the steps, and where reward and success part ways.
+"""The sources of a run's reward: its terms over the steps, and the episodes where reward and success part ways.
 
 How far two terms agree over the same episodes: kappa and rank correlations, with intervals over tasks.
 """
@@ -93,7 +93,9 @@ def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[s
 
 @np.errstate(over="ignore", invalid="ignore")
 def scatter(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """How many episodes have which reward (the middle of one of up to 40 bins) with success, without, or unknown."""
+    """The number of episodes with each reward (the middle of one of up to 40 bins) with success, without, or
+    unknown.
+    """
     reward, success = rows.numbers("reward")[places], rows.numbers("success")[places]
     valid = ~np.isnan(reward)
     reward, success = reward[valid], success[valid]
@@ -126,7 +128,7 @@ def high_reward(rows: Snapshot) -> float | None:
 
 
 def quadrants(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
-    """Where a reward may be hacked: how many of the rows, and the query that lists them."""
+    """The episodes where a reward may be hacked: their number, and the query that lists them."""
     from_reward = high_reward(rows)
     asked = {"success without a call": "success:true calls:0"}
     if from_reward is not None:
@@ -135,7 +137,7 @@ def quadrants(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, dict[str, 
 
 
 def invalid_reasons(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Why rewards are invalid, the most frequent reason first, each with the query that lists its episodes."""
+    """The reasons of invalid rewards, the most frequent first, each with the query that lists its episodes."""
     codes, words = rows.words("failure")
     invalid = np.isnan(rows.numbers("reward"))[places]
     sizes = np.bincount(codes[places][invalid] + 1, minlength=len(words) + 1)[1:]
@@ -161,7 +163,8 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
 
 
 def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """How far judges agree, for each term that asked some: with each other where several were asked, and with success.
+    """The agreement of judges, for each term that asked some: with each other where several were asked, and with
+    success.
 
     A score at or above the middle of its scale counts as yes; with success it is the mean score that counts.
     `disagree` are the first episodes where the sides differ, of `disagreed`: their `id` and `title`, the `scores` and
@@ -232,7 +235,7 @@ class Estimate:
     high: float | None = None
 
     def excludes(self, number: float) -> bool:
-        """Whether the interval is known and does not hold `number`."""
+        """True if the interval is known and does not hold `number`."""
         return self.low is not None and self.high is not None and not self.low <= number <= self.high
 
 
@@ -259,7 +262,7 @@ def agreements(columns: Mapping[str, Sequence[float | None]], tasks: Sequence[Ha
 def between(
     a: str, first: Sequence[float | None], b: str, second: Sequence[float | None], tasks: Sequence[Hashable]
 ) -> Agreement:
-    """How far two terms agree over the same episodes."""
+    """The agreement of two terms over the same episodes."""
     known = [
         (float(one), float(other), task)
         for one, other, task in zip(first, second, tasks, strict=True)

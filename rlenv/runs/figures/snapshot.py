@@ -115,7 +115,7 @@ each thing it saw must not make every figure take its time as often."""
 
 
 class Episodes(Protocol):
-    """Where rows and bodies come from: a run's folder, or a file of an older version."""
+    """The source of rows and bodies: a run's folder, or a file of an older version."""
 
     run: Path
     version: int
@@ -167,11 +167,11 @@ class Snapshot:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each episode's row is, by its id."""
+        """The places of the episodes' rows, by id."""
         return {id: place for place, id in enumerate(self.table["id"].to_pylist())}
 
     def place(self, id: str) -> int | None:
-        """Where an episode's row is, None where there is none."""
+        """The place of an episode's row, None where there is none."""
         import pyarrow.compute as pc
 
         if encodable(id) is not id:
@@ -191,7 +191,7 @@ class Snapshot:
 
     @cached_property
     def usage(self) -> Entries:
-        """What was asked of models, by episode, role and model (`rlenv.runs.schema.USAGE`)."""
+        """The usage of models, by episode, role and model (`rlenv.runs.schema.USAGE`)."""
         return Entries(lambda names: self._episodes.entries("usage", names))
 
     @cached_property
@@ -207,11 +207,11 @@ class Snapshot:
 
     @property
     def terms_more(self) -> int:
-        """How many names of terms `term_names` leaves out."""
+        """The number of names of terms that `term_names` leaves out."""
         return len(self._by_name[0]) - len(self.term_names)
 
     def has_term(self, name: str) -> bool:
-        """Whether an episode has a term of this name, one that `term_names` leaves out too."""
+        """True if an episode has a term of this name, one that `term_names` leaves out too."""
         return name in self._by_name[0]
 
     def places_of(self, name: str) -> NDArray[np.int64]:
@@ -245,7 +245,7 @@ class Snapshot:
 
     @cached_property
     def _flat(self) -> pa.Table:
-        """What a row shows: what an episode has ended as is long, and stands in its record."""
+        """The table of the columns that rows show: the others are long, and stand in an episode's record."""
         return self.table.drop_columns(["ending"])
 
     def rows(self, places: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -274,7 +274,7 @@ class Snapshot:
         return self._list_of("calls", id)
 
     def usage_of(self, id: str) -> list[dict[str, Any]]:
-        """What one episode asked of models."""
+        """The usage of models by one episode."""
         return self._list_of("usage", id)
 
     def _list_of(self, column: str, id: str) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a list of runs says of one. `success` is a share of valid episodes with its 95 % interval (`clustered`).
+    """The entry of a run in a list. `success` is a share of valid episodes with its 95 % interval (`clustered`).
 
     It is that of `mode` (`main_mode`) over its last steps (`recent`), from `first_step` to `last_step`, over `splits`;
     None where nothing is valid. `invalid` counts over the whole run, `spark` is the success by step, thinned to 30
@@ -286,7 +286,7 @@ def _known(values: NDArray[np.float64]) -> list[float | int | None]:
 
 
 def counts(rows: Snapshot, column: str) -> Mapping[str, int]:
-    """How many rows have each word of a column, the most frequent first; "" and null are left out."""
+    """The number of rows with each word of a column, the most frequent first; "" and null are left out."""
     codes, words = rows.words(column)
     sizes = np.bincount(codes[codes >= 0], minlength=len(words))
     found: list[tuple[Any, int]] = [

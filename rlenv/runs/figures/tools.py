@@ -1,4 +1,4 @@
-"""What a run's tools did: how often they failed, how long they took and waited, and which calls to look at.
+"""The figures of a run's tools: failures, durations and waits, and the calls to look at.
 
 What a run has asked of models, by role and model: the sums of its rows.
 
@@ -139,8 +139,9 @@ _COUNTS: Final = tuple(name for name, kind in USAGE.items() if kind == "int64")
 
 
 def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[ModelUsage, ...]:
-    """What the rows at some places, by default all, have asked for: one entry for each role and model, in the order in
-    which a role first asked, and for what was recorded apart."""
+    """The usage of models by the rows at some places, by default all: one entry for each role and model, in the order
+    in which a role first asked, and for what was recorded apart.
+    """
     entries = rows.usage
     entries.load(*USAGE)
     of, (roles, role_words), (models, model_words) = entries.rows("role"), entries.words("role"), entries.words("model")
@@ -241,7 +242,7 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) 
 
 @np.errstate(over="ignore", invalid="ignore")
 def by_task(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Any]:
-    """How the samples of each task came out, over the rows at some places.
+    """The outcomes of each task's samples, over the rows at some places.
 
     `tasks` are the tasks, those with the fewest successes first: how many samples `n`, how many `valid` and `won`, the
     mean `reward`, and the `step` and `group` of their page; `more` counts those that are left out. `spread` says how

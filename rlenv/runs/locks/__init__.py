@@ -1,1 +1,1 @@
-"""What made an episode, by content, and where two of these differ."""
+"""The causes of an episode, by content, and the differences between those of two."""

@@ -1,4 +1,4 @@
-"""What files and rows hold, by content: nothing here depends on where they stand.
+"""The contents of files and rows: nothing here depends on where they stand.
 
 A command as it is kept and shown: without what looks like a secret, as a lock is.
 """
@@ -225,7 +225,7 @@ def _row(row: Mapping[str, Any]) -> bytes:
 
 
 def _stated(value: Any) -> Any:
-    """What orjson has no word for, such as bytes or a set, as text that is the same in every process."""
+    """A value that orjson has no word for, such as bytes or a set, as text that is the same in every process."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (set, frozenset)):
@@ -311,7 +311,7 @@ def _target(keys: tuple[str, ...], text: str) -> tuple[str, str]:
 
 
 def _imports_of(keys: tuple[str, ...], text: str, base: Path) -> Imports | None:
-    """What a function or a script imports; None where a text names neither."""
+    """The imports of a function or a script; None where a text names neither."""
     name, where = _target(keys, text)
     if where and not where.endswith(".py"):
         return imported_for(where, names=(name,))

@@ -1,4 +1,4 @@
-"""Which files of an author's own Python would import, read off their text; nothing is run.
+"""The files that an author's own Python would import, read off their text; nothing is run.
 
 What lies beside a spec's file is found by the rules that run it (`rlenv._base.paths`), and a module on Python's
 own path that was not installed by that path. What was installed counts by its version, and its name is told here.
@@ -35,7 +35,7 @@ class Imports:
 
 
 def imported_by(file: Path) -> Imports:
-    """What a file of a spec imports, and what that imports; `file` itself is not told.
+    """The imports of a spec's file, and their imports; without `file` itself.
 
     A name that is imported from a package may be a file of it and is taken for one. Both sides of a condition count.
     """
@@ -46,7 +46,7 @@ def imported_by(file: Path) -> Imports:
 
 
 def imported_for(name: str, *, folder: Path | None = None, names: Sequence[str] = ()) -> Imports:
-    """What importing the module `name` runs, as `from name import names` would.
+    """The files that importing the module `name` runs, as `from name import names` would.
 
     Args:
         folder: where its files are looked for before Python's own path.
@@ -65,7 +65,7 @@ class _Import:
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Where a file was imported from, and the folder above which its relative imports cannot go."""
+    """The folder that a file was imported from, and the one above which its relative imports cannot go."""
 
     folder: Path
     top: Path
@@ -107,7 +107,7 @@ class _Walk:
         return self.absolute(one, own=parts[0] if parts[1:] in ((), ("__init__",)) else "")
 
     def absolute(self, one: _Import, *, own: str | None) -> Iterator[_Found]:
-        """What an absolute import runs.
+        """The files that an absolute import runs.
 
         Args:
             own: the first name of the importing file, which does not mean itself; None where it does not look beside.

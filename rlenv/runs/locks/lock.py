@@ -1,4 +1,4 @@
-"""What made an episode, by content: equal locks, equal episodes as far as a seed and a server keep them.
+"""The lock of an episode, by content: equal locks, equal episodes as far as a seed and a server keep them.
 
 A digest of what could not be read says so, and two of these are never called equal.
 
@@ -54,7 +54,7 @@ _FILE: Final = re.compile(r"[0-9a-f]{12}\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """What made an episode. Every section holds JSON without nulls; digests are SHA-256, hexadecimal.
+    """The causes of an episode. Every section holds JSON without nulls; digests are SHA-256, hexadecimal.
 
     No secret stands in a lock: see `rlenv.runs.locks.files.kept`. `host` (for people: the host's name, the spec's path,
     the working directory) and `started` (seconds since the epoch) are no part of its hash, and nothing else names a
@@ -210,7 +210,8 @@ def entries(lock: Lock) -> dict[tuple[str, str], Any]:
 
 
 def diff(a: Lock, b: Lock) -> tuple[LockEntry, ...]:
-    """What differs in what is hashed, by section and key; () where the hashes are equal and everything could be read.
+    """The differences in hashed content, by section and key; () where the hashes are equal and everything could be
+    read.
 
     What could not be read on both sides is among them, with UNREADABLE (`rlenv.runs.locks.files`) as both values.
     """
@@ -324,7 +325,7 @@ _NAMED: Final = 4
 
 
 def changed_since(run: str | Path, hash12: str, environment: Environment) -> str:
-    """What is not as it was when the lock `hash12` was written into a run, in words; "" where nothing is known.
+    """The changes since the lock `hash12` was written into a run, in words; "" where nothing is known.
 
     What only the run has, its policy, seed and samples, is left out, as are the splits that it did not play.
     """

@@ -1,4 +1,4 @@
-"""What the code is: rlenv's version and commit, the packages that it stands on, Python and the platform."""
+"""The identity of the code: rlenv's version and commit, the packages that it stands on, Python and the platform."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _closure(plug_ins: tuple[str, ...], path: tuple[str, ...], root: Path) -> tu
 
 
 def _requirements(root: Path) -> tuple[list[str], frozenset[str]]:
-    """What rlenv asks for: a checkout's own word, which an installation beside it may be older than."""
+    """The requirements of rlenv: a checkout's own word, which an installation beside it may be older than."""
     project = root / "pyproject.toml"
     if is_file(project):
         held = tomllib.loads(project.read_text(encoding="utf-8"))["project"]

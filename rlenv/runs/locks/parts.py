@@ -1,4 +1,4 @@
-"""What an environment is made of, section by section, as a lock holds it."""
+"""The parts of an environment, section by section, as a lock holds them."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _rendered(environment: Environment, split: str) -> str:
 
 
 def _databases(environment: Environment, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a prompt sees of the databases that it names; they are looked at and not opened."""
+    """The part of the databases that a prompt names and sees; they are looked at and not opened."""
     parts = environment.parts
     templates = (parts.system, parts.user, *parts.images)
     named = {path[1] for one in templates if one for path in one.paths if path[0] == "resources" and len(path) > 1}
@@ -236,7 +236,7 @@ def rewards(environment: Environment, *, say: Say | None) -> dict[str, Any]:
 
 
 def _asks(entry: RuleSpec | VerifySpec) -> dict[str, Any]:
-    """What a term measures the policy against, as far as it is short: so that a record can say what was expected."""
+    """The short values that a term measures the policy against, so that a record can say what was expected."""
     given = {name: getattr(entry, name) for name in _ASKED if getattr(entry, name, None) is not None}
     if isinstance(expect := given.get("expect"), ExpectSpec):
         given["expect"] = expect.value
@@ -311,7 +311,7 @@ def _resolved(entry: EndpointSpec) -> dict[str, str]:
 
 
 def limits(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
-    """What ends an episode, how calls, results and answers are taken, what succeeds, and how rows are shuffled."""
+    """The limits of an episode, the handling of calls, results and answers, the success, and the shuffling of rows."""
     spec = environment.spec
     shuffled = {split: spec.tasks[split].shuffle for split in splits}
     return {
@@ -377,7 +377,7 @@ def distributions(environment: Environment) -> set[str]:
 
 
 def _entries(spec: EnvSpec) -> Iterator[tuple[str, Any]]:
-    """What may name functions and scripts, with its key."""
+    """The values that may name functions and scripts, with their keys."""
     for group in ("tools", "resources", "rewards"):
         for name, entry in getattr(spec, group).items():
             yield f"{group}.{name}", entry

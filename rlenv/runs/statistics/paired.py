@@ -154,7 +154,7 @@ def _around(
 
 
 def _unit(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """What numbers are counted in: the largest of large ones, whose differences and squares are no finite numbers."""
+    """The unit of numbers: the largest of large ones, whose differences and squares are no finite numbers."""
     largest = float(max(np.abs(a).max(), np.abs(b).max()))
     return largest if largest > 1e100 else 1.0
 
@@ -227,7 +227,9 @@ _POWER: Final = 0.8416212335729143
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """How many tasks of k samples each: of each run where both play other tasks, in all where both play the same."""
+    """The number of tasks of k samples each: of each run where both play other tasks, in all where both play the
+    same.
+    """
 
     k: int
     unpaired: int | None
@@ -236,7 +238,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How numbers vary: `between` tasks, and `within` a task from sample to sample (variances), around `mean`."""
+    """The variances of numbers: `between` tasks, and `within` a task from sample to sample, around `mean`."""
 
     mean: float
     between: float
