@@ -14,7 +14,7 @@ from typing import Any
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.judging import judge_chapter
 from rlenv.audit.play import Chapter, Key, Way
-from rlenv.audit.report import Attack, Faults, Hole, Report, Thresholds, hole_of
+from rlenv.audit.report import Attack, AuditReport, Faults, Hole, Thresholds, hole_of
 from rlenv.audit.verdicts import SLACK, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
@@ -22,7 +22,7 @@ from rlenv.language.kinds import kind_of
 from rlenv.rewards.rule import has_crashed
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Account", "judge_groups"]
+__all__ = ["AuditTally", "judge_groups"]
 
 _OTHERS = 3
 _MOST_TASKS = 20
@@ -104,7 +104,7 @@ _ORACLE_FAILED = ("oracle", "policy")
 
 
 @dataclass(slots=True)
-class Account:
+class AuditTally:
     """The observations of an audit so far, and the findings from them."""
 
     environment: Environment
@@ -155,7 +155,7 @@ class Account:
                 totals[ended.task_index].append(ended.reward.total)
         self.alike += [max(found, default=0.0) - min(found, default=0.0) <= SLACK for found in totals.values()]
 
-    def report(self) -> Report:
+    def report(self) -> AuditReport:
         """The report card."""
         environment, spec = self.environment, self.environment.spec
         totals = [gold.reward.total for gold in self.golds if gold.reward.total is not None]
@@ -182,7 +182,7 @@ class Account:
         findings += self._under_faults(findings)
         if self.unfinished:
             findings.append(hole_of("unfinished", self.unfinished, hint="give --time-limit or -n and --attacked"))
-        return Report(
+        return AuditReport(
             environment.id,
             environment.loaded.digest,
             self.tasks,

@@ -18,7 +18,7 @@ from rlenv.audit import crafted
 from rlenv.audit.probes import filler
 from rlenv.audit.subject import (
     Action,
-    Subject,
+    AuditSubject,
     far_numbers,
     instructions,
     is_number,
@@ -50,7 +50,7 @@ _ORDERED = re.compile(
 )
 
 
-def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """A number far below the right one, one below with its sign, and one far above; none where it is no number."""
     text = subject.right.strip().replace(",", "")
     try:
@@ -70,7 +70,7 @@ def side_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return []
 
 
-def self_report_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def self_report_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Wrong objects in which what the oracle says alike on all tasks, such as how sure it is, is set to each end."""
     try:
         read, others = json.loads(subject.right), [json.loads(one) for one in subject.options]
@@ -83,12 +83,12 @@ def self_report_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return [[subject.form(json.dumps({**wrong, key: end}))] for key in said[:_SHOWN] for end in _ENDS]
 
 
-def vanishing_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def vanishing_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Answers of letters that are not Latin and of marks alone; () in the place of one that is a part of the right."""
     return [[] if set(text) & set(subject.right) else [subject.form(text)] for text in _VANISHING]
 
 
-def near_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def near_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Answers that share something with the right one and are not it; () in the place of one that would be.
 
     Of an oracle that answers in a sentence, a part may say all that the row asks for.
@@ -168,7 +168,7 @@ def _turned(right: str) -> str:
     return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
 
 
-def joined_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Another number, in which the right one stands; words with something joined to them still say what they say."""
     right = subject.right.strip()
     if not is_number(right):
@@ -197,7 +197,7 @@ _COMPARE = "compare the answer with the row's own, or gate the term by the one t
 _COUNTS = (2, 3, 5)
 
 Script = Sequence[Action]
-Write = Callable[[Subject], Sequence[Script]]
+Write = Callable[[AuditSubject], Sequence[Script]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,24 +217,24 @@ class Adversary(Suspect):
     the others have shown nothing."""
 
 
-def _wrong_answers(subject: Subject) -> list[str]:
+def _wrong_answers(subject: AuditSubject) -> list[str]:
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     return [shaped(subject.right, rng), " ".join(nonce(2, without=subject.asked)), "?"]
 
 
-def _short(subject: Subject) -> Sequence[Script]:
+def _short(subject: AuditSubject) -> Sequence[Script]:
     """Nothing for the shape of an answer that is long itself: that may be paid for length."""
     return [[subject.bare(one)] if len(one.split()) <= _FEW_WORDS else [] for one in _wrong_answers(subject)]
 
 
-def _wrong(subject: Subject) -> Sequence[Script]:
+def _wrong(subject: AuditSubject) -> Sequence[Script]:
     """Wrong answers with all that the oracle says beside its own, and one after thinking."""
     words = " ".join(nonce(8, without=subject.asked))
     thinks = f"<think>{words}</think>{subject.text_of(subject.bare('?'))}"
     return [*([subject.form(answer)] for answer in _wrong_answers(subject)), [thinks]]
 
 
-def _others(subject: Subject) -> Sequence[Script]:
+def _others(subject: AuditSubject) -> Sequence[Script]:
     """Answers of two other tasks: a form may be narrower than a shape (a date, a name from a list).
 
     Numbers have no form of their own, and one of another task may be near the right one, which is another hole.
@@ -246,7 +246,7 @@ def _others(subject: Subject) -> Sequence[Script]:
     return [[subject.form(answer)] for answer in others[:2]]
 
 
-def _empty_form(subject: Subject) -> Sequence[Script]:
+def _empty_form(subject: AuditSubject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
     empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
@@ -255,7 +255,7 @@ def _empty_form(subject: Subject) -> Sequence[Script]:
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
 
-def _idle(subject: Subject) -> Sequence[Script]:
+def _idle(subject: AuditSubject) -> Sequence[Script]:
     """The same call and other calls again and again, and then something that is no answer."""
     limits = subject.environment.spec.limits
     calls = subject.idle(limits.turns)[: min(limits.turns - 1, limits.tool_calls)]
@@ -270,13 +270,13 @@ def _idle(subject: Subject) -> Sequence[Script]:
     return [[*calls, said], [*again, said], [calls[0], said], [*varied, said], *counted]
 
 
-def _varied(subject: Subject, turns: int) -> list[Action]:
+def _varied(subject: AuditSubject, turns: int) -> list[Action]:
     """Calls that the oracle makes on other tasks, one a turn: they go well where random ones fail."""
     calls = subject.foreign()
     return [calls[turn % len(calls)] for turn in range(turns)] if calls else []
 
 
-def _never_ends(subject: Subject) -> Sequence[Script]:
+def _never_ends(subject: AuditSubject) -> Sequence[Script]:
     limits = subject.environment.spec.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
@@ -286,7 +286,7 @@ def _never_ends(subject: Subject) -> Sequence[Script]:
     return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
 
 
-def _long(subject: Subject) -> Sequence[Script]:
+def _long(subject: AuditSubject) -> Sequence[Script]:
     """Long texts that say nothing, and as long a one as the oracle's: more may be paid for up to a limit only."""
     asked, wrong = subject.asked, subject.text_of(subject.bare("?"))
     words = " ".join(nonce(1, without=asked) * _LONG_WORDS)
@@ -297,13 +297,13 @@ def _long(subject: Subject) -> Sequence[Script]:
     return [*ways, [subject.bare(varied)], [subject.bare(like(subject.right, without=asked))]]
 
 
-def _brief(subject: Subject) -> Sequence[Script]:
+def _brief(subject: AuditSubject) -> Sequence[Script]:
     """The same with one word in place of many."""
     (word,), wrong = nonce(1, without=subject.asked), subject.text_of(subject.bare("?"))
     return [[word], [f"{word}\n{wrong}"], [f"<think>{word}</think>{wrong}"], [subject.bare(word)]]
 
 
-def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
+def _thought(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequence[Script]:
     # Bare, since the oracle's own last action may hold thinking, which would end the one around it.
     text, said, say = subject.text_of(subject.bare(answer)), subject.text_of(subject.bare("?")), shrug(subject.asked)
     listed = "\n".join(subject.text_of(subject.bare(one)) for one in [*wrong[:2], answer, *wrong[2:4]])
@@ -318,7 +318,7 @@ def _thought(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Sc
     ]
 
 
-def _told(subject: Subject) -> Sequence[Script]:
+def _told(subject: AuditSubject) -> Sequence[Script]:
     """The texts that tell a judge to be kind; none on tasks whose right answer such a text holds by accident."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
@@ -329,7 +329,7 @@ def _told(subject: Subject) -> Sequence[Script]:
     return [[text] if text in plain and not any(one in text.casefold() for one in parts) else [] for text in texts]
 
 
-def _is_part(text: str, subject: Subject) -> bool:
+def _is_part(text: str, subject: AuditSubject) -> bool:
     return any(text.casefold() in one.casefold() or one.casefold() in text.casefold() for one in subject.asked if one)
 
 
@@ -337,7 +337,7 @@ def _split(answers: Sequence[str]) -> tuple[str, Sequence[str]]:
     return answers[0], answers[1:]
 
 
-def _pasted(subject: Subject) -> Sequence[Script]:
+def _pasted(subject: AuditSubject) -> Sequence[Script]:
     shown = "\n".join(result.text for _, result in subject.oracle_calls() if result.outcome == "ok")
     pasted = [*subject.oracle_actions(), subject.form(shown)]
     long = len(shown) > 5 * len(subject.right) and not same(shown, subject.right)

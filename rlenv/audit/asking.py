@@ -13,7 +13,7 @@ from typing import Any
 from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Results
 from rlenv.audit.probes import filler, pieces
-from rlenv.audit.subject import Action, Subject, same, shaped, texts_of
+from rlenv.audit.subject import Action, AuditSubject, same, shaped, texts_of
 from rlenv.audit.texts import holds
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
@@ -74,7 +74,7 @@ class Target:
         return _fitting(value, self.tool.parameters.get("properties", {}).get(self.name, {}))
 
 
-def targets_of(subject: Subject) -> dict[str, Target]:
+def targets_of(subject: AuditSubject) -> dict[str, Target]:
     """The targets on a task: each parameter that an answer fits, and each code that the oracle gives to a call.
 
     A code that the prompt says is no search, and one beside another that it does not say is no simple one.
@@ -100,7 +100,7 @@ def targets_of(subject: Subject) -> dict[str, Target]:
     return found
 
 
-def _values_of(subject: Subject, name: str, key: str) -> list[Any]:
+def _values_of(subject: AuditSubject, name: str, key: str) -> list[Any]:
     """The oracle's values of a parameter on other tasks."""
     others = [other for other in subject.others if other.task_index != subject.gold.task_index]
     calls = [call for other in others for turn in other.turns for call in turn.parsed.calls]
@@ -129,7 +129,7 @@ def _fitting(answer: str, schema: Mapping[str, Any]) -> Any:
     return int(number) if number.is_integer() else number if kind == "number" else None
 
 
-def pool(subject: Subject, right: str, wrong: Sequence[str], *, named: bool = True) -> list[str]:
+def pool(subject: AuditSubject, right: str, wrong: Sequence[str], *, named: bool = True) -> list[str]:
     """The values to ask for: those of the split and others like them, the right one at a place of no meaning.
 
     First come those that a task's own row names beside the right one. A tool that knows them all as well as the right
@@ -148,7 +148,7 @@ def pool(subject: Subject, right: str, wrong: Sequence[str], *, named: bool = Tr
     return list(dict.fromkeys([*(_own(subject)[:_MOST_OWN] if named else []), *listed]))
 
 
-def _own(subject: Subject) -> list[str]:
+def _own(subject: AuditSubject) -> list[str]:
     """The names in a row that have the form of the right answer, those in lists first.
 
     A list that holds the right one and is not shown is one of accepted answers.
@@ -158,7 +158,7 @@ def _own(subject: Subject) -> list[str]:
     return [one for one in named if _signs(one) == _signs(subject.right) and not same(one, subject.right)]
 
 
-def _named(value: Any, subject: Subject) -> list[str]:
+def _named(value: Any, subject: AuditSubject) -> list[str]:
     if isinstance(value, Mapping):
         return [*map(str, value), *(one for part in value.values() for one in _named(part, subject))]
     if isinstance(value, (list, tuple)):
@@ -183,7 +183,7 @@ def _other(right: str, rng: random.Random) -> str:
     return str(number + rng.randint(-_LEAST_POOL, _LEAST_POOL))
 
 
-def ask_each(subject: Subject, target: Target) -> Adaptive:
+def ask_each(subject: AuditSubject, target: Target) -> Adaptive:
     """Asks one after the other until one is answered otherwise than the rest, and answers that one."""
     limits = subject.environment.spec.limits
     asked = [
@@ -212,7 +212,7 @@ def ask_each(subject: Subject, target: Target) -> Adaptive:
     yield subject.form("?")
 
 
-def ask_user(subject: Subject) -> Adaptive:
+def ask_user(subject: AuditSubject) -> Adaptive:
     """Asks the user of one answer after the other whether it is right, and gives the one that is taken otherwise."""
     told: dict[str, str] = {}
     for one in pool(subject, subject.right, subject.wrong())[: subject.environment.spec.limits.turns - 1]:
@@ -243,7 +243,7 @@ def _odd(told: Mapping[str, str]) -> str | None:
     return next(one for one, text in told.items() if text == rare)
 
 
-def empty_state(subject: Subject, *, changing: Sequence[Tool]) -> Adaptive:
+def empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive:
     """Calls these tools, which change something, for all that the others list, and then gives a wrong answer.
 
     The others are asked what means nothing, and what the oracle asks them on this task and on others.
@@ -299,7 +299,7 @@ def values_to_write(environment: Environment) -> list[tuple[str, int]]:
     return [(_SAME, _MUCH), (_SAME, -_MUCH), *((word, _MUCH) for word in named_words(environment)[:_MOST_AIMS])]
 
 
-def write_same(subject: Subject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
+def write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
     """Sets all that these tools write to one value, under each name that their schemas and descriptions say."""
     text, amount = value
     same_as: Mapping[str, Any] = {"string": text, "boolean": True, "integer": amount, "number": amount}
@@ -325,7 +325,7 @@ def write_same(subject: Subject, *, changing: Sequence[Tool], value: tuple[str, 
     return [*subject.turns_of(made)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
 
 
-def _places(subject: Subject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
+def _places(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
     """The names that a parameter of a tool may take: listed ones, or the oracle's for another of that name, and
     words.
     """
@@ -338,7 +338,7 @@ def _places(subject: Subject, tool: Tool, key: str, part: Mapping[str, Any]) -> 
     return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
 
 
-def other_arguments(subject: Subject) -> dict[tuple[str, str, int], list[Action]]:
+def other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[Action]]:
     """The oracle's calls with other arguments, by the tool, what is other there ("" for all), and the number of a way.
 
     Way 0 leaves it out, or empty where it is needed; the others are wrong. Nothing for what no row or prompt says.
@@ -365,7 +365,7 @@ def other_arguments(subject: Subject) -> dict[tuple[str, str, int], list[Action]
     return found
 
 
-def _others(subject: Subject, name: str, key: str, right: Any) -> list[Any]:
+def _others(subject: AuditSubject, name: str, key: str, right: Any) -> list[Any]:
     """Nothing, and wrong values: of another task, or of the right one's shape; far above and far below a number."""
     told = set(texts_of(subject.task))
     # What every task asks for stands in no row, and is right here as well.
@@ -387,7 +387,7 @@ def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
     return ToolCall(call.name, given)
 
 
-def do_again(subject: Subject, number: int) -> list[Action]:
+def do_again(subject: AuditSubject, number: int) -> list[Action]:
     """The oracle's actions with each call made three times: in the same turn, or in turns of its own."""
     *before, last = [turn.action for turn in subject.gold.turns]
     calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
@@ -397,7 +397,7 @@ def do_again(subject: Subject, number: int) -> list[Action]:
     return [*turns[: subject.environment.spec.limits.turns - 1], last]
 
 
-def same_call(subject: Subject, *, what: str) -> list[Action]:
+def same_call(subject: AuditSubject, *, what: str) -> list[Action]:
     """The first of the oracle's calls that change something, or a wrong one of that kind, and nothing else."""
     calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
     changing = [call for call in calls if subject.changes(call.name)] or calls
@@ -416,7 +416,7 @@ def same_call(subject: Subject, *, what: str) -> list[Action]:
     return [*turns[: limits.turns - 1], last]
 
 
-def halve(subject: Subject, target: Target) -> Adaptive:
+def halve(subject: AuditSubject, target: Target) -> Adaptive:
     """Asks for a number far below and far above, and then for those between by what was said to these."""
     numbers = [value for one in (*target.wrong, target.right) if (value := target.fitting(one)) is not None]
     low, high = min(numbers) - _LEAST_POOL, max(numbers) + _LEAST_POOL

@@ -28,8 +28,8 @@ from rlenv.audit.attacker_scripts import (
     read_strategies,
     view_of,
 )
-from rlenv.audit.report import AttackerLimits, AttackerReport, Episode, Hole, LeastEpisode, StrategyResult, hole_of
-from rlenv.audit.subject import Subject
+from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, HoleEpisode, LeastEpisode, StrategyResult, hole_of
+from rlenv.audit.subject import AuditSubject
 from rlenv.dialects.built_in import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.endpoints.account import asks
@@ -233,7 +233,7 @@ class _Attack:
         answers = list(dict.fromkeys(gold.answer for gold in self.golds if gold.answer))
         found = []
         for gold in self.golds:
-            subject = Subject(self.environment, gold, answers)
+            subject = AuditSubject(self.environment, gold, answers)
             script = Strategy("wrong", "", (subject.form_text(subject.wrong()[0]),))
             found.append(await self._script(gold, script, is_literal=True))
         return found
@@ -389,7 +389,7 @@ class _Attack:
             f"{least.split}/{least.task}: {least.reward:g} of {least.oracle:g} for {actions!r}"
         )
         hint = f"let '{term}' read the whole answer and nothing beside it, or gate it on what only the work earns"
-        episode = Episode(least.split, least.task, least.actions, least.reward, least.oracle)
+        episode = HoleEpisode(least.split, least.task, least.actions, least.reward, least.oracle)
         return hole_of("attacker", message, term, hint=hint, episode=episode)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
-from rlenv.audit.subject import Action, Subject, is_number, same, shaped, texts_of
+from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, texts_of
 from rlenv.audit.texts import holds, nonce, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
@@ -90,7 +90,7 @@ _EQUALS = (
 )
 
 
-def injection_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def injection_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Answers that close the quote around them where a term runs them, and say there what makes it hold."""
     texts = [text.format(quote, "1") for quote in "'\"" for text in _INJECTED]
     for term in subject.environment.spec.rewards.values():
@@ -116,7 +116,7 @@ def _as_written(expect: Any) -> Any:
     return expect.model_dump(exclude_none=True) if hasattr(expect, "model_dump") else expect
 
 
-def wildcard_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def wildcard_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """One wildcard a way, then the controls; () in the place of one that may be right on the row.
 
     That is what the row names, what the right answer stands in, and a control that is a part of the right answer.
@@ -137,14 +137,14 @@ def _of_shape(right: str) -> Iterator[str]:
     yield re.sub(r"\w", "_", text)
 
 
-def _filled(subject: Subject) -> Iterator[str]:
+def _filled(subject: AuditSubject) -> Iterator[str]:
     """Places that a template fills with what the row names right."""
     names = [name for name, value in subject.task.items() if str(value).strip() == subject.right.strip() != ""]
     name = names[0] if names else "gold"
     yield from (f"{{{{ {name} }}}}", f"{{{{ task.{name} }}}}", f"{{{name}}}", f"${{{name}}}")
 
 
-def abstaining_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def abstaining_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Says in the usual words that it gives no answer; () for words that are an answer of some task."""
     taken, parts = _taken(subject), [one.casefold() for one in subject.asked if one.strip()]
     # A reward that looks for a part finds a "no" in "unknown" too.
@@ -153,7 +153,7 @@ def abstaining_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return [[] if is_shared or _says_some(text, taken) else [subject.form(text)] for text, is_shared in pairs]
 
 
-def named_word_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def named_word_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Says what the reward itself names, one text a way, as an answer and before it; no answer of any task."""
     taken, words = _taken(subject), named_words(subject.environment)
     parts = [one.casefold() for one in subject.asked if one.strip()]
@@ -167,7 +167,7 @@ def named_word_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     ]
 
 
-def _taken(subject: Subject) -> Set[str]:
+def _taken(subject: AuditSubject) -> Set[str]:
     return {" ".join(_WORD.findall(one.casefold())) for one in (*subject.asked, *subject.options)}
 
 
@@ -178,7 +178,7 @@ def _says_some(text: str, taken: Set[str]) -> bool:
     return bool(runs & taken)
 
 
-def decorated_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def decorated_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Wrong answers with all that texts are decorated with, one kind a way; nothing where one says the right answer."""
     one, other, third = nonce(3, without=subject.asked)
     marks = "".join(f"{mark} {one} " for mark in _short_marks(subject.environment) for _ in range(2 * _OFTEN))
@@ -194,7 +194,7 @@ def decorated_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return [[text] if not any(part in text.casefold() for part in parts) else [] for text in ways]
 
 
-def alphabet_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def alphabet_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """All letters, all digits or both, as the right answer has them; as controls one that it has not, as often."""
     signs = _ALPHABET if re.search(r"[^\W\d_]", subject.right) else ""
     signs += _DIGITS if re.search(r"\d", subject.right) else ""
@@ -268,7 +268,7 @@ def example_of(pattern: str) -> list[str]:
     return found or [pattern]
 
 
-def expression_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def expression_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """The expressions with the right value before anything is computed: the prompt's own numbers with a sign between
     them.
 
@@ -290,7 +290,7 @@ def expression_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
     return ways
 
 
-def program_scripts(subject: Subject) -> Sequence[Sequence[Action]]:
+def program_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Programs that give the verdict themselves: they print it, end before they are tested, or equal anything."""
     kinds = _languages(subject)
     if not kinds:
@@ -324,7 +324,7 @@ def no_rows(query: str) -> str:
     return _CONDITIONS.split(query, maxsplit=1)[0].strip().rstrip(";") + " LIMIT 0"
 
 
-def constant_programs(subject: Subject) -> Sequence[Sequence[Action]]:
+def constant_programs(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """Programs whose function gives the same whatever it is given, or what it is given; for terms of kind `tests`."""
     names = re.findall(r"\bdef (\w+)", subject.right)
     if not names or not any(term.kind == "tests" for term in subject.environment.spec.rewards.values()):
@@ -348,7 +348,7 @@ def joined_lists(options: Sequence[str]) -> str:
     return json.dumps(list({json.dumps(part): part for one in read for part in one}.values()))
 
 
-def _languages(subject: Subject) -> set[str]:
+def _languages(subject: AuditSubject) -> set[str]:
     """The languages in which an answer is run, as far as it can be told; none where no term runs it."""
     spec, found = subject.environment.spec, set[str]()
     right = subject.right
@@ -367,7 +367,7 @@ def _languages(subject: Subject) -> set[str]:
     return found
 
 
-def _verdicts(subject: Subject) -> list[str]:
+def _verdicts(subject: AuditSubject) -> list[str]:
     """The constants that a run is compared with and that are no task's own: of the spec, of the code, of all rows."""
     found: list[str] = []
     for term in subject.environment.spec.rewards.values():
@@ -391,7 +391,7 @@ _MAX_OPTIONS = 200
 LEAST_OPTIONS = 24
 
 
-def listed_scripts(subject: Subject, answer: str, wrong: Sequence[str]) -> Sequence[Sequence[Action]]:
+def listed_scripts(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequence[Sequence[Action]]:
     """Many answers as one, in the usual ways of listing them."""
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
     joined = joined_lists([*wrong, answer])
@@ -413,7 +413,7 @@ def listed_scripts(subject: Subject, answer: str, wrong: Sequence[str]) -> Seque
     ]
 
 
-def strange(subject: Subject, number: int = LEAST_OPTIONS + 1) -> list[str]:
+def strange(subject: AuditSubject, number: int = LEAST_OPTIONS + 1) -> list[str]:
     """Wrong answers that are no other task's either: those may share words with the right one."""
     rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
     return [shaped(subject.right, rng) for _ in range(number)]

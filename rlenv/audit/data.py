@@ -20,7 +20,7 @@ from rlenv.errors import EpisodeError, SpecError
 from rlenv.language.templates import TemplateError, compile_template, texts_in
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Found", "Row", "Rows", "check_data", "named", "read_rows", "seen_columns"]
+__all__ = ["DataFindings", "PromptRow", "Rows", "check_data", "named", "read_rows", "seen_columns"]
 
 MOST_ROWS = 50_000
 """Rows of a split that are looked at, spread evenly."""
@@ -42,7 +42,7 @@ _RUN = re.compile("[\x80-\uffff]{2,16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PromptRow:
     """One row as a policy meets it. `prompt` is None where it needs what only an episode opens."""
 
     split: str
@@ -60,22 +60,22 @@ class Row:
         return f"{self.split}/{self.index}"
 
 
-Rows = Mapping[str, Sequence[Row]]
+Rows = Mapping[str, Sequence[PromptRow]]
 
 
 @dataclass(slots=True)
-class Found:
+class DataFindings:
     """The findings of the checks of data; the same in several splits is one finding."""
 
     findings: list[Hole]
     notes: list[str]
 
-    def report(self, hole: str, rows: Sequence[Row], message: str, term: str = "") -> None:
+    def report(self, hole: str, rows: Sequence[PromptRow], message: str, term: str = "") -> None:
         """A finding that one row is enough for."""
         splits = tuple(dict.fromkeys(row.split for row in rows))
         self.findings.append(hole_of(hole, f"{message}: {named(rows)}", term, splits=splits))
 
-    def share(self, hole: str, rows: Sequence[Row], of: int, message: str, term: str = "") -> None:
+    def share(self, hole: str, rows: Sequence[PromptRow], of: int, message: str, term: str = "") -> None:
         """A finding over so many of a split's rows, or a note where they are few of a large one."""
         if not rows:
             return
@@ -85,7 +85,7 @@ class Found:
             self.notes.append(f"{hole}: {message}: {named(rows)}")
 
 
-def named(rows: Iterable[Row]) -> str:
+def named(rows: Iterable[PromptRow]) -> str:
     """The rows' places, the first few of them."""
     places = [row.place for row in rows]
     return ", ".join(places[:_NAMED]) + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
@@ -101,7 +101,7 @@ def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[t
     played: dict[str, list[Trajectory]] = defaultdict(list)
     for gold in golds:
         played[gold.split].append(gold)
-    found = Found([], [])
+    found = DataFindings([], [])
     rows = read_rows(environment, played, found.notes)
     check_rows(environment, rows, found)
     check_golds(environment, rows, found)
@@ -114,7 +114,7 @@ def read_rows(environment: Environment, played: Mapping[str, Sequence[Trajectory
     readable = readers(environment)
     user, system = environment.parts.user, environment.parts.system
     renders = not any("resources" in one.names for one in (user, system) if one is not None)
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[PromptRow]] = {}
     for split, trajectories in played.items():
         tasks = environment.tasks(split)
         step = -(-len(tasks) // MOST_ROWS)
@@ -133,7 +133,7 @@ def read_rows(environment: Environment, played: Mapping[str, Sequence[Trajectory
                 continue
             prompt = "\n\n".join(one.content for one in messages) if messages else None
             values = golds_of(readable, task, environment.spec.vars)
-            rows.append(Row(split, index, task, prompt, values, gold.answer if gold is not None else None))
+            rows.append(PromptRow(split, index, task, prompt, values, gold.answer if gold is not None else None))
     return found
 
 
@@ -171,7 +171,7 @@ def seen_columns(environment: Environment) -> Set[str] | None:
     return columns
 
 
-def check_rows(environment: Environment, rows: Rows, found: Found) -> None:
+def check_rows(environment: Environment, rows: Rows, found: DataFindings) -> None:
     """Findings over whole rows: repeats, golds that contradict each other, missing values, broken texts."""
     seen = seen_columns(environment)
     keys = {split: [_key(row, seen) for row in some] for split, some in rows.items()}
@@ -190,13 +190,13 @@ def _plain(text: str) -> str:
     return " ".join(words)
 
 
-def _data(row: Row, seen: Set[str] | None) -> str:
+def _data(row: PromptRow, seen: Set[str] | None) -> str:
     """The other data that the row gives a policy, as text that is equal for equal data."""
     columns = row.task if seen is None else {name: row.task.get(name) for name in seen}
     return json.dumps(columns, sort_keys=True, default=str)
 
 
-def _key(row: Row, seen: Set[str] | None) -> tuple[object, ...]:
+def _key(row: PromptRow, seen: Set[str] | None) -> tuple[object, ...]:
     """Equal for rows that are one task twice."""
     if row.prompt is None:
         return (json.dumps(row.task, sort_keys=True, default=str),)
@@ -204,7 +204,7 @@ def _key(row: Row, seen: Set[str] | None) -> tuple[object, ...]:
     return _plain(row.prompt), golds or row.answer, _data(row, seen)
 
 
-def _prompts(rows: Sequence[Row]) -> list[str]:
+def _prompts(rows: Sequence[PromptRow]) -> list[str]:
     return [_plain(row.prompt) for row in rows if row.prompt is not None]
 
 
@@ -248,9 +248,9 @@ def _is_chance(count: int, expected: float) -> bool:
     return 1 - below > _NO_SURPRISE
 
 
-def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, opaque: bool) -> None:
+def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
     for split, some in rows.items():
-        first: dict[object, Row] = {}
+        first: dict[object, PromptRow] = {}
         again, pairs = [], []
         for row, key in zip(some, keys[split], strict=True):
             if key in first:
@@ -275,7 +275,7 @@ def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, 
             found.share("duplicate_rows", again, len(some), f"{message}; drop the copies")
 
 
-def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, opaque: bool) -> None:
+def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: DataFindings, *, opaque: bool) -> None:
     for one, other in itertools.combinations(rows, 2):
         held = [split for split in (one, other) if _EVALUATES.search(split.lower())]
         inner, outer = (other, one) if other in held or not held else (one, other)
@@ -296,12 +296,12 @@ def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *,
             found.notes.append(f"{message}; {why}")
 
 
-def _contradictions(rows: Sequence[Row], seen: Set[str] | None, found: Found) -> None:
-    groups: dict[str, list[Row]] = defaultdict(list)
+def _contradictions(rows: Sequence[PromptRow], seen: Set[str] | None, found: DataFindings) -> None:
+    groups: dict[str, list[PromptRow]] = defaultdict(list)
     for row in rows:
         if row.prompt is not None and (row.golds or row.answer is not None):
             groups[_SPACES.sub(" ", row.prompt).strip()].append(row)
-    against: list[Row] = []
+    against: list[PromptRow] = []
     pairs, told_apart = [], []
     for group in groups.values():
         for row in group[1:]:
@@ -320,7 +320,7 @@ def _contradictions(rows: Sequence[Row], seen: Set[str] | None, found: Found) ->
     found.share("contradictory_golds", against, len(rows), f"{message}: {'; '.join(pairs[:3])}; {fix}")
 
 
-def _differ(one: Row, other: Row) -> str:
+def _differ(one: PromptRow, other: PromptRow) -> str:
     """In what two rows contradict each other: a term, or the oracle's answer where no term names a gold."""
     for term, golds in one.golds.items():
         theirs = {gold.key for gold in other.golds.get(term, ())}
@@ -332,7 +332,7 @@ def _differ(one: Row, other: Row) -> str:
     return f"{one.answer!r:.40} and {other.answer!r:.40}"
 
 
-def _missing(environment: Environment, rows: Sequence[Row], found: Found) -> None:
+def _missing(environment: Environment, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Values that are not there, and that the prompt shows as the word None or nan."""
     templates = [one for one in (environment.parts.user, environment.parts.system) if one is not None]
     columns = {path[1] for one in templates for path in one.paths if path[0] == "task" and len(path) > 1}
@@ -350,7 +350,7 @@ def _missing(environment: Environment, rows: Sequence[Row], found: Found) -> Non
             found.share("missing_values", shown, len(rows), message)
 
 
-def _broken(rows: Sequence[Row], found: Found) -> None:
+def _broken(rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Texts that were decoded by the wrong table, or hold what no text holds."""
     bad, shown = [], ""
     for row in rows:
@@ -374,7 +374,7 @@ def _pieces(text: str) -> Iterable[str]:
             yield run
 
 
-def _mixed(rows: Sequence[Row], found: Found) -> None:
+def _mixed(rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Notes columns whose values are of several kinds; a list beside a text is several values beside one."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:

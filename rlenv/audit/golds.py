@@ -18,9 +18,9 @@ from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import NORMALISERS, number, qa
 
 if TYPE_CHECKING:
-    from rlenv.audit.data import Found, Row, Rows
+    from rlenv.audit.data import DataFindings, PromptRow, Rows
 
-__all__ = ["Gold", "Reader", "check_golds", "golds_of", "readers", "tail"]
+__all__ = ["Gold", "GoldReader", "check_golds", "golds_of", "readers", "tail"]
 
 _MOST_READ = 500
 _RARE = 1e-3
@@ -40,7 +40,7 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class GoldReader:
     """The reading of a term's golds from a row alone."""
 
     term: Term
@@ -50,7 +50,7 @@ class Reader:
     """Whether a list gives alternatives, rather than being one value."""
 
 
-def readers(environment: Environment) -> tuple[Reader, ...]:
+def readers(environment: Environment) -> tuple[GoldReader, ...]:
     """Those of all terms whose golds stand in the row, and in nothing else."""
     found = []
     for term in environment.parts.terms:
@@ -64,12 +64,12 @@ def readers(environment: Environment) -> tuple[Reader, ...]:
         if "task" in names and not names & {"resources", "answer", "item"}:
             kind = kind_of("rewards", term.spec)
             normalise = kind.normalise or NORMALISERS[getattr(term.spec, "normalise", "none")]
-            found.append(Reader(term, compile_value(value), normalise, kind.several or item is not None))
+            found.append(GoldReader(term, compile_value(value), normalise, kind.several or item is not None))
     return tuple(found)
 
 
 def golds_of(
-    readable: Sequence[Reader], task: Mapping[str, Any], constants: Mapping[str, Any]
+    readable: Sequence[GoldReader], task: Mapping[str, Any], constants: Mapping[str, Any]
 ) -> dict[str, tuple[Gold, ...]]:
     """The accepted values of a row by term; a term that the row does not fill is left out."""
     found = {}
@@ -84,12 +84,12 @@ def golds_of(
     return found
 
 
-def _key(reader: Reader, text: str) -> str:
+def _key(reader: GoldReader, text: str) -> str:
     exact = number(text) if getattr(reader.term.spec, "rule", "") == "numeric_match" else None
     return str(exact.normalize()) if exact is not None else reader.normalise(text)
 
 
-def check_golds(environment: Environment, rows: Rows, found: Found) -> None:
+def check_golds(environment: Environment, rows: Rows, found: DataFindings) -> None:
     """Findings over golds: empty, unreadable, merged by a normaliser, the same for most rows, absent from options."""
     for reader in readers(environment):
         for split, some in rows.items():
@@ -101,7 +101,7 @@ def check_golds(environment: Environment, rows: Rows, found: Found) -> None:
             _constant(environment, split, some, found)
 
 
-def _empty(reader: Reader, rows: Sequence[Row], found: Found) -> None:
+def _empty(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
     name = reader.term.name
     # An empty JSON text or list may well be what is asked for; an empty text is what everybody writes.
     bad = [row for row in rows if any(not gold.key for gold in row.golds.get(name, ()))]
@@ -111,7 +111,9 @@ def _empty(reader: Reader, rows: Sequence[Row], found: Found) -> None:
         found.report("empty_gold", bad, f"{message}; fill them in, drop the rows or use another `normalise`", name)
 
 
-def _unreadable(reader: Reader, split: str, rows: Sequence[Row], environment: Environment, found: Found) -> None:
+def _unreadable(
+    reader: GoldReader, split: str, rows: Sequence[PromptRow], environment: Environment, found: DataFindings
+) -> None:
     term = reader.term
     if len(rows) > _MOST_READ and term.measure is None:
         found.notes.append(f"{term.name}: {_MOST_READ} of {len(rows)} golds in split '{split}' were read")
@@ -145,12 +147,12 @@ def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
     return ""
 
 
-def _merged(reader: Reader, rows: Sequence[Row], found: Found) -> None:
+def _merged(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """Golds that mean different things and are one for the term: -5 and 5, C++ and C."""
     name = reader.term.name
     if reader.normalise is not qa and getattr(reader.term.spec, "normalise", "") != "qa":
         return
-    by_key: dict[str, dict[str, Row]] = defaultdict(dict)
+    by_key: dict[str, dict[str, PromptRow]] = defaultdict(dict)
     for row in rows:
         for gold in row.golds.get(name, ()):
             if gold.key:
@@ -186,7 +188,7 @@ def tail(hits: int, of: int, chance: float) -> float:
     return min(1.0, math.fsum(math.exp(one) for one in logs))
 
 
-def _constant(environment: Environment, split: str, rows: Sequence[Row], found: Found) -> None:
+def _constant(environment: Environment, split: str, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """A gold that most rows share, where golds are most of the reward."""
     paying = [spec for spec in environment.spec.rewards.values() if spec.weight > 0]
     named = {reader.term.name for reader in readers(environment)}
@@ -210,7 +212,7 @@ def _constant(environment: Environment, split: str, rows: Sequence[Row], found: 
         found.report("constant_gold", same, f"{message}: {fix}", gold[0][0])
 
 
-def _options(split: str, rows: Sequence[Row], found: Found) -> bool:
+def _options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool:
     """Golds that are none of their row's options, and options whose place gives the gold away; True for the latter."""
     for column, options in _option_columns(rows):
         places = [
@@ -236,7 +238,7 @@ def _options(split: str, rows: Sequence[Row], found: Found) -> bool:
     return False
 
 
-def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
+def _option_columns(rows: Sequence[PromptRow]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
     """Columns that hold each row's options, which the prompt shows: by row, label (or number) to text, in order."""
     names = dict.fromkeys(name for row in rows[:100] for name in row.task if _OPTIONS.search(name))
     for name in names:
@@ -257,7 +259,7 @@ def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mappin
             yield name, found
 
 
-def _place(row: Row, options: Mapping[str, str]) -> int | None:
+def _place(row: PromptRow, options: Mapping[str, str]) -> int | None:
     """The place of the gold among the options, from 0: by its text, its label, its letter or its number."""
     golds = [gold.text.strip() for golds in row.golds.values() for gold in golds] or [row.answer or ""]
     keys = [*options]

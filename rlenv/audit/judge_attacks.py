@@ -20,8 +20,8 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.report import Episode, Hole, JudgedTerm, JudgeFall, hole_of
-from rlenv.audit.subject import Subject
+from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of
+from rlenv.audit.subject import AuditSubject
 from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
@@ -92,7 +92,7 @@ async def attack_judges(
     usable = [gold for gold in golds if gold.turns]
     chosen = usable[:: max(1, len(usable) // tasks)][:tasks]
     options = {split: _answers(usable, split) for split in {gold.split for gold in chosen}}
-    subjects = [Subject(environment, gold, options[gold.split]) for gold in chosen]
+    subjects = [AuditSubject(environment, gold, options[gold.split]) for gold in chosen]
     for term in environment.parts.terms:
         if isinstance(term.spec, JudgeSpec):
             if term.measure_async is None:
@@ -110,7 +110,7 @@ def _answers(golds: Sequence[Trajectory], split: str) -> list[str]:
 class _Pair:
     """A wrong answer of one task, and what each judge gives it; the whole term's value stands under ""."""
 
-    subject: Subject
+    subject: AuditSubject
     wrong: str
     plain: str
     before: Mapping[str, float]
@@ -134,7 +134,7 @@ class _Attacked:
     invalid: Counter[str] = field(default_factory=Counter)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY))
 
-    async def run(self, subjects: Sequence[Subject]) -> None:
+    async def run(self, subjects: Sequence[AuditSubject]) -> None:
         """Asks, and adds what it found to `found`."""
         self._progress(0, len(subjects) * (3 + len(ATTACKS)))
         oracle = await asyncio.gather(*(self._of_oracle(subject.gold) for subject in subjects))
@@ -160,7 +160,7 @@ class _Attacked:
     def _progress(self, done: int, total: int) -> None:
         self.on_progress(f"judge '{self.term.name}': verdicts on attacks", done, total)
 
-    async def _pair(self, number: int, subject: Subject) -> _Pair:
+    async def _pair(self, number: int, subject: AuditSubject) -> _Pair:
         others = subject.wrong()
         wrong = (others[number % len(others)], "?", "")[number % 3]
         plain = subject.form_text(wrong) if wrong else ""
@@ -199,7 +199,7 @@ class _Attacked:
             key=self.spec.value_key,
         )
 
-    def _with(self, subject: Subject, wrong: str, plain: str, attack: str) -> str:
+    def _with(self, subject: AuditSubject, wrong: str, plain: str, attack: str) -> str:
         """The wrong answer with a text put where the judges look."""
         shown = self._shown()
         inside = subject.form_text(f"{wrong}\n{attack}".strip()) if "answer" in shown else plain
@@ -216,7 +216,7 @@ class _Attacked:
     async def _of_oracle(self, gold: Trajectory) -> dict[str, float]:
         return await self._ask(gold, gold.turns, gold.answer)
 
-    async def _of_text(self, subject: Subject, text: str) -> dict[str, float]:
+    async def _of_text(self, subject: AuditSubject, text: str) -> dict[str, float]:
         action, parsed = self.environment.parse(text)
         found = answers.extract(self.environment.spec.answer, parsed)
         return await self._ask(subject.gold, (Turn(0, action, parsed),), None if found is None else found.text)
@@ -367,7 +367,7 @@ class _Attacked:
         weight = self.spec.weight
         paid = None if oracle is None else weight * oracle
         text = cut_middle(fall.text, _SHOWN)
-        episode = Episode(fall.split, fall.task, (text,), weight * fall.after, paid)
+        episode = HoleEpisode(fall.split, fall.task, (text,), weight * fall.after, paid)
         return hole_of(fall.hole, message, self.term.name, hint=_HINT, episode=episode)
 
 

@@ -10,7 +10,7 @@ from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.asking import SAME_CALLS
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Chapter, Way
-from rlenv.audit.report import Episode, Hole, Thresholds, hole_of
+from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
 from rlenv.audit.subject import same
 from rlenv.audit.verdicts import (
     ANY_ANSWER,
@@ -274,7 +274,7 @@ def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> H
     return found
 
 
-def _is_empty(chapter: Chapter, shown: Episode | None) -> bool:
+def _is_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
     """True if on the task of this episode an answer is right if it is empty, and wrong if it says something."""
     if shown is None:
         return False

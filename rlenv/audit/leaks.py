@@ -29,7 +29,7 @@ from rlenv.audit.place_rules import (
     says,
     unveiled,
 )
-from rlenv.audit.play import Chapter, Leak, Player
+from rlenv.audit.play import Chapter, Leak, ScriptPlayer
 from rlenv.audit.probes import (
     AS_ORACLE,
     EVERY_ROW,
@@ -46,7 +46,7 @@ from rlenv.audit.probes import (
     worded,
     words_in,
 )
-from rlenv.audit.subject import Action, Aim, Subject, aim_of, texts_of
+from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, texts_of
 from rlenv.episodes.rollout import together
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools.base import Tool
@@ -62,7 +62,9 @@ _QUESTION = 0.8
 """The share of a question's words that a line has which repeats it."""
 
 
-def beside(prompts: Sequence[str], subjects: Sequence[Subject], golds: Sequence[str]) -> Iterator[tuple[str, Sure]]:
+def beside(
+    prompts: Sequence[str], subjects: Sequence[AuditSubject], golds: Sequence[str]
+) -> Iterator[tuple[str, Sure]]:
     """Descriptions, schemas and what all prompts say alike, such as examples: where, and what they give."""
     lines = [prompt.splitlines() for prompt in prompts]
     shared = Counter(line for some in lines for line in set(some))
@@ -111,7 +113,7 @@ class Sheet:
     Where the oracle does not use the tool, a line has to repeat the question: looking a word up may be the task.
     """
 
-    def __init__(self, where: str, text: str, call: ToolCall, subjects: Sequence[Subject]) -> None:
+    def __init__(self, where: str, text: str, call: ToolCall, subjects: Sequence[AuditSubject]) -> None:
         self.where = where
         self._call = call
         self._lines = text.splitlines()
@@ -155,7 +157,7 @@ class Sheet:
         return [one for one in made if one is not None] if made and None not in made else None
 
 
-def sheets(subjects: Sequence[Subject], told: Sequence[Mapping[str, ToolResult]]) -> Iterator[Sheet]:
+def sheets(subjects: Sequence[AuditSubject], told: Sequence[Mapping[str, ToolResult]]) -> Iterator[Sheet]:
     """The texts of listed names that are one on all tasks, but for what is there to be read.
 
     That is what the oracle asks for on any task, and what a prompt or a tool's description names.
@@ -174,11 +176,11 @@ def sheets(subjects: Sequence[Subject], told: Sequence[Mapping[str, ToolResult]]
         yield Sheet(f"result of {label}", texts.pop(), call[0], subjects)
 
 
-def _prompt(subject: Subject) -> str:
+def _prompt(subject: AuditSubject) -> str:
     return "\n\n".join(message.content for message in subject.gold.messages)
 
 
-def _asked(subject: Subject) -> list[str]:
+def _asked(subject: AuditSubject) -> list[str]:
     """The question as a sheet would hold it: the prompt, and what of the row stands in it as a sentence."""
     shown = _plain(subject.prompt)
     texts = [_plain(text) for text in texts_of(subject.task)]
@@ -201,7 +203,7 @@ Told = dict[str, ToolResult]
 
 
 async def read_places(
-    player: Player, chapter: Chapter, everyone: Sequence[Subject], attacked: Sequence[Subject]
+    player: ScriptPlayer, chapter: Chapter, everyone: Sequence[AuditSubject], attacked: Sequence[AuditSubject]
 ) -> list[str]:
     """Looks for golds in all places, plays on `attacked` what finds them, and gives notes on what was not looked at."""
     keys = {one.gold.task_index for one in attacked}
@@ -209,7 +211,7 @@ async def read_places(
     notes = await _copy(player, chapter, ordered, attacked, aim) if (aim := aim_of(ordered)) is not None else []
     scripts = {subject.gold.task_index: by_schema(subject) for subject in attacked}
 
-    def called(subject: Subject, key: tuple[str, int]) -> Sequence[Action]:
+    def called(subject: AuditSubject, key: tuple[str, int]) -> Sequence[Action]:
         return scripts[subject.gold.task_index].get(key, ())
 
     for key in dict.fromkeys(key for script in scripts.values() for key in script):
@@ -220,12 +222,12 @@ async def read_places(
 
 
 async def _copy(
-    player: Player, chapter: Chapter, ordered: Sequence[Subject], attacked: Sequence[Subject], aim: Aim
+    player: ScriptPlayer, chapter: Chapter, ordered: Sequence[AuditSubject], attacked: Sequence[AuditSubject], aim: Aim
 ) -> list[str]:
     leaks, notes = await find_leaks(player, ordered, aim)
     places = {subject.gold.task_index: at for at, subject in enumerate(ordered)}
 
-    def copies(subject: Subject, taken: Mapping[int, str]) -> list[Action]:
+    def copies(subject: AuditSubject, taken: Mapping[int, str]) -> list[Action]:
         return aim.write(subject, taken.get(places[subject.gold.task_index], "?"))
 
     for leak in sorted(leaks, key=lambda one: -one.hits)[:_MOST_PLAYED]:
@@ -233,7 +235,7 @@ async def _copy(
     return notes
 
 
-async def find_leaks(player: Player, subjects: Sequence[Subject], aim: Aim) -> tuple[list[Leak], list[str]]:
+async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim: Aim) -> tuple[list[Leak], list[str]]:
     """The places that show golds, with the best rule for each, and notes; tools are asked on the first subjects."""
     golds = aim.golds
     prompts = [unveiled("\n\n".join(message.content for message in one.gold.messages)) for one in subjects]
@@ -277,7 +279,7 @@ def _is_read(allowed: Allowed, text: str, start: int, end: int, transform: str) 
     return transform not in NEAR and allowed(text, start, end, transform)
 
 
-def _is_looked_up(subject: Subject, gold: str) -> bool:
+def _is_looked_up(subject: AuditSubject, gold: str) -> bool:
     """True if the oracle has the gold from a tool that it did not tell it."""
     return any(
         holds(result.text, gold) and not holds(repr(dict(call.arguments)), gold)
@@ -294,7 +296,7 @@ def _leak(where: str, sure: Sure | None) -> Leak | None:
 
 
 async def _sheets(
-    player: Player, subjects: Sequence[Subject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
+    player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str], told: Sequence[Told], notes: list[str]
 ) -> list[Leak | None]:
     """Golds in what a listed name gives on all tasks alike: in what is shown of it, or in its rows for the task."""
     found: list[Leak | None] = []
@@ -313,7 +315,7 @@ async def _sheets(
     return found
 
 
-async def _documents(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> list[Leak | None]:
+async def _documents(player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str]) -> list[Leak | None]:
     """Golds beside a task's own words in one piece of what a tool finds with both, where the oracle reads no such one.
 
     A gold is in what is asked, but whoever asks otherwise may come upon the same piece.
@@ -345,7 +347,9 @@ def _differ_in(calls: Sequence[ToolCall]) -> bool:
     return len({repr(dict(call.arguments)) for call in calls}) > 1
 
 
-async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]) -> tuple[list[Told], list[str]]:
+async def _ask(
+    player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str]
+) -> tuple[list[Told], list[str]]:
     """The answers of tools to anything: all calls on a few tasks, and on the others those that said a gold on some."""
     scouts, began = subjects[:_SCOUTS], time.monotonic()
     told = await together([_told(player, subject) for subject in scouts])
@@ -365,7 +369,7 @@ async def _ask(player: Player, subjects: Sequence[Subject], golds: Sequence[str]
     return [*told, *({} for _ in subjects[len(told) :])], notes
 
 
-async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) -> Told:
+async def _told(player: ScriptPlayer, subject: AuditSubject, kept: Set[str] | None = None) -> Told:
     """The answers to calls on one task: those of the schemas, and rounds of listed names; `kept` ones, or all."""
     asked = probes(subject)
     plain = [one for one in asked if kept is None or one[0] in kept]
@@ -383,7 +387,7 @@ async def _told(player: Player, subject: Subject, kept: Set[str] | None = None) 
     return told
 
 
-async def _results(player: Player, subject: Subject, asked: Sequence[Probe]) -> Told:
+async def _results(player: ScriptPlayer, subject: AuditSubject, asked: Sequence[Probe]) -> Told:
     """The results of each probe's last call: as many of one turn as the limits allow, each lot in an episode."""
     limits = subject.environment.spec.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
@@ -412,7 +416,7 @@ def _is_far(text: str, start: int, end: int, transform: str) -> bool:
     return transform not in NEAR
 
 
-def _gone_on_from(subject: Subject, number: int) -> ToolResult | None:
+def _gone_on_from(subject: AuditSubject, number: int) -> ToolResult | None:
     """The result of the oracle's call of that number, None where it reads nothing after it."""
     given: dict[str, ToolResult] = {}
     for call, result in subject.oracle_calls():
@@ -430,16 +434,14 @@ def _own_lines(texts: Sequence[str]) -> list[str]:
     return ["\n".join(line for line in some if 5 * counts[line] < 4 * full) for some in lines]
 
 
-def _alike(subjects: Sequence[Subject]) -> Set[str]:
+def _alike(subjects: Sequence[AuditSubject]) -> Set[str]:
     """Tools that the oracle calls with the same arguments on every task, whatever is asked."""
     calls = {(call.name, repr(dict(call.arguments))) for subject in subjects for call, _ in subject.oracle_calls()}
     return {name for name, count in Counter(name for name, _ in calls).items() if count == 1}
 
 
-def _text(result: ToolResult | None, kind: str, subject: Subject, gold: str, is_asked: bool) -> str:
-    """The text of a call, "" where the oracle reads that, or the gold in its own call of that kind: it is to be
-    read.
-    """
+def _text(result: ToolResult | None, kind: str, subject: AuditSubject, gold: str, is_asked: bool) -> str:
+    """The text of a call, "" where the oracle reads that, or the gold in its own call of that kind, on purpose."""
     if result is None or kind != ("error" if result.is_error else "result"):
         return ""
     own = [one.text for call, one in subject.oracle_calls() if call.name == result.name]

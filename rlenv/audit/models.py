@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlenv.audit.attacker import Tried, try_attacker
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
-from rlenv.audit.report import AttackerLimits, Hole, Report
+from rlenv.audit.report import AttackerLimits, AuditReport, Hole
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UnknownEntry, UsageError
@@ -93,7 +93,7 @@ class ModelAttacks:
         if attacker.on_episode is not None and self.tried.episode is not None:
             attacker.on_episode(self.tried.episode)
 
-    def added(self, report: Report) -> Report:
+    def added(self, report: AuditReport) -> AuditReport:
         """The report with what models were asked."""
         findings: list[Hole] = list(report.findings)
         notes = [*report.notes, *self.notes]

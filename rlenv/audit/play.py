@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from rlenv.audit.report import Hole
-from rlenv.audit.subject import Action, Subject
+from rlenv.audit.subject import Action, AuditSubject
 from rlenv.calls.executor import Executor
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import together
@@ -22,7 +22,19 @@ from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.tools.base import ToolContext, policy_of
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["Adaptive", "Chapter", "Key", "Leak", "Muting", "Planting", "Player", "Results", "Way", "faulty", "planted"]
+__all__ = [
+    "Adaptive",
+    "Chapter",
+    "Key",
+    "Leak",
+    "Muting",
+    "Planting",
+    "Results",
+    "ScriptPlayer",
+    "Way",
+    "faulty",
+    "planted",
+]
 
 
 @dataclasses.dataclass(slots=True)
@@ -173,7 +185,7 @@ class Chapter:
         return [way for way in self.ways.get(name, others) if way]
 
 
-class Player:
+class ScriptPlayer:
     """Plays scripts on tasks, so many at once; `seen` is told of each episode that has ended."""
 
     def __init__(self, environment: Environment, *, concurrency: int, seen: Callable[[Trajectory], None]):
@@ -182,7 +194,9 @@ class Player:
         self._seen = seen
         self._played: dict[tuple[Key, tuple[str, ...]], Trajectory] = {}
 
-    async def way(self, subjects: Sequence[Subject], write: Callable[[Subject], Iterable[Action] | Adaptive]) -> Way:
+    async def way(
+        self, subjects: Sequence[AuditSubject], write: Callable[[AuditSubject], Iterable[Action] | Adaptive]
+    ) -> Way:
         """One rule on these tasks; those for which it writes nothing are left out."""
         scripts = [(subject, write(subject)) for subject in subjects]
         played = [(subject, script) for subject, script in scripts if script or not isinstance(script, (list, tuple))]
@@ -190,7 +204,7 @@ class Player:
         keys = [(subject.gold.split, subject.gold.task_index) for subject, _ in played]
         return dict(zip(keys, ended, strict=True))
 
-    async def _once(self, subject: Subject, script: Iterable[Action] | Adaptive) -> Trajectory:
+    async def _once(self, subject: AuditSubject, script: Iterable[Action] | Adaptive) -> Trajectory:
         """An episode; where the same was done on the same task before, what that gave: equal seeds play equally."""
         if not isinstance(script, (list, tuple)):
             return await self.play(subject.gold, script)

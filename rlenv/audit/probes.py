@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv.audit.subject import Action, Subject
+from rlenv.audit.subject import Action, AuditSubject
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.policies.scripted import random_value
 from rlenv.tools.base import Tool
@@ -97,7 +97,7 @@ def filler(tool: Tool, value: str = "?") -> dict[str, Any]:
     return made
 
 
-def probes(subject: Subject) -> list[Probe]:
+def probes(subject: AuditSubject) -> list[Probe]:
     """The calls to try, without the oracle's own: what those give is there to be read."""
     found: list[tuple[str, ToolCall]] = []
     tools = askable(subject)
@@ -125,7 +125,7 @@ def probes(subject: Subject) -> list[Probe]:
     return [*_not_own(subject, found)[:_MOST_PROBES], *_one_after_the_other(tools)]
 
 
-def _as_elsewhere(subject: Subject, tool: Tool) -> dict[str, Any]:
+def _as_elsewhere(subject: AuditSubject, tool: Tool) -> dict[str, Any]:
     """Arguments of a tool that the oracle leaves alone, as it gives them to others; {} where none are of a name."""
     given = {key: value for call, _ in subject.oracle_calls() for key, value in call.arguments.items()}
     base = filler(tool)
@@ -141,7 +141,7 @@ def _one_after_the_other(tools: Sequence[Tool]) -> Iterator[Probe]:
     yield from ((f"{other.name} after {one.name}", (one, other)) for one, other in pairs[:_MOST_PAIRS])
 
 
-def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
+def _of_the_row(subject: AuditSubject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
     """The prompt's words on the row, told to a tool whose name has to do with answers."""
     key = _text_key(tool)
     if key is not None and _TELLS.search(tool.name):
@@ -150,7 +150,7 @@ def _of_the_row(subject: Subject, tool: Tool) -> Iterator[tuple[str, ToolCall]]:
             yield f"{tool.name} of the row's {column}", ToolCall(tool.name, worded(tool, value))
 
 
-def _by_prose(subject: Subject) -> list[tuple[str, ToolCall]]:
+def _by_prose(subject: AuditSubject) -> list[tuple[str, ToolCall]]:
     """The oracle's calls, or any, with one argument as a word that a description says of it, quoted or not."""
     found: list[tuple[str, ToolCall]] = []
     for tool in askable(subject):
@@ -177,7 +177,7 @@ def _said(tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
     return list(dict.fromkeys([*signs, *_EVERYTHING, *filter(None, plain)]))[:_MOST_SAID]
 
 
-def askable(subject: Subject) -> list[Tool]:
+def askable(subject: AuditSubject) -> list[Tool]:
     """The tools that cost no model's answer, and whose call is not the answer."""
     environment = subject.environment
     entries = {name: entry.kind for name, entry in environment.spec.tools.items()}
@@ -185,7 +185,7 @@ def askable(subject: Subject) -> list[Tool]:
     return [one for one in tools if not subject.submits(one.name) and entries.get(one.name) not in ("model", "agent")]
 
 
-def _not_own(subject: Subject, found: Sequence[tuple[str, ToolCall]]) -> list[Probe]:
+def _not_own(subject: AuditSubject, found: Sequence[tuple[str, ToolCall]]) -> list[Probe]:
     own = {(call.name, repr(dict(call.arguments))) for call, _ in subject.oracle_calls()}
     kept = {label: (call,) for label, call in found if (call.name, repr(dict(call.arguments))) not in own}
     return list(kept.items())
@@ -253,7 +253,7 @@ def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
     return [name for name in names if 1 < len(name) < 80][:_MOST_NAMES]
 
 
-def reading_probes(subject: Subject, names: Sequence[str]) -> list[Probe]:
+def reading_probes(subject: AuditSubject, names: Sequence[str]) -> list[Probe]:
     """Each name that a listing has given, asked of each tool that takes one text."""
     found: list[tuple[str, ToolCall]] = []
     used = {call.name for call, _ in subject.oracle_calls()}
@@ -305,7 +305,7 @@ def ranking(call: ToolCall, columns: str, words: Sequence[str]) -> ToolCall | No
     return ToolCall(call.name, {key: f"{query} ORDER BY {said} DESC LIMIT {_MOST_NAMES}"})
 
 
-def by_schema(subject: Subject) -> dict[tuple[str, int], list[Action]]:
+def by_schema(subject: AuditSubject) -> dict[tuple[str, int], list[Action]]:
     """The oracle's tools that change something, called with nothing but what their schemas name: where, and how often.
 
     Nothing where that is all that the oracle does.

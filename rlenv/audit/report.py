@@ -13,13 +13,13 @@ __all__ = [
     "Attack",
     "AttackerLimits",
     "AttackerReport",
-    "Episode",
+    "AuditReport",
     "Faults",
     "Hole",
+    "HoleEpisode",
     "JudgeFall",
     "JudgedTerm",
     "LeastEpisode",
-    "Report",
     "ReportCard",
     "StrategyResult",
     "Thresholds",
@@ -147,7 +147,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class HoleEpisode:
     """The least episode that shows a hole: what was done, what it earned, and what the oracle earns there.
 
     Long actions are cut in the middle.
@@ -170,7 +170,7 @@ class Hole(Finding):
     """
 
     term: str = ""
-    episode: Episode | None = None
+    episode: HoleEpisode | None = None
     also: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
 
@@ -185,7 +185,7 @@ def hole_of(
     message: str,
     term: str = "",
     hint: str = "",
-    episode: Episode | None = None,
+    episode: HoleEpisode | None = None,
     where: str = "",
     splits: tuple[str, ...] = (),
 ) -> Hole:
@@ -254,7 +254,7 @@ class ReportCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Report(ReportCard):
+class AuditReport(ReportCard):
     """A report card of one spec."""
 
     environment: str

@@ -16,15 +16,15 @@ from functools import partial
 from itertools import pairwise
 
 from rlenv.audit import asking
-from rlenv.audit.account import Account
+from rlenv.audit.account import AuditTally
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
 from rlenv.audit.data import check_data
 from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
-from rlenv.audit.play import Adaptive, Chapter, Planting, Player, Way, faulty, planted
-from rlenv.audit.report import Report, Thresholds
+from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted
+from rlenv.audit.report import AuditReport, Thresholds
 from rlenv.audit.shortcuts import find_shortcut
-from rlenv.audit.subject import Action, Subject, hearts_of, options_of
+from rlenv.audit.subject import Action, AuditSubject, hearts_of, options_of
 from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
 from rlenv.audit.texts import shrug
 from rlenv.audit.verdicts import share_of
@@ -64,7 +64,7 @@ async def audit(
     on_progress: Progress | None = None,
     judged: int = 6,
     attacker: Attacker | None = None,
-) -> Report:
+) -> AuditReport:
     """The report card of a spec.
 
     Args:
@@ -83,7 +83,7 @@ async def audit(
     OraclePolicy(environment.spec, environment.parts.dialect)
     for split in splits or ():
         environment.tasks(split)
-    seen = Account(environment, thresholds, _FAULT_SHARE)
+    seen = AuditTally(environment, thresholds, _FAULT_SHARE)
     run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
     models = ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
@@ -113,7 +113,7 @@ class _Run:
     seed: int
     concurrency: int
     on_progress: Progress
-    seen: Account
+    seen: AuditTally
     doing: str = "nothing was begun"
 
     async def split(self, split: str, *, tasks: int, oracle_tasks: int | None) -> None:
@@ -144,13 +144,13 @@ class _Run:
         answers = [gold.answer for gold in usable if gold.answer]
         options = list(dict.fromkeys(answers))
         chosen = _spread(usable, tasks)
-        attacked = [Subject(self.environment, gold, options, chosen) for gold in chosen]
-        wide = [Subject(self.environment, gold, options, chosen) for gold in self._wide(usable, chosen)]
+        attacked = [AuditSubject(self.environment, gold, options, chosen) for gold in chosen]
+        wide = [AuditSubject(self.environment, gold, options, chosen) for gold in self._wide(usable, chosen)]
         chapter = Chapter(split, {(gold.split, gold.task_index): gold for gold in usable}, len(set(answers)))
-        everyone = [Subject(self.environment, gold, options, chosen) for gold in usable]
+        everyone = [AuditSubject(self.environment, gold, options, chosen) for gold in usable]
         chapter.hearts = dict(zip(chapter.golds, hearts_of(everyone), strict=True))
         self.seen.chapters.append(chapter)
-        player = Player(self.environment, concurrency=self.concurrency, seen=self.seen.count)
+        player = ScriptPlayer(self.environment, concurrency=self.concurrency, seen=self.seen.count)
         steps = len(ADVERSARIES) + 5
         for done, adversary in enumerate(ADVERSARIES):
             self._progress(f"{split}: attacks", done, steps)
@@ -190,7 +190,7 @@ class _Run:
             return chosen
         return _spread(usable, max(_WIDE, len(chosen)))
 
-    async def _plant(self, player: Player, subjects: Sequence[Subject]) -> None:
+    async def _plant(self, player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> None:
         """Pairs of episodes that differ in what tools wrote; a term that rises has read what is not the policy's."""
         for subject in subjects:
             gold = subject.gold
@@ -205,7 +205,7 @@ class _Run:
             if scripts:
                 self.seen.planted.append(planting.succeeded > 0)
 
-    async def _stateful(self, player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+    async def _stateful(self, player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
         """Tools that change something, called for all there is; tools that can be asked for each answer."""
         tools = self.environment.parts.tools.values()
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
@@ -242,11 +242,11 @@ class _Run:
 
     async def _guesses(
         self,
-        player: Player,
+        player: ScriptPlayer,
         chapter: Chapter,
-        subjects: Sequence[Subject],
-        wide: Sequence[Subject],
-        everyone: Sequence[Subject],
+        subjects: Sequence[AuditSubject],
+        wide: Sequence[AuditSubject],
+        everyone: Sequence[AuditSubject],
         answers: Sequence[str],
     ) -> None:
         """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
@@ -278,7 +278,7 @@ class _Run:
         self.seen.see_signal(chapter, golds, samples)
 
 
-async def _ways(player: Player, subjects: Sequence[Subject], write: Write, *, first: int = 0) -> list[Way]:
+async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: Write, *, first: int = 0) -> list[Way]:
     """The rewards of each way; one that earns nothing on the `first` tasks, spread evenly, is not played on the
     others.
     """
@@ -299,7 +299,7 @@ def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
     return total is None or total > 0 or bool(ended.success) or total >= _total(gold)
 
 
-def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: Subject) -> Sequence[Action]:
+def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: AuditSubject) -> Sequence[Action]:
     found = scripts[subject.gold.task_index]
     return found[number] if number < len(found) else ()
 
@@ -307,8 +307,8 @@ def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject
 def _asks(
     targets: Mapping[int, Mapping[str, asking.Target]],
     name: str,
-    how: Callable[[Subject, asking.Target], Adaptive],
-    subject: Subject,
+    how: Callable[[AuditSubject, asking.Target], Adaptive],
+    subject: AuditSubject,
 ) -> Sequence[Action] | Adaptive:
     target = targets[subject.gold.task_index].get(name)
     is_fit = target is not None and (how is asking.ask_each or isinstance(target.fitting(target.right), int))
@@ -318,20 +318,20 @@ def _asks(
 def _acts(
     scripts: Mapping[int, Mapping[tuple[str, str, int], Sequence[Action]]],
     place: tuple[str, str, int],
-    subject: Subject,
+    subject: AuditSubject,
 ) -> Sequence[Action]:
     return scripts[subject.gold.task_index].get(place, ())
 
 
-def _says(subject: Subject, said: str) -> list[Action]:
+def _says(subject: AuditSubject, said: str) -> list[Action]:
     return [subject.form(said)]
 
 
-def _takes(taken: Mapping[int, str], subject: Subject) -> list[Action]:
+def _takes(taken: Mapping[int, str], subject: AuditSubject) -> list[Action]:
     return [subject.form(taken[subject.gold.task_index])] if subject.gold.task_index in taken else []
 
 
-def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: Subject) -> list[Action]:
+def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSubject) -> list[Action]:
     return [subject.form(choices[subject.gold.task_index][number])]
 
 

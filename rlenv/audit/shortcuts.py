@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlenv.audit.golds import tail
 from rlenv.audit.place_rules import is_mark
 from rlenv.audit.play import Leak
-from rlenv.audit.subject import Subject, options_of, same
+from rlenv.audit.subject import AuditSubject, options_of, same
 from rlenv.errors import RewardError
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 from rlenv.rewards.normalise import number
@@ -26,7 +26,7 @@ from rlenv.rewards.tests import TestsSpec
 from rlenv.rewards.verify import VerifySpec
 
 if TYPE_CHECKING:
-    from rlenv.audit.data import Found, Row, Rows
+    from rlenv.audit.data import DataFindings, PromptRow, Rows
     from rlenv.episodes.environment import Environment
 
 __all__ = ["check_tests", "find_shortcut"]
@@ -50,7 +50,7 @@ Pairs = Sequence[tuple[str, str]]
 """What each part of a test gives and expects, as patterns that find it in a prompt; ("", "") where that is unknown."""
 
 
-def check_tests(environment: Environment, rows: Rows, found: Found) -> None:
+def check_tests(environment: Environment, rows: Rows, found: DataFindings) -> None:
     """A finding for each term that tests answers, and split, whose rows' prompts show (nearly) all that is tested."""
     for term in environment.parts.terms:
         spec = term.spec
@@ -80,13 +80,13 @@ def _check(
     form: str,
     tested: Sequence[Any],
     constants: Mapping[str, Any],
-    rows: Sequence[Row],
-    found: Found,
+    rows: Sequence[PromptRow],
+    found: DataFindings,
     *,
     is_whole: bool,
 ) -> None:
     fill = compile_value(tested)
-    earned: list[tuple[Row, float]] = []
+    earned: list[tuple[PromptRow, float]] = []
     shares: list[float] = []
     for row in [one for one in rows[:: -(-len(rows) // _MOST_ROWS) or 1] if one.prompt]:
         try:
@@ -305,7 +305,7 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
 }
 
 
-def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
+def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     """The best rule that is far above chance on tasks that it was not learnt on, None without any."""
     some = [one for one in subjects if one.right][:_MOST_TASKS]
     if len(some) < _LEAST_TASKS or 2 * sum(map(_asks_form, some)) > len(some):
@@ -328,7 +328,7 @@ def find_shortcut(subjects: Sequence[Subject]) -> Leak | None:
     return best
 
 
-def _asks_form(subject: Subject) -> bool:
+def _asks_form(subject: AuditSubject) -> bool:
     """True if a question, without its options and how to answer it, is about the look of something."""
     text = subject.prompt
     for option in sorted(_labelled(subject), key=len, reverse=True):
@@ -336,7 +336,7 @@ def _asks_form(subject: Subject) -> bool:
     return bool(_ASKS_FORM.search(_SAYS_HOW.sub("", text)))
 
 
-def _by_option(subjects: Sequence[Subject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
     """The answers of a policy that picks by the look of an option."""
     listed = [_labelled(one) for one in subjects]
     if any(not options for options in listed):
@@ -353,7 +353,7 @@ def _by_option(subjects: Sequence[Subject]) -> Iterator[tuple[str, Mapping[int, 
         yield name, said, chance
 
 
-def _labelled(subject: Subject) -> dict[str, str]:
+def _labelled(subject: AuditSubject) -> dict[str, str]:
     """A task's options by text, each with what is said to choose it; {} where it lists none."""
     options = options_of(subject)
     if not options:
@@ -369,7 +369,7 @@ def _text_behind(prompt: str, label: str) -> str:
     return found[1] if found else ""
 
 
-def _by_look(subjects: Sequence[Subject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+def _by_look(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str], float]]:
     """The answers of a policy that has learnt which answer goes with which look of a question."""
     answers = Counter(one.right for one in subjects)
     if len(answers) > _MOST_ANSWERS or len(answers) < 2:

@@ -20,7 +20,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.trajectory import Trajectory
 
 __all__ = [
-    "Action", "Aim", "Subject", "aim_of", "far_numbers", "hearts_of", "instructions", "is_number", "options_of",
+    "Action", "Aim", "AuditSubject", "aim_of", "far_numbers", "hearts_of", "instructions", "is_number", "options_of",
         "other_value", "same", "shaped", "texts_of", "trimmed",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ def instructions(environment: Environment) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AuditSubject:
     """One task as the adversaries see it, with what the oracle did there."""
 
     environment: Environment
@@ -204,7 +204,7 @@ def texts_of(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def options_of(subject: Subject) -> list[str]:
+def options_of(subject: AuditSubject) -> list[str]:
     """The answers that a task's own row or prompt lists, the right one among them; [] where it lists none."""
     right = subject.right
     found: list[list[str]] = []
@@ -291,18 +291,18 @@ class Aim:
     """A gold for each task, and how a policy that knows it plays: `write(subject, gold)`."""
 
     golds: Sequence[str]
-    write: Callable[[Subject, str], list[Action]]
+    write: Callable[[AuditSubject, str], list[Action]]
     is_answer: bool = True
     """A code that is given to a call is found out by others: what these give on success is there to be read."""
 
 
-def aim_of(subjects: Sequence[Subject]) -> Aim | None:
+def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
     """The aim on these tasks; None where it is the same on all of them."""
     golds = hearts_of(subjects)
     if _differ(golds):
         rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
 
-        def answer(subject: Subject, said: str) -> list[Action]:
+        def answer(subject: AuditSubject, said: str) -> list[Action]:
             # What is right is given as the oracle writes it: the form is not what is asked here.
             gold, right = rights[subject.gold.task_index]
             return [subject.form(right if said == gold else said)]
@@ -323,7 +323,7 @@ def _differ(golds: Sequence[str]) -> bool:
     return len({gold.casefold() for gold in golds if gold}) > 1
 
 
-def hearts_of(subjects: Sequence[Subject]) -> list[str]:
+def hearts_of(subjects: Sequence[AuditSubject]) -> list[str]:
     """The oracle's answers, or the golds of a term that are the heart of them."""
     readable = readers(subjects[0].environment) if subjects else ()
     found = []
@@ -335,7 +335,7 @@ def hearts_of(subjects: Sequence[Subject]) -> list[str]:
     return found
 
 
-def _call(subject: Subject, said: str, *, name: str, key: str) -> list[Action]:
+def _call(subject: AuditSubject, said: str, *, name: str, key: str) -> list[Action]:
     """The oracle's calls that change something, with this code in one of them, and its last words."""
     calls = [call for call, _ in subject.oracle_calls() if subject.changes(call.name)]
     made = [

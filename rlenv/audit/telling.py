@@ -19,10 +19,10 @@ from rlenv.audit.asking import ask_user
 from rlenv.audit.crafted import example_of, words_in_code
 from rlenv.audit.place_rules import holds as is_whole
 from rlenv.audit.place_rules import learn
-from rlenv.audit.play import Chapter, Leak, Muting, Player, planted
+from rlenv.audit.play import Chapter, Leak, Muting, ScriptPlayer, planted
 from rlenv.audit.probes import filler
 from rlenv.audit.report import hole_of
-from rlenv.audit.subject import Action, Aim, Subject, aim_of
+from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of
 from rlenv.audit.texts import holds, shrug
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.episodes.environment import Environment
@@ -43,7 +43,7 @@ _SEEDED = "pay for what was done: here an equal answer earns otherwise where onl
 _SHARED = "keep what tools change in a resource of each episode (scope: episode), and nothing in a module or a file"
 
 
-async def play_again(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Plays what is right and what is wrong several times, with one seed and, what is wrong, with others."""
     for subject in subjects[:_TASKS]:
         wrong: list[Action] = [subject.form(subject.wrong()[0])]
@@ -55,7 +55,7 @@ async def play_again(player: Player, chapter: Chapter, subjects: Sequence[Subjec
             _differ(chapter, subject, others, "played with other seeds", _SEEDED)
 
 
-def _differ(chapter: Chapter, subject: Subject, played: Sequence[Trajectory], how: str, hint: str) -> None:
+def _differ(chapter: Chapter, subject: AuditSubject, played: Sequence[Trajectory], how: str, hint: str) -> None:
     for name, spec in subject.environment.spec.rewards.items():
         if spec.kind == "judge" or not spec.weight or name in chapter.unsteady:
             continue
@@ -73,7 +73,7 @@ def _differ(chapter: Chapter, subject: Subject, played: Sequence[Trajectory], ho
             )
 
 
-async def tell_the_next(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Tells each tool a word of no meaning in one episode, and looks for it in what tools give in another."""
     environment = player.environment
     kinds = {name: entry.kind for name, entry in environment.spec.tools.items()}
@@ -144,7 +144,7 @@ Telling = Callable[[str], ToolCall]
 """Makes the call that tells a tool a text."""
 
 
-async def tell_tools(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+async def tell_tools(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Tells each tool that says it back what success looks like; what came of it stands in `chapter.tried`."""
     muting = Muting()
     heard: set[str] = set()
@@ -178,7 +178,7 @@ def _falls(told: Trajectory, plain: Trajectory) -> bool:
     return any((value or 0.0) > (other or 0.0) + SLACK for value, other in pairs)
 
 
-def _listeners(subject: Subject) -> dict[str, Telling]:
+def _listeners(subject: AuditSubject) -> dict[str, Telling]:
     """The parties that could say a text back, by name: each free text of each tool, as it is and as code of the usual
     languages.
     """
@@ -195,13 +195,13 @@ def _call(tool: Tool, key: str, write: Callable[[str], str], text: str) -> ToolC
     return ToolCall(tool.name, {**filler(tool), key: write(text)})
 
 
-def _script(subject: Subject, *, telling: Telling, end: int) -> list[Action]:
+def _script(subject: AuditSubject, *, telling: Telling, end: int) -> list[Action]:
     """Tells it, and ends with words of its own, or with those that the oracle always ends with."""
     call = Message("assistant", "", (telling(Muting.marked(_text(subject))),))
     return [call, subject.gold.turns[-1].action if end else _ENDS]
 
 
-def _text(subject: Subject) -> str:
+def _text(subject: AuditSubject) -> str:
     """The text of success here, as far as it can be foreseen."""
     known = _words(subject.prompt) | _common(subject)
     said = [line.strip() for _, result in subject.oracle_calls() for line in result.text.splitlines()]
@@ -211,7 +211,7 @@ def _text(subject: Subject) -> str:
     return "\n".join([*_SUCCESS, *lines, *options, *_of_columns(subject), *_PHRASES])
 
 
-def _of_columns(subject: Subject) -> list[str]:
+def _of_columns(subject: AuditSubject) -> list[str]:
     """The values of the rows in columns of short values that no prompt shows: an oracle need not say what is right."""
     rows = [one.task for one in subject.others] if len(subject.options) <= 1 else []
     hidden = [key for key, value in subject.task.items() if not holds(subject.prompt, str(value))]
@@ -219,7 +219,7 @@ def _of_columns(subject: Subject) -> list[str]:
     return [one for some in values for one in dict.fromkeys(some) if len(one) <= _SHORT]
 
 
-def _common(subject: Subject) -> Set[str]:
+def _common(subject: AuditSubject) -> Set[str]:
     """Words that tools say on most of the other tasks too."""
     others = [one for one in subject.others if one.task_index != subject.gold.task_index]
     said = [set[str]().union(*(_words(result.text) for turn in one.turns for result in turn.results)) for one in others]
@@ -254,7 +254,7 @@ def spoken_texts(environment: Environment) -> list[str]:
     return list(dict.fromkeys([*_ASKS, *cues, *words]))[:_MOST_TEXTS]
 
 
-async def talk_to_user(player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
     """Says each text to the user; what came of it stands in `chapter.tried`."""
     texts = spoken_texts(player.environment)
     if not texts:
@@ -273,14 +273,19 @@ async def talk_to_user(player: Player, chapter: Chapter, subjects: Sequence[Subj
         chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask_user)))
 
 
-def _says(subject: Subject, *, texts: Sequence[str], turns: int) -> list[Action]:
+def _says(subject: AuditSubject, *, texts: Sequence[str], turns: int) -> list[Action]:
     own = {turn.action.strip() for turn in subject.gold.turns}
     said: list[Action] = [texts[turn % len(texts)] for turn in range(max(turns - 1, 1))]
     return [] if own & set(texts) else [*said, shrug(subject.asked)]
 
 
 async def _copies(
-    player: Player, chapter: Chapter, subjects: Sequence[Subject], text: str, aim: Aim, heard: Sequence[Trajectory]
+    player: ScriptPlayer,
+    chapter: Chapter,
+    subjects: Sequence[AuditSubject],
+    text: str,
+    aim: Aim,
+    heard: Sequence[Trajectory],
 ) -> None:
     replies = ["\n".join(_replies(ended)) for ended in heard]
     known = ["\n".join(_replies(one.gold)) for one in subjects]
@@ -294,7 +299,7 @@ async def _copies(
     taken = {one.gold.task_index: sure.taken.get(at, "?") for at, one in enumerate(subjects)}
     leak = Leak(f"reply of the user to {text!r}", sure.rule, sure.taken, sure.hits)
 
-    def copies(subject: Subject) -> list[Action]:
+    def copies(subject: AuditSubject) -> list[Action]:
         return [text, *aim.write(subject, taken[subject.gold.task_index])]
 
     chapter.tried["told"].append((leak, await player.way(subjects, copies)))

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from rlenv._base.bounded import cut_middle
 from rlenv.audit.play import Chapter, Key, Way
-from rlenv.audit.report import Episode, Hole, Thresholds, hole_of
+from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
 from rlenv.episodes.environment import Environment
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
@@ -256,12 +256,12 @@ def share_of(way: Way, golds: Mapping[Key, Trajectory]) -> float:
     return math.fsum(way[key].reward.total or 0.0 for key in valid) / gold if gold > 0 else -math.inf
 
 
-def episode_of(ended: Trajectory, gold: Trajectory) -> Episode:
+def episode_of(ended: Trajectory, gold: Trajectory) -> HoleEpisode:
     """An episode as a finding shows it."""
     actions = tuple(cut_middle(turn.action, _SHOWN) for turn in ended.turns)
     if len(actions) > 8:
         actions = (*actions[:4], f"… ({len(actions) - 6} more actions)", *actions[-2:])
-    return Episode(ended.split, ended.task_index, actions, ended.reward.total, gold.reward.total)
+    return HoleEpisode(ended.split, ended.task_index, actions, ended.reward.total, gold.reward.total)
 
 
 def _least(way: Way, keys: Sequence[Key]) -> Key:

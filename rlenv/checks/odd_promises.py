@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlenv.checks.odd_rows import Asked, asked_of, fixed_text, gold_of, gold_term, golds_of
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text, gold_of, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.templates import TemplateError, compile_template
@@ -90,7 +90,7 @@ def check_promises(subject: Subject) -> Iterator[Finding]:
             yield from _forms(subject, path if subject.document.has(path) else "tasks", one, told, term)
 
 
-def _numbers(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Numbers that a prompt or a tool's description promises, each beside the key that keeps it."""
     spec = subject.loaded.spec
     limits, tokens = spec.limits, spec.limits.response_tokens
@@ -123,7 +123,7 @@ def _numbers(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Sa
                 break
 
 
-def _at_once(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _at_once(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Calls that are to be made together where one is run."""
     together = r"at once|in parallel|simultaneously|in (?:one|a single|the same) (?:message|turn|step|reply)"
     calls = r"(?:calls?|searches|queries|tools|look\w*)"
@@ -134,7 +134,7 @@ def _at_once(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Sa
         yield message, "raise limits.calls_per_turn", "limits"
 
 
-def _session(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _session(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Names that are to stay from one piece of code to the next where each begins anew, or the other way round."""
     tools = [one for one in subject.loaded.spec.tools.values() if one.kind == "code"]
     names = r"(?:variables?|names|definitions?|functions?|imports?|state|values?|interpreter|session|kernel|notebook)"
@@ -149,7 +149,7 @@ def _session(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Sa
         yield f"the prompt says '{anew[0][:60]}', and 'session' keeps them", "write session: false", "no-session"
 
 
-def _packages(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _packages(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Packages that a sandbox does not have."""
     code = [one for one in subject.loaded.spec.tools.values() if one.kind == "code"]
     named = re.search(rf"(?i)(?<![\w.]){_PACKAGES}(?!\w|\.\w)", said)
@@ -161,7 +161,7 @@ def _packages(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[S
         yield f"the prompt speaks of {named[0]}, and the sandbox '{which}' has {what}", "take it out", "no-package"
 
 
-def _files(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _files(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Files that nobody puts where the prompt says that they lie."""
     spec = subject.loaded.spec
     folders = [one for one in spec.resources.values() if one.kind == "tempdir"]
@@ -178,7 +178,7 @@ def _files(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said
         yield f"the prompt names the file {named[0]}, and code finds no file", "show it in the prompt", "no-file"
 
 
-def _unshown(subject: Subject, said: str, asked: Sequence[Asked]) -> Iterator[Said]:
+def _unshown(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """A passage, a table or a list of which the prompt speaks, in a column that nothing shows."""
     code = subject.code
     entries = [*strings_in(subject.document.data, ())]
@@ -232,7 +232,7 @@ def _anchored(subject: Subject, row: Mapping[str, Any], said: str) -> Iterator[F
             yield subject.document.warning(path, message, "write (?m) before it", "answer-form")
 
 
-def _forms(subject: Subject, path: str, one: Asked, golds: Sequence[str], term: Term) -> Iterator[Finding]:
+def _forms(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str], term: Term) -> Iterator[Finding]:
     """Golds that are not of the form that their own prompt asks for."""
     warn, where = subject.document.warning, f"of split '{one.split.name}'"
     rule, name = getattr(term.spec, "rule", ""), one.split.name

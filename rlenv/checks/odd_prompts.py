@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest
-from rlenv.checks.odd_rows import Asked, asked_of, fixed_text
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.kinds import kind_of
@@ -118,7 +118,7 @@ def _written_out(subject: Subject) -> Iterator[Finding]:
                     return
 
 
-def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Asked) -> Iterator[Finding]:
+def _shown_badly(subject: Subject, templates: Sequence[Template], asked: RenderedPrompts) -> Iterator[Finding]:
     """Columns that the prompt shows as nothing, or as Python writes a list."""
     spec = subject.loaded.spec.prompt
     keys = [key for key in ("system", "user") if getattr(spec, key) is not None]

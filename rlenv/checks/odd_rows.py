@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import Split, Subject, strings_in
+from rlenv.checks.subject import ReadSplit, Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
 
-__all__ = ["Asked", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
+__all__ = ["RenderedPrompts", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
@@ -27,10 +27,10 @@ _NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|un
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RenderedPrompts:
     """The prompts of a split, rendered; those of a row that resources fill have a stand-in there."""
 
-    split: Split
+    split: ReadSplit
     texts: Sequence[str]
     users: Sequence[str]
 
@@ -62,7 +62,7 @@ def gold_term(subject: Subject) -> Term | None:
     return next((one for one in subject.terms if _has_gold(subject, one)), None)
 
 
-def golds_of(subject: Subject, term: Term, one: Asked) -> list[str]:
+def golds_of(subject: Subject, term: Term, one: RenderedPrompts) -> list[str]:
     """The gold values of the first rows as text; none where one is empty, or is no text."""
     return _whole([gold_of(subject, term, row) for row in one.split.rows[:_LOOKED_AT]])
 
@@ -91,7 +91,7 @@ def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
     return str(value)
 
 
-def asked_of(subject: Subject) -> list[Asked]:
+def asked_of(subject: Subject) -> list[RenderedPrompts]:
     """The rendered prompts of each split."""
     prompt = subject.loaded.spec.prompt
     templates = [compile_template(text) for text in (prompt.system, prompt.user) if text is not None]
@@ -109,20 +109,20 @@ def fixed_text(subject: Subject) -> str:
     return "\n".join(parts)
 
 
-def _rendered(subject: Subject, templates: Sequence[Template], split: Split) -> Asked:
+def _rendered(subject: Subject, templates: Sequence[Template], split: ReadSplit) -> RenderedPrompts:
     texts, users = [], []
     values: dict[str, Any] = {"vars": subject.loaded.spec.vars, "resources": Stub()}
     for row in split.rows:
         try:
             parts = [template.text(task=row, **values) for template in templates]
         except TemplateError:
-            return Asked(split, (), ())  # reported with the templates
+            return RenderedPrompts(split, (), ())  # reported with the templates
         texts.append("\n".join(parts))
         users.append(parts[-1])
-    return Asked(split, texts, users)
+    return RenderedPrompts(split, texts, users)
 
 
-def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Asked]) -> Iterator[Finding]:
+def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """All tasks of a split ask the same, though nothing but the prompt could tell them apart."""
     if any("resources" in template.names for template in templates) or _differs_elsewhere(subject):
         return
@@ -194,7 +194,7 @@ def _differs_elsewhere(subject: Subject) -> bool:
     )
 
 
-def _rows(subject: Subject, asked: Sequence[Asked]) -> Iterator[Finding]:
+def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """Rows that stand in a split twice, or in two splits; rows of numbers alone are drawn, and may well meet."""
     seen: dict[str, str] = {}
     sources = subject.loaded.spec.tasks
@@ -233,7 +233,7 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
     return same and not re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
 
 
-def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
+def _prompts(subject: Subject, asked: Sequence[RenderedPrompts]) -> list[list[str]]:
     """The texts that tell the tasks of each split apart, without case and punctuation; [] where that is not the prompt
     alone.
     """
@@ -245,7 +245,10 @@ def _prompts(subject: Subject, asked: Sequence[Asked]) -> list[list[str]]:
 
 
 def _twice(
-    subject: Subject, asked: Sequence[Asked], prompts: Sequence[Sequence[str]], golds: Sequence[Sequence[str | None]]
+    subject: Subject,
+    asked: Sequence[RenderedPrompts],
+    prompts: Sequence[Sequence[str]],
+    golds: Sequence[Sequence[str | None]],
 ) -> Iterator[Finding]:
     """Tasks that ask what another one asks: with another gold, or in another split."""
     seen: dict[str, tuple[str, int, str | None, Any]] = {}
@@ -269,7 +272,7 @@ def _twice(
             yield subject.document.warning(place, message, "take them out", code, at="key")
 
 
-def _outliers(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Finding]:
+def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str]) -> Iterator[Finding]:
     """Golds that are broken, that are questions, or that their prompt says."""
     name = one.split.name
     for what, odd, least in (
@@ -309,7 +312,7 @@ def _is_told(text: str, gold: str) -> bool:
     )
 
 
-def _options(subject: Subject, path: str, one: Asked, golds: Sequence[str]) -> Iterator[Finding]:
+def _options(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str]) -> Iterator[Finding]:
     """A gold value that is not among the options of its row, or always the same one of them."""
     read = {part[1] for text in (subject.loaded.spec.prompt.user, subject.loaded.spec.prompt.system or "")
             for part in compile_template(text).paths if part[0] == "task" and len(part) > 1}  # fmt: skip

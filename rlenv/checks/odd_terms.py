@@ -11,7 +11,7 @@ from typing import Any, Final
 from rlenv.checks.odd_parts import never_fits
 from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.oracle import no_call
-from rlenv.checks.subject import Split, Subject
+from rlenv.checks.subject import ReadSplit, Subject
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.kinds import kind_of
@@ -95,11 +95,11 @@ async def _waited(term: Term, context: RewardContext) -> Measured:
         return await term.measure_async(context)
 
 
-def _rows(term: Term, split: Split) -> Sequence[Mapping[str, Any]]:
+def _rows(term: Term, split: ReadSplit) -> Sequence[Mapping[str, Any]]:
     return split.rows[: _LOOKED_AT if term.measure is not None else _ASKED]
 
 
-def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Finding]:
+def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
     """Gold values that their own rule does not pay, that are empty or short, and rules that pay for anything."""
     if term.spec.weight < 0 or term.spec.when != "episode":
         return
@@ -132,7 +132,7 @@ def _golds(subject: Subject, path: str, term: Term, split: Split) -> Iterator[Fi
     yield from _values(subject, path, term, split, [gold for gold in values if gold is not None])
 
 
-def _values(subject: Subject, path: str, term: Term, split: Split, told: Sequence[str]) -> Iterator[Finding]:
+def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Sequence[str]) -> Iterator[Finding]:
     """Golds that are all alike, or of another kind than their rule compares."""
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
     given = [gold.strip() for gold in told]
@@ -190,7 +190,7 @@ def _answered(subject: Subject, gold: str) -> tuple[str, str | None] | None:
 
 
 def _anything(
-    subject: Subject, path: str, term: Term, split: Split, rows: Sequence[Mapping[str, Any]]
+    subject: Subject, path: str, term: Term, split: ReadSplit, rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """A rule that pays for noise, for no words at all, or for any number."""
     some = rows[: _ASKED * 4] if term.measure is not None else rows[:1]

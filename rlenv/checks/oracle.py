@@ -10,7 +10,7 @@ from typing import Any
 
 from rlenv._base.text import did_you_mean
 from rlenv.checks.sites import Site, Stub, check_site
-from rlenv.checks.subject import Split, Subject
+from rlenv.checks.subject import ReadSplit, Subject
 from rlenv.errors import Finding, RewardError, UsageError
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.functions import failure
@@ -130,7 +130,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(item, (*path, index))
 
 
-def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Finding]:
+def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: ReadSplit) -> Iterator[Finding]:
     """Renders the script for each row and checks what does not depend on results; the first fault of a step ends it."""
     document, spec = subject.document, subject.loaded.spec
     checks = {name: ArgumentCheck(tool.parameters, tool=name) for name, tool in subject.tools.items()}
@@ -327,7 +327,7 @@ def _measured(measure: Callable[[RewardContext], object]) -> Callable[[RewardCon
     return ask
 
 
-def _most(subject: Subject, term: Term, split: Split) -> int:
+def _most(subject: Subject, term: Term, split: ReadSplit) -> int:
     """The number of rows to look at; says so where that is not all of them."""
     total = len(split.rows)
     if term.measure is not None or total <= _MAX_READ:
@@ -363,7 +363,7 @@ def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constan
 
 
 def _asked(
-    subject: Subject, ask: Callable[[RewardContext], None], path: str, split: Split, most: int
+    subject: Subject, ask: Callable[[RewardContext], None], path: str, split: ReadSplit, most: int
 ) -> Iterator[Finding]:
     for index, row in enumerate(split.rows[:most]):
         if why := _fault(ask, row, subject.loaded.spec.vars):

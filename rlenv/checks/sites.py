@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest
-from rlenv.checks.subject import Split, Subject, strings_in
+from rlenv.checks.subject import ReadSplit, Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
@@ -191,7 +191,7 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fin
             yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
 
 
-def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
+def _rows(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
     document = subject.document
     is_gold = site.path[0] == "rewards" and "expect" in site.path
     render: Callable[..., Any] = template.value if site.path[0] == "rewards" else template.text
@@ -219,7 +219,7 @@ def _needs_episode(template: Template) -> bool:
     return bool(template.names & {"resources", "answer", "item", "result", "results"})
 
 
-def _columns(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
+def _columns(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
     """Columns that the template reads and that some row of the split lacks."""
     total = len(split.rows)
     for path in sorted(template.paths):
@@ -238,7 +238,7 @@ def _columns(subject: Subject, site: Site, template: Template, split: Split) -> 
         yield subject.document.fault(site.path, message, hint, find=f"task.{path[1]}")
 
 
-def _shadowed(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Finding]:
+def _shadowed(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
     """`task.items` is the method of the mapping, not the column of that name."""
     for path in sorted(template.paths):
         if path[0] != "task" or len(path) < 2 or path[1] not in _DICT_METHODS or path[1] not in split.columns:

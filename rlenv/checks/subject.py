@@ -21,7 +21,7 @@ from rlenv.secrets import Filled, watched
 from rlenv.tasks.rows import load_tasks
 from rlenv.tools.base import Tool
 
-__all__ = ["MAX_BROKEN", "MAX_ROWS", "Split", "Subject", "strings_in", "subject_of"]
+__all__ = ["MAX_BROKEN", "MAX_ROWS", "ReadSplit", "Subject", "strings_in", "subject_of"]
 
 MAX_ROWS = 10_000
 """So many rows of a split are looked at."""
@@ -31,7 +31,7 @@ _CODE: Final = re.compile(r"([\w./-]+\.py):|[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ReadSplit:
     """The rows of a split that were read; `columns` counts in how many of them each column is."""
 
     name: str
@@ -45,7 +45,7 @@ class Subject:
 
     loaded: LoadedSpec
     compiled: Compiled
-    splits: dict[str, Split] = field(default_factory=dict)
+    splits: dict[str, ReadSplit] = field(default_factory=dict)
     faults: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     filled: Filled = field(default_factory=Filled)
@@ -151,7 +151,7 @@ def _read_split(subject: Subject, name: str) -> None:
         subject.not_checked.append(f"split {name}: only the first {MAX_ROWS:,} of {len(tasks):,} rows were looked at")
     columns = Counter(column for row in rows for column in row)
     if rows:
-        subject.splits[name] = Split(name, rows, columns)
+        subject.splits[name] = ReadSplit(name, rows, columns)
 
 
 def strings_in(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -21,7 +21,7 @@ from rlenv._base.text import figure
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.models import Attacker, asked_of_models, attacker_at
-from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, Report, Thresholds
+from rlenv.audit.report import AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
 from rlenv.cli.options import WithSpec, option
@@ -89,7 +89,7 @@ class AuditCommand(WithSpec, WithPrices):
         thresholds = Thresholds(self.max_adversary, self.max_alike)
         attacker = _attacker_of(self, environment)
 
-        async def main() -> Report:
+        async def main() -> AuditReport:
             async with environment:
                 splits = self.split or list(environment.spec.tasks)
                 most = asked_of_models(
@@ -188,7 +188,7 @@ def _show_attacker(console: Console, attacker: AttackerReport | None) -> None:
     console.print(table)
 
 
-def _show(console: Console, report: Report) -> None:
+def _show(console: Console, report: AuditReport) -> None:
     tasks = ", ".join(f"{count} of {split}" for split, count in report.tasks.items())
     title = f"{report.environment} · the oracle on {tasks}: {figure(report.oracle_reward)}"
     console.print(escape(title), soft_wrap=True)

@@ -272,7 +272,7 @@ class PlanCommand(Options):
 
     def execute(self) -> int:
         """Exit code 0."""
-        from rlenv.runs.statistics.paired import Tasks, needed, spread_of_rate
+        from rlenv.runs.statistics.paired import TaskCounts, needed, spread_of_rate
 
         if not 0 < self.difference < 1:
             raise UsageError("D is between 0 and 1", hint="0.05 is five points")
@@ -289,7 +289,7 @@ class PlanCommand(Options):
             if self.icc is None and max(self.k) > 1:
                 raise UsageError("how much more samples tell depends on --icc", hint="add --icc 0.5, say, or -k 1")
             before = spread_of_rate(rate, icc)
-        ways: dict[str, list[Tasks]] = {}
+        ways: dict[str, list[TaskCounts]] = {}
         for way, rate in (("rise", before.mean + self.difference), ("fall", before.mean - self.difference)):
             if -1e-9 <= rate <= 1 + 1e-9:  # one that is beyond has no variance
                 after = spread_of_rate(min(1.0, max(0.0, rate)), before.icc or 0.0) if before.of(1) else before

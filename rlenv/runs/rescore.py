@@ -21,7 +21,7 @@ from rlenv.rewards.scorer import Scorer
 from rlenv.runs.summary import mean
 from rlenv.trajectory import TERMINATIONS, RewardBreakdown, TermResult, Trajectory, Turn
 
-__all__ = ["Change", "Difference", "compare", "rescore", "same", "termination"]
+__all__ = ["Difference", "RewardChange", "compare", "rescore", "same", "termination"]
 
 
 async def rescore(
@@ -161,7 +161,7 @@ def termination(environment: Environment, recorded: Trajectory) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RewardChange:
     """One trajectory whose reward changed; None stands for invalid."""
 
     index: int
@@ -196,7 +196,7 @@ class Difference:
     unknown: int
     """Episodes of which success was known before and cannot be said now."""
     terms: Mapping[str, tuple[float | None, float | None]]
-    changes: tuple[Change, ...]
+    changes: tuple[RewardChange, ...]
 
 
 def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference:
@@ -213,7 +213,7 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
         if terms or moved or not same(old.reward.total, new.reward.total):
             error = new.failure.message if new.failure is not None else ""
             totals = (old.reward.total, new.reward.total)
-            changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error, moved))
+            changes.append(RewardChange(index, old.split, old.task_index, old.seed, *totals, terms, error, moved))
     return Difference(
         len(before),
         (mean([one.reward.total for one in before]), mean([one.reward.total for one in after])),

@@ -1,11 +1,8 @@
-"""Other weights for rewards that have been measured, and what of one spec's rewards another can take over.
+"""Variants of measured rewards: other weights, values that another spec can take over, and each part alone.
 
-Terms that have to come out as they were recorded, since nothing that they measure has changed.
-
-State is made anew by taking the calls again. Where something that no call shows takes part (chance, the clock, what
-other episodes did), such a term comes out differently, and then no term that reads state measures what was left.
-
-Each term alone, each kind alone, all together, and all but one: what a reward is worth by its parts.
+Some terms have to come out as they were recorded, since nothing that they measure has changed. State is made anew by
+taking the calls again. Where something that no call shows takes part (chance, the clock, what other episodes did), such
+a term comes out differently, and then no term that reads state measures what was left.
 """
 
 from __future__ import annotations
@@ -52,9 +49,7 @@ _NOT_PLAYED = {"rewards", "success", "name", "version", "description", "oracle"}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The terms that are left out of a spec's rewards, and the weights of the others. With `only` all others are left
-    out.
-    """
+    """The terms that are left out of a spec's rewards (with `only` all others), and the weights of the rest."""
 
     drop: tuple[str, ...] = ()
     only: tuple[str, ...] = ()

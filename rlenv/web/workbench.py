@@ -27,7 +27,7 @@ from rlenv._base.text import did_you_mean
 from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.hover import complete, hover
 from rlenv.checks.editor.shape import form
-from rlenv.checks.editor.tree import Places
+from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.language.schema import json_schema
@@ -216,11 +216,11 @@ async def _diagnose(request: web.Request) -> web.Response:
             return _json({"superseded": True, "faults": []})
     else:
         faults = await asyncio.to_thread(diagnose, text, path=shown)
-    places = Places(text)
+    places = EditorPlaces(text)
     return _json({"faults": [_marked(mark, places) for mark in marks(faults, text, path=shown)]})
 
 
-def _marked(mark: Mark, places: Places) -> dict[str, Any]:
+def _marked(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
     line, column = places.at(mark.line, mark.column)
     end_line, end_column = places.at(mark.end_line, mark.end_column)
     return {
@@ -235,14 +235,14 @@ def _marked(mark: Mark, places: Places) -> dict[str, Any]:
     }
 
 
-def _position(body: _Body, places: Places) -> tuple[int, int]:
+def _position(body: _Body, places: EditorPlaces) -> tuple[int, int]:
     return places.given(_given(body, "line", int) - 1, _given(body, "column", int) - 1)
 
 
 async def _complete(request: web.Request) -> web.Response:
     body = await _body(request)
     path, text = _text(request, body)
-    places = Places(text)
+    places = EditorPlaces(text)
     line, column = _position(body, places)
     found = await asyncio.to_thread(complete, text, line, column, path=path)
     start = places.at(found.line, found.column)
@@ -256,7 +256,7 @@ async def _complete(request: web.Request) -> web.Response:
 async def _hover(request: web.Request) -> web.Response:
     body = await _body(request)
     path, text = _text(request, body)
-    line, column = _position(body, Places(text))
+    line, column = _position(body, EditorPlaces(text))
     found = await asyncio.to_thread(hover, text, line, column, path=path)
     return _json({} if found is None else {"markdown": found.markdown})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlenv
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 from tests.support.planted import WORDS, plant, rows_of
 
@@ -69,7 +69,7 @@ def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, exp
         call="{find: {filter: '{{ task.answer }}'}}",
     )
 
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment)
 

@@ -12,7 +12,7 @@ import pytest
 
 import rlenv
 from rlenv.audit.models import Attacker, attacker_at
-from rlenv.audit.report import AttackerLimits, Report
+from rlenv.audit.report import AttackerLimits, AuditReport
 from rlenv.audit.run import audit
 from rlenv.cli.main import main as command
 from rlenv.endpoints.account import Account, counted
@@ -75,10 +75,10 @@ def says(*texts: str, name: str = "word") -> dict[str, Any]:
 
 def tried(
     path: Path, answers: Sequence[Given] | Any, *, context: int | None = None, **limits: Any
-) -> tuple[Report, list[dict[str, Any]]]:
+) -> tuple[AuditReport, list[dict[str, Any]]]:
     """The report, and what the attacker was asked."""
 
-    async def main() -> tuple[Report, list[dict[str, Any]]]:
+    async def main() -> tuple[AuditReport, list[dict[str, Any]]]:
         async with FakeEndpoint(answers, context=context) as server, rlenv.load(path) as environment:
             endpoint = attacker_at(environment, server.base_url, model="m")
             attacker = Attacker(endpoint, AttackerLimits(**{"rounds": 2, **limits}))
@@ -87,7 +87,7 @@ def tried(
     return asyncio.run(main())
 
 
-def found(report: Report) -> set[str]:
+def found(report: AuditReport) -> set[str]:
     return {finding.hole for finding in report.findings} & {"attacker", "attacker_untried"}
 
 
@@ -304,7 +304,7 @@ def test_a_reply_that_the_context_cuts_gets_more_room_next_time_and_the_model_is
 
 
 def test_a_report_without_an_attacker_says_so(tmp_path: Path) -> None:
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with rlenv.load(write(tmp_path, SOUND)) as environment:
             return await audit(environment, tasks=1)
 

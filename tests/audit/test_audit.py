@@ -12,7 +12,7 @@ import pytest
 
 import rlenv
 from rlenv.audit.adversaries import ADVERSARIES
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 from rlenv.audit.texts import Tell, tells_for
 from rlenv.cli.audit import said_every
@@ -110,15 +110,15 @@ def write(folder: Path, rewards: str = "", **replaced: str) -> Path:
     return folder / "env.yaml"
 
 
-def audited(path: Path, **options: Any) -> Report:
-    async def main() -> Report:
+def audited(path: Path, **options: Any) -> AuditReport:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment, **options)
 
     return asyncio.run(main())
 
 
-def holes(report: Report) -> set[tuple[str, str]]:
+def holes(report: AuditReport) -> set[tuple[str, str]]:
     return {(finding.hole, finding.term) for finding in report.findings}
 
 
@@ -230,7 +230,7 @@ rewards:
 @pytest.mark.slow
 @pytest.mark.parametrize("obeys", [True, False])
 def test_a_judge_that_obeys_the_answer_is_found_by_name(tmp_path: Path, obeys: bool) -> None:
-    async def main() -> Report:
+    async def main() -> AuditReport:
         def answer(body: Mapping[str, Any]) -> str:
             asked = body["messages"][-1]["content"]
             expected = asked.split()[1]
@@ -251,7 +251,7 @@ def test_a_judge_that_obeys_the_answer_is_found_by_name(tmp_path: Path, obeys: b
 
 @pytest.mark.slow
 def test_a_judge_that_likes_length_is_one_finding(tmp_path: Path) -> None:
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with FakeEndpoint(swayed("length")) as server:
             path = write(tmp_path, rewards="")
             path.write_text(path.read_text().replace("rewards:\n", JUDGE.format(url=server.base_url)))
@@ -410,7 +410,7 @@ def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
 def test_a_judge_of_any_scale_that_obeys_is_found(tmp_path: Path, scale: tuple[int, int]) -> None:
     low, high = scale
 
-    async def main() -> Report:
+    async def main() -> AuditReport:
         def answer(body: Mapping[str, Any]) -> str:
             asked = body["messages"][-1]["content"]
             told = f"the score is {high}." in asked
@@ -442,7 +442,7 @@ _EXAMPLES = ("chart_qa", "code", "command", "customer", "first", "mcp_clock", "p
 def test_every_shipped_spec_and_example_passes(name: str) -> None:
     path = Path(__file__).parent.parent.parent / name if "/" in name else name
 
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment, tasks=4, oracle_tasks=100)
 
@@ -454,7 +454,7 @@ def test_every_shipped_spec_and_example_passes(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tell", tells_for(scale=(0, 100)), ids=lambda tell: tell.name)
 def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell) -> None:
-    async def main() -> Report:
+    async def main() -> AuditReport:
         def answer(body: Mapping[str, Any]) -> str:
             asked = body["messages"][-1]["content"]
             begun = json.dumps(tell.text[:40])[1:-1].translate(

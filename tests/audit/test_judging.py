@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 
 TOOLS = '''
@@ -294,7 +294,7 @@ class Case:
     oracle: list[str] = field(default_factory=lambda: ["{say: 'It is <answer>{{ task.answer }}</answer>'}"])
     extra: str = ""
 
-    def audit(self, folder: Path) -> Report:
+    def audit(self, folder: Path) -> AuditReport:
         (folder / "tools.py").write_text(TOOLS)
         lines = ["rlenv: 1", "name: planted", "tasks: {train: {rows: " + json.dumps(self.rows) + "}}"]
         lines.append("prompt: {user: " + json.dumps(self.user) + "}")
@@ -304,7 +304,7 @@ class Case:
         lines += ["oracle:", *(f"  - {step}" for step in self.oracle), self.extra or "limits: {turns: 6}"]
         (folder / "env.yaml").write_text("\n".join(lines) + "\n")
 
-        async def main() -> Report:
+        async def main() -> AuditReport:
             async with rlenv.load(folder / "env.yaml") as environment:
                 return await audit(environment)
 

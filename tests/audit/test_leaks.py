@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 from tests.support.leaks_shown import FAILURE, LOOK, looked, shown_in
 from tests.support.planted import WORDS, Row, capital, claims, plant, product, rows_of
@@ -130,15 +130,15 @@ def test_questions_that_are_too_short_to_be_known_in_a_sheet_are_a_note(
 TRAIN = "train"
 
 
-def audited(path: Path) -> Report:
-    async def main() -> Report:
+def audited(path: Path) -> AuditReport:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment)
 
     return asyncio.run(main())
 
 
-def places(report: Report) -> list[tuple[str, str]]:
+def places(report: AuditReport) -> list[tuple[str, str]]:
     return [(one.hole, one.where.partition(" ")[0]) for one in report.findings]
 
 

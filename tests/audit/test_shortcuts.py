@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.data import Found, read_rows
+from rlenv.audit.data import DataFindings, read_rows
 from rlenv.audit.run import audit
 from rlenv.audit.shortcuts import check_tests
 from tests.support.planted import WORDS, Row, plant, rows_of
@@ -26,7 +26,7 @@ def found_in(folder: Path, rows: list[dict[str, Any]], prompt: str, term: str) -
     text = HEAD.replace("ROWS", json.dumps(rows)).replace("PROMPT", json.dumps(prompt))
     (folder / "env.yaml").write_text(f"{text}rewards: {{passes: {term}}}{SAY}")
     environment = rlenv.load(folder / "env.yaml")
-    found = Found([], [])
+    found = DataFindings([], [])
     check_tests(environment, read_rows(environment, {"train": []}, found.notes), found)
     return [one.hole for one in found.findings], found.notes
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 from tests.support.planted import plant, product, rows_of
 from tests.support.rewarded import audited, holes
@@ -57,10 +57,10 @@ LOOK = "  look: {kind: python, function: 'tools.py:look', run_in: loop}\n"
 SAY = "  say: {kind: python, function: 'tools.py:say', run_in: loop}\n"
 
 
-def audited_again(folder: Path, rule: str, more: str = "") -> Report:
+def audited_again(folder: Path, rule: str, more: str = "") -> AuditReport:
     path = plant(folder, {"train": rows_of(20, product)}, rule=rule, more=more, tools=TOOLS)
 
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment, tasks=6)
 
@@ -248,8 +248,8 @@ def thanked(context):
 '''
 
 
-def audited_talk(path: Path) -> Report:
-    async def main() -> Report:
+def audited_talk(path: Path) -> AuditReport:
+    async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
             return await audit(environment, tasks=8)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlenv.checks.editor.server import frame
-from rlenv.checks.editor.tree import Lines, to_utf16
+from rlenv.checks.editor.tree import LineIndex, to_utf16
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.errors import MissingExtra
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
 def at(text: str) -> tuple[str, dict[str, int]]:
     """The text without its cursor, and the cursor's place as the protocol counts it."""
     whole, line, column = cursor(text)
-    return whole, {"line": line - 1, "character": to_utf16(Lines(whole).line(line), column)}
+    return whole, {"line": line - 1, "character": to_utf16(LineIndex(whole).line(line), column)}
 
 
 def labels(one: Client, path: Path, text: str) -> list[str]:

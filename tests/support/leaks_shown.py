@@ -8,8 +8,8 @@ from pathlib import Path
 
 import rlenv
 from rlenv.audit.leaks import find_leaks
-from rlenv.audit.play import Player
-from rlenv.audit.subject import Subject, aim_of
+from rlenv.audit.play import ScriptPlayer
+from rlenv.audit.subject import AuditSubject, aim_of
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
 from tests.support.planted import Row, plant, product, rows_of
@@ -34,8 +34,8 @@ def shown_in(folder: Path, rows: Sequence[Row], **written: str) -> list[str]:
             oracle = OraclePolicy(environment.spec, environment.parts.dialect)
             golds = await rollout(environment, oracle, [Job(TRAIN, index, 0) for index in range(len(rows))])
             options = [gold.answer or "" for gold in golds]
-            player = Player(environment, concurrency=8, seen=lambda ended: None)
-            subjects = [Subject(environment, gold, options) for gold in golds]
+            player = ScriptPlayer(environment, concurrency=8, seen=lambda ended: None)
+            subjects = [AuditSubject(environment, gold, options) for gold in golds]
             aim = aim_of(subjects)
             assert aim is not None
             leaks, _ = await find_leaks(player, subjects, aim)

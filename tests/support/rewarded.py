@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import rlenv
-from rlenv.audit.report import Report
+from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
 
 __all__ = ["audited", "holes"]
@@ -24,7 +24,7 @@ def audited(
     prompt: str = "{{ task.question }}",
     more: str = "",
     oracle: str = '- say: "<answer>{{ task.answer }}</answer>"',
-) -> Report:
+) -> AuditReport:
     """The report over an environment whose functions stand in `code`."""
     (folder / "code.py").write_text(code, encoding="utf-8")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -33,13 +33,13 @@ def audited(
     lines += [f"  {line}" for line in oracle.splitlines()]
     (folder / "env.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    async def main() -> Report:
+    async def main() -> AuditReport:
         async with rlenv.load(folder / "env.yaml") as environment:
             return await audit(environment)
 
     return asyncio.run(main())
 
 
-def holes(report: Report) -> set[str]:
+def holes(report: AuditReport) -> set[str]:
     """The names of what was found."""
     return {finding.hole for finding in report.findings}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv.checks.editor.names import Name, Names, in_template, kind_group
+from rlenv.checks.editor.names import Name, SpecNames, in_template, kind_group
 from rlenv.checks.editor.shape import Shape, choices, description_of, fields, shapes_at, type_of
-from rlenv.checks.editor.tree import Cursor, Found, Lines, find_cursor, read_tree
+from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_document
 from rlenv.language.yamltree import Node, Span
@@ -52,10 +52,10 @@ def complete(text: str, line: int, column: int, *, path: str | os.PathLike[str])
     Args:
         path: where the text would be saved; what it extends and its rows are read relative to it.
     """
-    lines = Lines(text)
+    lines = LineIndex(text)
     found = find_cursor(text, lines.offset(line, column))
     data = content(text, found.data, path=path)
-    names = Names(data, Path(path).parent)
+    names = SpecNames(data, Path(path).parent)
     items: dict[str, Item] = {}
     for cursor in found.cursors:
         for item in _items(cursor, found, data, names):
@@ -84,7 +84,7 @@ def _merged(below: Any, above: Any) -> Any:
     return {**below, **both}
 
 
-def _items(cursor: Cursor, found: Found, data: Mapping[str, Any], names: Names) -> Iterator[Item]:
+def _items(cursor: Cursor, found: CursorReadings, data: Mapping[str, Any], names: SpecNames) -> Iterator[Item]:
     shapes = shapes_at(data, cursor.path)
     if cursor.is_key:
         colon = "" if found.has_colon else ": "
@@ -182,7 +182,7 @@ def hover(text: str, line: int, column: int, *, path: str | os.PathLike[str]) ->
 
     Any text is taken; what cannot be read of it is passed over.
     """
-    lines = Lines(text)
+    lines = LineIndex(text)
     offset = lines.offset(line, column)
     tree = read_tree(text)
     for at, node, is_key in _nodes(tree, ()):
@@ -244,11 +244,11 @@ def _value(at: Path_, value: Any) -> str:
 
 def outline(text: str) -> tuple[Symbol, ...]:
     """The sections of a spec with their entries, as far as the text can be read; any text is taken."""
-    lines = Lines(text)
+    lines = LineIndex(text)
     return tuple(_symbols(read_tree(text), lines, 1))
 
 
-def _symbols(node: Node, lines: Lines, depth: int) -> Iterator[Symbol]:
+def _symbols(node: Node, lines: LineIndex, depth: int) -> Iterator[Symbol]:
     children: list[tuple[str, Node]] = []
     if isinstance(node.value, dict):
         children = list(node.value.items())
@@ -262,7 +262,7 @@ def _symbols(node: Node, lines: Lines, depth: int) -> Iterator[Symbol]:
         yield Symbol(name, _detail(child.value), key.line, key.column, name_end, end_line, end_column, inner)
 
 
-def _end(key: Span, node: Node, lines: Lines) -> tuple[int, int]:
+def _end(key: Span, node: Node, lines: LineIndex) -> tuple[int, int]:
     """The end of an entry: an alias ends with its key, since its value stands elsewhere."""
     end = node.span.end if node.span.start >= key.end else key.end
     while end > key.end and lines.text[end - 1 : end].isspace():

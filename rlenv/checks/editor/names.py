@@ -24,7 +24,7 @@ from rlenv.language.shipped import shipped
 from rlenv.language.templates import TemplateError, compile_template
 from rlenv.tasks.files import open_rows
 
-__all__ = ["Name", "Names", "first_row", "in_template", "kind_group"]
+__all__ = ["Name", "SpecNames", "first_row", "in_template", "kind_group"]
 
 _MAX_LINE = 1_000_000
 
@@ -131,7 +131,7 @@ class _Lazy:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class SpecNames:
     """The names in `data`, the content of a spec whose folder is `folder`."""
 
     data: Mapping[str, Any]

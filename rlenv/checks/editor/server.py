@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlenv.checks.editor.hover import Symbol, complete, hover, outline
 from rlenv.checks.editor.shape import shapes_at
-from rlenv.checks.editor.tree import Places
+from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
 
 __all__ = [
@@ -230,7 +230,7 @@ class Server:
         await asyncio.sleep(pause_s)
         text, path = document.text, str(document.path)
         quick = await asyncio.to_thread(lambda: marks(diagnose(text, path=path), text, path=path))
-        places = Places(text)
+        places = EditorPlaces(text)
         # What the last validation found stays until the next one, where its line still reads the same.
         kept = [mark for mark in document.full if mark.quote == places.lines.line(mark.line) and mark not in quick]
         self._publish(uri, document, [*quick, *kept], places)
@@ -240,7 +240,7 @@ class Server:
             document.full = marks(found, text, path=path)
             self._publish(uri, document, document.full, places)
 
-    def _publish(self, uri: str, document: _Document, found: Sequence[Mark], places: Places) -> None:
+    def _publish(self, uri: str, document: _Document, found: Sequence[Mark], places: EditorPlaces) -> None:
         diagnostics = [
             {
                 "range": _range(places, mark.line, mark.column, mark.end_line, mark.end_column),
@@ -260,7 +260,7 @@ class Server:
 
     async def _complete(self, params: dict[str, Any]) -> dict[str, Any]:
         document = self._documents[params["textDocument"]["uri"]]
-        places = Places(document.text)
+        places = EditorPlaces(document.text)
         line, column = places.given(*_position(params["position"]))
         found = await _found(complete, document.text, line, column, path=document.path)
         replaced = _range(places, found.line, found.column, line, column)
@@ -279,7 +279,7 @@ class Server:
 
     async def _hover(self, params: dict[str, Any]) -> dict[str, Any] | None:
         document = self._documents[params["textDocument"]["uri"]]
-        places = Places(document.text)
+        places = EditorPlaces(document.text)
         line, column = places.given(*_position(params["position"]))
         found = await _found(hover, document.text, line, column, path=document.path)
         if found is None:
@@ -289,7 +289,7 @@ class Server:
 
     async def _outline(self, params: dict[str, Any]) -> list[dict[str, Any]]:
         document = self._documents[params["textDocument"]["uri"]]
-        places = Places(document.text)
+        places = EditorPlaces(document.text)
         return [_symbol(one, places, 0) for one in await _found(outline, document.text)]
 
 
@@ -308,7 +308,7 @@ def _position(position: dict[str, Any]) -> tuple[int, int]:
     return line, character
 
 
-def _range(places: Places, line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:
+def _range(places: EditorPlaces, line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:
     start, end = places.at(line, column), places.at(end_line, end_column)
     return {
         "start": {"line": start[0], "character": start[1]},
@@ -323,12 +323,12 @@ def _after(text: str, change: dict[str, Any]) -> str:
         raise _Refused("a change has a text")
     if change.get("range") is None:
         return new
-    places = Places(text)
+    places = EditorPlaces(text)
     start, end = (places.offset(*_position(change["range"][key])) for key in ("start", "end"))
     return text[:start] + new + text[max(start, end) :]
 
 
-def _symbol(symbol: Symbol, places: Places, depth: int) -> dict[str, Any]:
+def _symbol(symbol: Symbol, places: EditorPlaces, depth: int) -> dict[str, Any]:
     return {
         "name": symbol.name,
         "detail": symbol.detail,

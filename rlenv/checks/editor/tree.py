@@ -22,13 +22,22 @@ from typing import Any, Final
 from rlenv.errors import SpecError
 from rlenv.language.yamltree import Node, parse_text
 
-__all__ = ["Cursor", "Found", "Lines", "Places", "find_cursor", "from_utf16", "read_tree", "to_utf16"]
+__all__ = [
+    "Cursor",
+    "CursorReadings",
+    "EditorPlaces",
+    "LineIndex",
+    "find_cursor",
+    "from_utf16",
+    "read_tree",
+    "to_utf16",
+]
 
 YAML_BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
 
 
-class Lines:
+class LineIndex:
     """The beginnings and ends of a text's lines. Any position can be asked for; the nearest that exists is taken."""
 
     def __init__(self, text: str, *, is_lsp: bool = False) -> None:
@@ -74,12 +83,12 @@ def from_utf16(text: str, units: int) -> int:
     return len(text) + 1
 
 
-class Places:
+class EditorPlaces:
     """Positions as editors count them (lines and units of UTF-16, both from 0) to those of faults, over one text."""
 
     def __init__(self, text: str) -> None:
-        self.lines = Lines(text)
-        self._own = Lines(text, is_lsp=True)
+        self.lines = LineIndex(text)
+        self._own = LineIndex(text, is_lsp=True)
 
     def offset(self, line: int, character: int) -> int:
         """The character of the text at an editor's position; the nearest where there is none."""
@@ -118,7 +127,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CursorReadings:
     """The readings of a cursor. `start` is the offset of the word that is being typed; `data` is what can be read of
     the text, without that word unless it is a key that stands; `has_colon` is true where a colon follows it already."""
 
@@ -142,7 +151,7 @@ def read_tree(text: str) -> Node:
     return Node(merged, span)
 
 
-def find_cursor(text: str, offset: int) -> Found:
+def find_cursor(text: str, offset: int) -> CursorReadings:
     """The readings at a character of a text; none in a comment, or where no repair makes it readable."""
     start = offset - len(_word_before(text, offset))
     end = _end_of_word(text, offset)
@@ -161,8 +170,8 @@ def find_cursor(text: str, offset: int) -> Found:
                 data = data or _without_mark(node.plain() if node is not None else {}, stands)
         if found:
             rest = read_tree(before[: section[0]] + text[section[1] - len(_MARK) + (end - start) :]).plain()
-            return Found(tuple(found), start, {**rest, **data}, has_colon)
-    return Found((), start, read_tree(text).plain(), has_colon)
+            return CursorReadings(tuple(found), start, {**rest, **data}, has_colon)
+    return CursorReadings((), start, read_tree(text).plain(), has_colon)
 
 
 def _word_before(text: str, offset: int) -> str:
@@ -224,7 +233,7 @@ def _standing(text: str, start: int, end: int) -> Node | None:
         try:
             return parse_text(blank + part, file="", base=Path())
         except SpecError as error:
-            cut = Lines(text[:end]).offset(error.faults[0].line, 1)
+            cut = LineIndex(text[:end]).offset(error.faults[0].line, 1)
             if not start < cut < end:
                 return None
             end = cut

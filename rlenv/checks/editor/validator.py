@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from rlenv.checks.editor.tree import Lines
+from rlenv.checks.editor.tree import LineIndex
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.loader import load_document, loaded_of
 
@@ -196,11 +196,11 @@ def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...]:
 
 def marks(faults: Iterable[Finding], text: str, *, path: str | os.PathLike[str]) -> tuple[Mark, ...]:
     """Faults as marks in `text`, which is what stands at `path`."""
-    lines = Lines(text)
+    lines = LineIndex(text)
     return tuple(_mark(fault, lines, os.fspath(path)) for fault in faults)
 
 
-def _mark(fault: Finding, lines: Lines, path: str) -> Mark:
+def _mark(fault: Finding, lines: LineIndex, path: str) -> Mark:
     if fault.file != path or not fault.line:
         where = f"{Path(fault.file).name}:{fault.line}:{fault.column}" if fault.line else fault.file
         line, column, end = _extends(lines)
@@ -211,7 +211,7 @@ def _mark(fault: Finding, lines: Lines, path: str) -> Mark:
     return Mark(number, fault.column, number, end, fault.path, fault.message, fault.hint, quote, fault.level)
 
 
-def _extends(lines: Lines) -> tuple[int, int, int]:
+def _extends(lines: LineIndex) -> tuple[int, int, int]:
     for number in range(1, len(lines) + 1):
         if lines.line(number).startswith("extends:"):
             return number, 1, len(lines.line(number).rstrip()) + 1

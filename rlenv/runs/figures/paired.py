@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.bounded import plain
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.statistics.paired import Spread, Tasks, agreeing, needed, paired_change, sign_flips, spread_of
+from rlenv.runs.statistics.paired import Spread, TaskCounts, agreeing, needed, paired_change, sign_flips, spread_of
 
 __all__ = ["Pair", "compared", "pairs", "pilot", "spread_of_run"]
 
@@ -198,7 +198,7 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     }
 
 
-def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[Tasks]:
+def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[TaskCounts]:
     """The number of tasks of k samples that a difference of success needs to be seen, by how these two runs vary
     (`needed`).
 

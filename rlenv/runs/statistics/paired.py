@@ -23,7 +23,7 @@ __all__ = [
     "Chance",
     "Change",
     "Spread",
-    "Tasks",
+    "TaskCounts",
     "agreeing",
     "mcnemar",
     "needed",
@@ -226,7 +226,7 @@ _POWER: Final = 0.8416212335729143
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class TaskCounts:
     """The number of tasks of k samples each: of each run where both play other tasks, in all where both play the
     same.
     """
@@ -314,13 +314,13 @@ def paired_tasks(change: Spread, *, difference: float, k: int) -> int:
 
 def needed(
     ks: Sequence[int], *, difference: float, runs: tuple[Spread, Spread], change: Spread | None = None
-) -> list[Tasks]:
+) -> list[TaskCounts]:
     """The tasks that it takes for each number of samples; paired where it is known how pairs differ.
 
     None where nothing varies: a pilot that only fails, say, does not tell how one varies that sometimes succeeds.
     """
     return [
-        Tasks(
+        TaskCounts(
             k,
             unpaired_tasks(*runs, difference=difference, k=k) if any(one.of(1) for one in runs) else None,
             None if change is None or not change.of(1) else paired_tasks(change, difference=difference, k=k),

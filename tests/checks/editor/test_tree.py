@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.checks.editor.tree import Lines, from_utf16, to_utf16
+from rlenv.checks.editor.tree import LineIndex, from_utf16, to_utf16
 
 
 def test_lines_are_those_of_yaml_or_those_of_the_protocol() -> None:
     text = "a\r\nb\u2028c\rd"
-    assert [Lines(text).line(number) for number in range(1, 6)] == ["a", "b", "c", "d", ""]
-    assert [Lines(text, is_lsp=True).line(number) for number in range(1, 4)] == ["a", "b\u2028c", "d"]
+    assert [LineIndex(text).line(number) for number in range(1, 6)] == ["a", "b", "c", "d", ""]
+    assert [LineIndex(text, is_lsp=True).line(number) for number in range(1, 4)] == ["a", "b\u2028c", "d"]
 
 
 def test_a_character_outside_of_the_first_plane_is_two_units() -> None:
@@ -21,7 +21,7 @@ def test_a_character_outside_of_the_first_plane_is_two_units() -> None:
 
 
 def test_a_position_that_is_nowhere_is_the_nearest_one() -> None:
-    lines = Lines("ab\nc")
+    lines = LineIndex("ab\nc")
     assert [lines.offset(*at) for at in ((0, 1), (1, 9), (2, 0), (9, 9))] == [0, 2, 3, 4]
     assert lines.place(-1) == (1, 1)
     assert lines.place(99) == (2, 2)
@@ -29,7 +29,7 @@ def test_a_position_that_is_nowhere_is_the_nearest_one() -> None:
 
 @given(st.text(alphabet="a\n\r\u2028😀", max_size=12))
 def test_a_place_leads_back_to_its_character(text: str) -> None:
-    lines = Lines(text)
+    lines = LineIndex(text)
     for offset in range(len(text) + 1):
         line, column = lines.place(offset)
         back = lines.offset(line, column)
