@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def make(
     place: str, folder: Path, *words: str, is_ready: bool = True, **asked: str
 ) -> subprocess.CompletedProcess[str]:
-    """Asks make for the environment that lies in `folder`, and says that its Python is 3.1; its pip installs nothing."""
+    """Asks make for the environment in `folder`, and says that its Python is 3.1; its pip installs nothing."""
     (folder / "bin").mkdir(exist_ok=True)
     pip = folder / "bin" / "pip"
     pip.write_text("#!/bin/sh\n", encoding="utf-8")
