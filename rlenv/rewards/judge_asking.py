@@ -40,12 +40,14 @@ SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {f
 _CACHED = 65_536
 _LIMITS = (65_536, 16_384, 4_096, 1_024)
 """The most characters of one material, and of what is shown to a judge that does not take so many."""
-_REFUSALS = frozenset((403, 451, 500))
+_REFUSALS = frozenset((403, 408, 409, 425, 429, 451, *range(500, 600)))
 """What some servers answer to what they do not take, and others where nothing works: asked without it, they tell."""
 _MOST_TEXT = 2_000
 """Characters of a text in the reply to a question that is asked again because the last reply was cut."""
 _ROUNDS: Final = 10
 """How often a judge gives no verdict about a text, and one without it, before the text is worth the lowest score."""
+_SHARE: Final = 0.9
+"""Of the time for a verdict, for all that is asked again: it ends before the verdict is late."""
 _LARGER_ROUNDS: Final = 3
 """The same before it is shown less of a long text."""
 _FILLER = "(left out)" + " -" * 500
@@ -282,7 +284,7 @@ class _Asking:
         again = partial(self._asked, client, material, limit)
         known = partial(self._without, client, self._everyone)
         try:
-            given = await in_turn(known, again, most=most, within_s=self.until - time.monotonic())
+            given = await in_turn(known, again, most=most, within_s=_SHARE * (self.until - time.monotonic()))
         except RewardError:
             return Failed(found.why)
         return found if given is None else given
@@ -299,9 +301,7 @@ class _Asking:
             if error.status in REFUSED and self.most_chars is not None:
                 self.most_chars = self.bound = None  # a server that knows no bound in a schema
                 return await self._asked(client, material, limit)
-            why = f"the judge did not answer: {error}"
-            is_of_text = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled
-            return Refused(why) if is_of_text else Untold(why)
+            return _failed(error)
         self._count(completion)
         self.attempts += 1
         if completion.finish_reason == "length":
@@ -331,14 +331,16 @@ class _Asking:
                     break
         return tuple(blamed) or everyone  # each is enough to be refused
 
-    async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[JudgeReply] | Refused:
+    async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[JudgeReply] | Refused | Untold:
         """The verdict with as many harmless characters in place of some parties' material."""
         nonce = secrets.token_hex(8)
-        material = self.question.without(parties, filler=_FILLER)
+        given = self.question.without(parties, filler=_FILLER)
+        material = {name: given[name] for name in self.named}
+        is_known = parties == self._everyone
         try:
-            completion = await self._chat(client, {name: material[name] for name in self.named}, nonce, _LIMITS[-1], 0)
+            completion = await self._chat(client, material, nonce, _LIMITS[-1], 0, is_known=is_known)
         except EndpointError as error:
-            return Refused(str(error))
+            return _failed(error)
         self._count(completion)
         try:
             return Answered(JudgeReply(self._read(completion, nonce, {}), self.attempts, self.usage))
@@ -355,10 +357,11 @@ class _Asking:
         attempt: int,
         *,
         most_chars: int | None = None,
+        is_known: bool = False,
     ) -> Completion:
         """One reply to the question about `material`, of which at most `limit` characters are shown each.
 
-        `most_chars` bounds each text of the reply.
+        `most_chars` bounds each text of the reply. `is_known`: no failure is the material's.
         """
         fence, by, member = Fence(limit), self.by, self.member
         fenced = {name: fence(one) for name, one in material.items()}
@@ -390,12 +393,15 @@ class _Asking:
                 "sampling": sampling_of(client.body(member.sampling)),
             }
             asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(messages, sampling=sampling, asked=asked, around=self._around())
+        return await client.chat(messages, sampling=sampling, asked=asked, around=self._around(is_known=is_known))
 
-    def _around(self) -> Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None:
+    def _around(
+        self, *, is_known: bool
+    ) -> Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None:
         member, question = self.member, self.question
+        caller = None if is_known else question.caller
         health = Health.of(member.endpoint, self.by.breaker, question.scope, limit_s=member.limit_s)
-        return None if health is None else lambda request: health.ask(request, caller=question.caller)
+        return None if health is None else lambda request: health.ask(request, caller=caller)
 
     def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> JudgeVerdict:
         said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
@@ -407,6 +413,14 @@ class _Asking:
     def _count(self, completion: Completion) -> None:
         if self.usage is not None:
             self.usage = self.usage + completion.usage if completion.usage.is_known else None
+
+
+def _failed(error: EndpointError) -> Refused | Untold:
+    """Whether what was asked may have done it: no server that cannot be reached, or that is left alone."""
+    is_late = isinstance(error.__cause__, TimeoutError)
+    is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or is_late
+    why = f"the judge did not answer: {error}"
+    return Refused(why) if is_unclear else Untold(why, is_last=True)
 
 
 def _sizes(material: Mapping[str, Material]) -> list[int]:

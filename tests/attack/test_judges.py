@@ -170,7 +170,7 @@ REFUSING = {
     "filter": chat("", "content_filter"),
     "another word": chat("", "SAFETY"),
     "refusal": saying("I cannot."),
-    **{str(status): refusing(status) for status in (400, 403, 413, 422, 451, 500)},
+    **{str(status): refusing(status) for status in (400, 403, 413, 422, 429, 451, 500, 502, 503, 504)},
 }
 
 
@@ -196,12 +196,9 @@ def test_a_reply_that_is_refused_once_and_unreadable_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_server_that_says_that_it_is_down_blames_nobody(status: int) -> None:
-    def refuses(body: dict[str, Any]) -> Any:
-        return refusing(status) if "vile" in str(material_of(body)) else verdict(4)
-
-    (found,) = judged(Server([refuses]), lambda scope: context(scope, "vile"))
-    assert isinstance(found, RewardError)
+def test_a_server_that_says_for_a_while_that_it_is_down_lowers_no_score(status: int) -> None:
+    found = judged(Server([*[refusing(status)] * 9, verdict(4)]), lambda scope: context(scope, "kind"))
+    assert [one.value for one in found if isinstance(one, Measured)] == [0.75]
 
 
 def test_a_server_that_breaks_once_is_asked_about_all_of_it_again() -> None:

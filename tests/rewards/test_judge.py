@@ -157,7 +157,7 @@ def test_the_mark_is_new_for_each_question() -> None:
 
 
 def test_equal_questions_are_asked_once_and_failures_never_kept() -> None:
-    server = Server([web.Response(status=503), verdict(5)])
+    server = Server([web.Response(status=404), verdict(5)])
     found = judged(server, context, context, context, retries=0)
     assert isinstance(found[0], RewardError)
     assert [one.value for one in found[1:] if isinstance(one, Measured)] == [1.0, 1.0]
