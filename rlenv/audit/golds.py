@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv.checks.oracle import gold_fault
 from rlenv.episodes.environment import Environment
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.templates import TemplateError, compile_template, compile_value, texts_in
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import NORMALISERS, number, qa
@@ -54,7 +54,7 @@ def readers(environment: Environment) -> tuple[GoldReader, ...]:
     """Those of all terms whose golds stand in the row, and in nothing else."""
     found = []
     for term in environment.parts.terms:
-        expect = getattr(term.spec, "expect", None)
+        expect = gold_in(term.spec)
         if expect is None or getattr(term.spec, "python", None) or not term.spec.weight:
             continue
         value = expect if not hasattr(expect, "model_dump") else expect.model_dump(exclude_none=True)

@@ -18,7 +18,7 @@ from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import gold_key, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import OraclePolicy, random_value
@@ -173,7 +173,7 @@ def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     if hasattr(spec, "python"):
         return re.search(r"\.answer\b|\bfinal_text\b", subject.code or "") is not None
     is_told = spec.kind != "verify" or re.search(r"(?<![.\w])answer\b", str(subject.document.get(f"rewards.{name}")))
-    return hasattr(spec, "expect") and bool(is_told)
+    return bool(gold_key(spec)) and bool(is_told)
 
 
 def _is_local(subject: Subject, tool: Tool) -> bool:

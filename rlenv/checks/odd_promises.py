@@ -9,6 +9,7 @@ from typing import Any, Final
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text, gold_of, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
+from rlenv.language.kinds import gold_key
 from rlenv.language.templates import TemplateError, compile_template
 from rlenv.rewards.answer import compile_pattern
 from rlenv.rewards.base import Term
@@ -86,8 +87,8 @@ def check_promises(subject: Subject) -> Iterator[Finding]:
     yield from _units(subject, [gold for told in golds for gold in told])
     for one, told in zip(asked, golds, strict=True):
         if term is not None and told:
-            path = f"rewards.{term.name}.expect"
-            yield from _forms(subject, path if subject.document.has(path) else "tasks", one, told, term)
+            path = subject.gold_at(term)
+            yield from _forms(subject, path if path.count(".") > 1 else "tasks", one, told, term)
 
 
 def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
@@ -360,7 +361,7 @@ def _shots(subject: Subject) -> Iterator[Finding]:
     if shown is not None:
         message = f"the prompt says to every task what row {shown[1] + 1} of split '{shown[0]}' holds"
         yield subject.document.warning("prompt", message, "take another example", "one-row", at="key")
-    tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if hasattr(one.spec, "expect")), None)
+    tag, term = re.escape(spec.answer.tag), next((one for one in subject.terms if gold_key(one.spec)), None)
     example = re.search(rf"<{tag}>(?!\s*(?:and|or|to)\b)\s*([^<>{{}}]+?)\s*</{tag}>", said)
     golds = (
         [gold_of(subject, term, row) or "" for split in subject.splits.values() for row in split.rows] if term else []

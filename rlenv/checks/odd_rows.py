@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import ReadSplit, Subject, strings_in
 from rlenv.errors import Finding, RlenvError
+from rlenv.language.kinds import gold_in
 from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
@@ -49,7 +50,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     yield from _twice(subject, asked, prompts, golds)
     if term is None or term.spec.weight < 0:
         return
-    path = f"rewards.{term.name}.expect" if subject.document.has(f"rewards.{term.name}.expect") else "tasks"
+    path = at if (at := subject.gold_at(term)).count(".") > 1 else "tasks"
     for one, told in zip(asked, golds, strict=True):
         if given := _whole(told):
             yield from _outliers(subject, path, one, given)
@@ -73,14 +74,12 @@ def _whole(golds: Sequence[str | None]) -> list[str]:
 
 
 def _has_gold(subject: Subject, term: Term) -> bool:
-    spec = term.spec
-    reads = str(subject.document.get(f"rewards.{term.name}"))
-    return spec.kind in ("rule", "verify") and bool(getattr(spec, "expect", None)) and "resources" not in reads
+    return bool(gold_in(term.spec)) and "resources" not in str(subject.document.get(f"rewards.{term.name}"))
 
 
 def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
     """The gold value as text; None where there is none, or several."""
-    expect = getattr(term.spec, "expect", None)
+    expect = gold_in(term.spec)
     expect = getattr(expect, "value", expect)
     try:
         value = compile_value(expect)(task=row, vars=subject.loaded.spec.vars)
@@ -375,7 +374,7 @@ def _keys(subject: Subject) -> Iterator[Finding]:
         keys = list(schema.get("required", ())) if reward.kind == "rule" else []
         if getattr(reward, "rule", "") == "json_match":
             try:
-                value = compile_value(getattr(reward, "expect", None))(task=row, vars=subject.loaded.spec.vars)
+                value = compile_value(gold_in(reward))(task=row, vars=subject.loaded.spec.vars)
             except (TemplateError, TypeError, RlenvError):
                 continue
             keys = list(value) if isinstance(value, Mapping) else []

@@ -14,7 +14,7 @@ from rlenv.checks.oracle import no_call
 from rlenv.checks.subject import ReadSplit, Subject
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import gold_in, gold_key, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import compile_template
 from rlenv.messages import ParsedAction
@@ -59,7 +59,7 @@ def _is_gold(subject: Subject, term: Term) -> bool:
     """True for a rule that compares an answer, or a text, with what stands in the spec and the row."""
     spec = term.spec
     source = str(subject.document.get(f"rewards.{term.name}"))
-    has_gold = hasattr(spec, "expect") or getattr(spec, "rule", "") in ("regex", "json_schema")
+    has_gold = bool(gold_key(spec)) or getattr(spec, "rule", "") in ("regex", "json_schema")
     return spec.kind == "rule" and has_gold and not hasattr(spec, "python") and "resources" not in source
 
 
@@ -104,7 +104,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     if term.spec.weight < 0 or term.spec.when != "episode":
         return
     values = [gold_of(subject, term, row) for row in split.rows]
-    at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
+    at = subject.gold_at(term)
     key = "value" if at != path else "key"
     rows = _rows(term, split)
     for index, gold in enumerate(values):
@@ -137,8 +137,8 @@ def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Seq
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
     given = [gold.strip() for gold in told]
     first, most = next(iter(told), ""), max(Counter(told).values(), default=0)
-    sources = [str(getattr(one, "expect", "")) for one in subject.loaded.spec.rewards.values() if one.weight > 0]
-    is_said = "{" not in str(getattr(spec, "expect", "{"))
+    sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.weight > 0]
+    is_said = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
     few = 2 if is_said else 6 if len(first) < 2 or first.lower() in _LABELS else 3
     counts = rule not in ("regex", "json_schema") and (not is_said or not any("{" in source for source in sources))
     decimal = next((gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)), "")
@@ -146,7 +146,7 @@ def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Seq
     are_numbers = bool(given) and all(_NUMBER.fullmatch(gold) for gold in given)
     sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else []
     are_words = bool(given) and all(_WORDS.fullmatch(gold) for gold in given)
-    at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
+    at = subject.gold_at(term)
     for odd, place, message, hint, code in (
         (rule == "f1" and are_numbers, f"{path}.rule",
          f"the gold values are numbers, and f1 compares words: {first}.0 is another word than {first}",
@@ -390,7 +390,7 @@ def _shown_gold(subject: Subject) -> Iterator[Finding]:
     templates = [(key, compile_template(getattr(spec.prompt, key) or "")) for key in ("system", "user")]
     paths = {path[1]: key for key, one in templates for path in one.paths if path[0] == "task" and path[1:]}
     for name, reward in spec.rewards.items():
-        expect = getattr(reward, "expect", "")
+        expect = gold_in(reward)
         read = re.findall(r"task\.(\w+)", str(getattr(expect, "arguments", None) or expect or ""))
         whole = _GOLD_PATH.fullmatch(str(expect)) is not None and getattr(reward, "rule", "") in _GOOD
         column = next((one for one in read if one in paths), None) if whole or reward.kind == "verify" else None

@@ -14,7 +14,7 @@ from rlenv.checks.subject import ReadSplit, Subject
 from rlenv.errors import Finding, RewardError, UsageError
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.functions import failure
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import gold_in, gold_key, kind_of
 from rlenv.language.spec import OracleCall, OracleSay, RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
 from rlenv.messages import ParsedAction, ToolResult
@@ -306,12 +306,12 @@ async def no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def check_gold(subject: Subject) -> Iterator[Finding]:
-    """The first row of each split for which a rule with `expect` cannot be measured, whatever the answer."""
+    """The first row of each split for which a rule with a gold value cannot be measured, whatever the answer."""
     for term in subject.terms:
-        path = f"rewards.{term.name}"
-        reads = str(subject.document.get(f"{path}.expect") or "")
+        path = subject.gold_at(term)
+        reads = str(gold_in(term.spec) or "")
         # The author's own function may do anything; a gold value behind a resource needs an episode.
-        if not hasattr(term.spec, "expect") or hasattr(term.spec, "python") or "resources" in reads:
+        if not gold_key(term.spec) or hasattr(term.spec, "python") or "resources" in reads:
             continue
         for split in subject.splits.values():
             if term.measure is not None:
@@ -367,8 +367,7 @@ def _asked(
 ) -> Iterator[Finding]:
     for index, row in enumerate(split.rows[:most]):
         if why := _fault(ask, row, subject.loaded.spec.vars):
-            at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
             message = f"row {index + 1} of split '{split.name}' cannot be scored: {why}"
             fix = "fill the column with what the rule compares with, or drop such rows"
-            yield subject.document.fault(at, message, fix, at="value" if at != path else "key")
+            yield subject.document.fault(path, message, fix, at="value" if path.count(".") > 1 else "key")
             return

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.subject import ReadSplit, Subject, strings_in
 from rlenv.errors import Finding
+from rlenv.language.kinds import gold_key
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.secrets import LITERAL, names_in
@@ -193,7 +194,7 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fin
 
 def _rows(subject: Subject, site: Site, template: Template, split: ReadSplit) -> Iterator[Finding]:
     document = subject.document
-    is_gold = site.path[0] == "rewards" and "expect" in site.path
+    is_gold = site.path[0] == "rewards" and gold_key(subject.loaded.spec.rewards[str(site.path[1])]) in site.path[2:]
     render: Callable[..., Any] = template.value if site.path[0] == "rewards" else template.text
     constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
     for index, row in enumerate(split.rows):

@@ -14,6 +14,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
+from rlenv.language.kinds import gold_key
 from rlenv.language.loader import LoadedSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term
@@ -65,6 +66,11 @@ class Subject:
     def terms(self) -> Sequence[Term]:
         """The reward terms that compile."""
         return self.compiled.terms
+
+    def gold_at(self, term: Term) -> str:
+        """Where what a term compares with is written: its entry where it stands by default."""
+        at = f"rewards.{term.name}.{gold_key(term.spec)}"
+        return at if self.document.has(at) else f"rewards.{term.name}"
 
     @property
     def tool_names(self) -> tuple[str, ...]:

@@ -178,6 +178,19 @@ def kind_of(group: Group, entry: Any) -> Kind:
     return get("rules", rule) if rule else get(group, entry.kind)
 
 
+def gold_key(entry: Any) -> str:
+    """The key of a reward's entry that holds what is right; "" where it compares with nothing, or nobody knows."""
+    try:
+        return kind_of("rewards", entry).gold
+    except (KeyError, UsageError):
+        return ""
+
+
+def gold_in(entry: Any) -> Any:
+    """What stands under that key; None where there is none."""
+    return getattr(entry, key, None) if (key := gold_key(entry)) else None
+
+
 def get(group: Group, name: str) -> Kind:
     """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.built_in`).
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.audit.golds import readers
+from rlenv.audit.golds import golds_of, readers
 from rlenv.checks import subject
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
@@ -16,6 +16,8 @@ from rlenv.episodes.compile import compile_entries
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
+from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.recorded import expected_of
 from rlenv.secrets import leave_open
 from tests.support.plug_ins import plug_in, plug_in_dialect
 
@@ -248,6 +250,49 @@ def test_a_plug_in_s_rule_is_as_well_known_as_one_that_ships(
     assert "answer-form" in {warning.code for warning in validate([path]).warnings}
     (reader,) = readers(load(path))
     assert reader.is_list
+
+
+WITH_A_TRUTH = """
+from dataclasses import replace
+from typing import Literal
+
+from rlenv.language.kinds import Kind
+from rlenv.rewards.rule import RuleSpec
+from rlenv.rewards.rules import text
+
+
+class TruthSpec(RuleSpec):
+    rule: Literal["truthful"]
+    truth: object = "{{ task.answer }}"
+
+
+def compiled(name, spec, context):
+    alike = text.ExactMatchSpec(kind="rule", rule="exact_match", expect=spec.truth)
+    return replace(text.EXACT_MATCH.factory(name, alike, context), spec=spec)
+
+
+KIND = Kind(TruthSpec, compiled, values=(0, 1), gold="truth", several=True, reads_answer=True)
+"""
+
+
+@pytest.mark.parametrize(("rule", "key"), [("exact_match", "expect"), ("truthful", "truth")])
+def test_a_gold_value_is_known_under_whatever_key_its_kind_reads_it(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, key: str
+) -> None:
+    """By what ships and by a plug-in: by validation, by the audit, and by the lock that the viewer reads."""
+    plug_in(tmp_path, "rules", "truthful", WITH_A_TRUTH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ASKED.replace("exact_match, expect", f"{rule}, {key}")
+    empty = write(spec.replace("answer: b", "answer: null"))
+    assert f"rewards.correct.{key}" in {fault.path for fault in validate([empty]).faults}
+    twice = write(spec.replace("rows: [", "rows: [{question: a, answer: c}, {question: d, answer: d}, "))
+    assert "conflicting-rows" in {warning.code for warning in validate([twice]).warnings}
+    path = write(spec)
+    (reader,) = readers(load(path))
+    assert [gold.text for gold in golds_of((reader,), {"answer": "b"}, {})["correct"]] == ["b"]
+    lock = lock_of(load(path), splits=["train"])
+    lock.write(tmp_path / "run")
+    assert expected_of(tmp_path / "run", lock.hash12, {"answer": "b"}) == {"correct": "b"}
 
 
 WORLD = "def world():\n    return {}\n\n\ndef look(world, place: str) -> str:\n    'Looks.'\n    return place\n"

@@ -320,6 +320,6 @@ def _dapo(name: str, spec: VerlDapoSpec | SkyrlAimeSpec, context: TermCompileCon
     return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
-VERL_MATH = Kind(VerlMathSpec, _verl_math)
-VERL_DAPO = Kind(VerlDapoSpec, _dapo)
-SKYRL_AIME = Kind(SkyrlAimeSpec, _dapo)
+VERL_MATH = Kind(VerlMathSpec, _verl_math, gold="expect")
+VERL_DAPO = Kind(VerlDapoSpec, _dapo, gold="expect")
+SKYRL_AIME = Kind(SkyrlAimeSpec, _dapo, gold="expect")

@@ -416,4 +416,4 @@ def _as_set(table: Table) -> frozenset[tuple[Any, ...]]:
 
 
 SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _skyrl_gsm8k, gold="expect")
-SKYRL_SYNSQL = Kind(SkyrlSynsqlSpec, _skyrl_synsql)
+SKYRL_SYNSQL = Kind(SkyrlSynsqlSpec, _skyrl_synsql, gold="expect")

@@ -18,14 +18,15 @@ from rlenv.errors import RlenvError
 from rlenv.images import listed
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
+from rlenv.language.kinds import gold_in, gold_key
 from rlenv.language.loader import LoadedSpec
-from rlenv.language.spec import EndpointSpec, EnvSpec, SamplingSpec
+from rlenv.language.spec import EndpointSpec, EnvSpec, RewardSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
 from rlenv.rewards.rule import RuleSpec
-from rlenv.rewards.verify import ExpectSpec, VerifySpec
+from rlenv.rewards.verify import ExpectSpec
 from rlenv.runs.locks.files import (
     PATH_KEYS,
     Say,
@@ -228,18 +229,18 @@ def rewards(environment: Environment, *, say: Say | None) -> dict[str, Any]:
         found[name] = {"kind": entry.kind, "weight": entry.weight, "digest": digest_of(entry), "files": files}
         if rule := getattr(entry, "rule", None):
             found[name]["rule"] = rule
-        if isinstance(entry, (RuleSpec, VerifySpec)):
+        if isinstance(entry, RuleSpec) or gold_key(entry):
             found[name]["asks"] = kept(_asks(entry))
         if isinstance(entry, JudgeSpec):
             found[name]["judges"] = _judges(environment, entry)
     return found
 
 
-def _asks(entry: RuleSpec | VerifySpec) -> dict[str, Any]:
+def _asks(entry: RewardSpec) -> dict[str, Any]:
     """The short values that a term measures the policy against, so that a record can say what was expected."""
     given = {name: getattr(entry, name) for name in _ASKED if getattr(entry, name, None) is not None}
-    if isinstance(expect := given.get("expect"), ExpectSpec):
-        given["expect"] = expect.value
+    if (expect := gold_in(entry)) is not None:
+        given["expect"] = expect.value if isinstance(expect, ExpectSpec) else expect
     return {name: value for name, value in given.items() if len(str(value)) <= _LONGEST_ASKED}
 
 
