@@ -27,8 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class Target(Protocol):
     """What is fuzzed: `seeds` to start from, `parts` to put in, and `run`, which raises where a law is broken."""
 
-    seeds: Sequence[str]
-    parts: Sequence[str]
+    @property
+    def seeds(self) -> Sequence[str]: ...
+
+    @property
+    def parts(self) -> Sequence[str]: ...
 
     def run(self, text: str, which: int | None = None) -> Hashable:
         """What kind of outcome `text` has; `which` chooses one of several readers, all of them for None."""
