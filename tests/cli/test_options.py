@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from rlenv.errors import UsageError
 from rlenv.web.jobs import KINDS, job_options
 from tests.support import reference
 
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("rlenv", "trainers", "docs", "specs", "examples", "benchmarks")
 MOST_COMMANDS = 18
 MOST_OPTIONS = 303
 """Of all commands together: a new option makes room for itself."""
@@ -99,6 +102,22 @@ def test_an_old_name_does_the_same_and_says_the_new_one(old: str, capsys: pytest
     now = " ".join(ALIASES[old])
     assert told[0].err == ""
     assert told[1].err == f"rlenv: `rlenv {old}` is now `rlenv {now}`; the old name goes with the next version\n"
+
+
+def test_an_old_name_stands_in_the_table_of_old_names_alone() -> None:
+    """No message, docstring or page sends anybody to a name that goes with the next version."""
+    old = re.compile(rf"rlenv ({'|'.join(ALIASES)})\b(?! is now)")
+    told_of_it = {"docs/api/commands.md", "docs/decisions/0025-eighteen-commands-and-one-declaration.md"}
+    files = [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")
+    ]
+    found = {
+        f"{path.relative_to(ROOT)}: {one[0]}"
+        for path in files
+        for one in old.finditer(path.read_text(encoding="utf-8"))
+        if str(path.relative_to(ROOT)) not in told_of_it
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize("name", ["train", "sft"])

@@ -95,7 +95,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.ppo.core_algos:register_adv_est",
         "parameters",
         "name_or_enum",
-        "estimators/advantages.py, estimators/advantages.py, estimators/advantages.py",
+        "estimators/advantages.py",
         "0.7.1",
     ),
     _clause(
@@ -192,7 +192,7 @@ CLAUSES: tuple[Clause, ...] = (
         "refill_fn=self._add_prompts_to_generate _get_required_batch_multiple "
         "self.config.actor_rollout_ref.actor.ppo_mini_batch_size self.config.critic.ppo_mini_batch_size "
         'data.non_tensor_batch["uid"]',
-        "loop/replay_buffer.py, loop/replay_buffer.py (rows)",
+        "loop/replay_buffer.py (rows)",
         "0.9.0",
     ),
     _clause(

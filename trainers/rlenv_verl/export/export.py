@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a folder that transformers, peft and vLLM load: `rlenv export-policy`."""
+"""A checkpoint of a run as a folder that transformers, peft and vLLM load: `rlenv runs export-policy`."""
 
 from __future__ import annotations
 
