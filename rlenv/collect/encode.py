@@ -55,14 +55,14 @@ class EncodedAction:
     """One action on its way into a row.
 
     `text` is what the environment read. `ids` are those that were sampled, () where nobody knows. `observation` is what
-    answered it, None for the last. `said` is the assistant's message as a template shall write it into a later prompt.
+    answered it, None for the last. `message` is the assistant's, as a template shall write it into a later prompt.
     `is_cut`: a limit ended it, and not the policy, so that it has no end. `is_trained` False keeps the whole action out
     of the loss.
     """
 
     text: str
     observation: Observation | None
-    said: Message | None = None
+    message: Message | None = None
     ids: tuple[int, ...] = ()
     calls: int = 0
     is_cut: bool = False
@@ -124,7 +124,7 @@ def encode_steps(
             observation = step.observation
             if is_last or observation is None or not observation.messages:
                 continue
-            if not rows.add_observation(observation, said=step.said):
+            if not rows.add_observation(observation, said=step.message):
                 raise Unencodable("response_tokens", rows.reason)
     except UnsupportedTemplate as error:
         raise Unencodable("template", str(error)) from error
@@ -169,7 +169,7 @@ def _add(rows: TokenRows, encoder: TokenEncoder, step: EncodedAction, stops: tup
     if observation is None and step.calls and encoder.same_turn is None:
         # A call that nothing answers any more (an answer by a tool, the last turn of a limit) ends as calls do.
         observation = Observation(tuple(Message("tool", "", name="x") for _ in range(step.calls)))
-    row.end_turn(None if is_last and not step.calls else observation, said=step.said)
+    row.end_turn(None if is_last and not step.calls else observation, said=step.message)
     return is_own
 
 

@@ -56,7 +56,7 @@ _QUEUE: Final = 10
 class Answered(Generic[_T]):
     """A try that went well, or that says clearly whose failure it is."""
 
-    given: _T
+    value: _T
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class _Turns(Generic[_T]):
                 tried = failed if isinstance(failed, Untold) else await self.very()
                 tried_s, turn_s = time.monotonic() - again, time.monotonic() - begun
             if isinstance(tried, Answered):
-                return tried.given
+                return tried.value
             self.refused += isinstance(tried, Refused)
             if failed is not None:
                 await self._wait(failed, "what is known to work failed too")

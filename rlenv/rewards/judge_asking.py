@@ -278,7 +278,7 @@ class _Asking:
         while isinstance(found, Unread) and self.tries <= self.by.retries:
             found = await self._asked(client, material, limit)
         if isinstance(found, Answered):
-            return found.given
+            return found.value
         if isinstance(found, Untold):
             return Failed(found.why)
         again = partial(self._asked, client, material, limit)

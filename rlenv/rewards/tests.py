@@ -47,10 +47,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call with the value that it is to give; `told` is for the tests' sandbox."""
+    """A call with the value that it is to give; `message` is for the tests' sandbox."""
 
     name: str
-    told: Mapping[str, Any]
+    message: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AssertingProgram:
     """A program that asserts."""
 
     name: str
-    told: Mapping[str, Any]
+    message: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
         if not isinstance(given, (list, tuple)):
             raise RewardError(f"calls: test {number} gives {given!r:.80} as args; expected a list")
         values = {"args": list(given), "kwargs": dict(row.get("kwargs") or {}), "expected": expected}
-        told = {"entry": entry, **{key: encoded(one) for key, one in values.items()}}
-        tests.append(Call(str(row.get("name") or number), told))
+        message = {"entry": entry, **{key: encoded(one) for key, one in values.items()}}
+        tests.append(Call(str(row.get("name") or number), message))
     return tests
 
 
@@ -343,11 +343,11 @@ class _Tests:
         spec = self.spec
         if isinstance(test, Printed):
             return self._printed(test, sources, trials, seed, is_retry)
-        told = test.told
+        message = test.message
         if isinstance(test, Call):
             how = {"by": spec.compare, "tolerance": spec.tolerance, "relative_tolerance": spec.relative_tolerance}
-            told = {**told, "compare": how}
-        return trials.tested(sources, told, limits=spec, seed=seed, in_place=spec.in_place, is_retry=is_retry)
+            message = {**message, "compare": how}
+        return trials.tested(sources, message, limits=spec, seed=seed, in_place=spec.in_place, is_retry=is_retry)
 
     async def _printed(
         self, test: Printed, sources: Sequence[str], trials: Trials, seed: int, is_retry: bool

@@ -64,11 +64,11 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
 class PlayedTurn:
     """A policy's message and the answer to it: results of its calls, or one message of a user.
 
-    `said` has the text beside the calls, the calls and, where it `thinks` some, the thinking. A turn that thinks
+    `message` has the text beside the calls, the calls and, where it `thinks` some, the thinking. A turn that thinks
     `empty` has written a block with nothing in it.
     """
 
-    said: Message
+    message: Message
     answers: tuple[Message, ...]
     thinks: Thinks = "none"
 
@@ -261,7 +261,7 @@ class Speaker:
         Raises:
             UnsupportedTemplate: the template takes it in no form.
         """
-        plain = replace(turn.said, thinking="")
+        plain = replace(turn.message, thinking="")
         signs = _signs(plain)
 
         def render(messages: Sequence[dict[str, Any]], *, prompted: bool = False) -> str:
@@ -282,7 +282,7 @@ class Speaker:
             body = f"{plain.content}\n\n{body.replace(plain.content, '')}"
         opened = next((pair for pair in self._marks if header.rstrip().endswith(pair[0])), None)
         has_block = any(close in header for _, close in self._marks)
-        if turn.thinks == "some" and turn.said.thinking:
+        if turn.thinks == "some" and turn.message.thinking:
             return self._thinking(render, conversation, turn, told, base, prompt, last, body, signs, opened)
         if opened is not None:
             return Spoken(_closed(opened, "", body), plain, told, signs)
@@ -311,13 +311,13 @@ class Speaker:
         signs: tuple[str, ...],
         opened: tuple[str, str] | None,
     ) -> Spoken:
-        thought = turn.said.thinking
+        thought = turn.message.thinking
         pair = opened or self._marks[0]
         written, content = f"{pair[0]}\n{thought}\n{pair[1]}\n\n", told.get("content") or ""
-        ways = [(turn.said, {**told, key: thought}) for key in KEYS]
-        ways.append((turn.said, {**told, "content": written + content}))
-        if turn.said.tool_calls and content:  # some take text or thinking beside calls, and not both
-            joined = replace(turn.said, thinking=f"{thought}\n\n{content}", content="")
+        ways = [(turn.message, {**told, key: thought}) for key in KEYS]
+        ways.append((turn.message, {**told, "content": written + content}))
+        if turn.message.tool_calls and content:  # some take text or thinking beside calls, and not both
+            joined = replace(turn.message, thinking=f"{thought}\n\n{content}", content="")
             ways += [(joined, {**told, key: joined.thinking, "content": ""}) for key in KEYS]
         for said, way in ways:
             try:
@@ -329,10 +329,10 @@ class Speaker:
                 return Spoken(text, said, way, signs or (thought,))
         # No form shows it, even in the last turn; the policy has thought all the same.
         if opened is not None:
-            return Spoken(_closed(pair, thought, body), turn.said, told, signs)
+            return Spoken(_closed(pair, thought, body), turn.message, told, signs)
         plain = next((one for one in self._marks if one[0].startswith("<")), ("<think>", "</think>"))
         text = f"{plain[0]}\n{thought}\n{plain[1]}\n\n{body}"
-        return Spoken(text, turn.said, told, signs)
+        return Spoken(text, turn.message, told, signs)
 
     def _has_field(self, render: Any, conversation: Sequence[dict[str, Any]], told: dict[str, Any]) -> bool:
         """True if the template writes thinking that it is given apart from the content, at least in the last turn."""

@@ -190,7 +190,7 @@ class _Played:
     def __init__(self, replay: Replay, dialogue: Dialogue) -> None:
         self.encoder, self.independent, self.speaker = replay.encoder, replay.independent, replay.speaker
         self.dialogue = dialogue
-        said = [turn.said.content for turn in dialogue.turns]
+        said = [turn.message.content for turn in dialogue.turns]
         told = [message.content for turn in dialogue.turns for message in turn.answers]
         first = [message.content for message in dialogue.messages]
         # Contents that spell nothing need no second rendering.

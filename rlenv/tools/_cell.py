@@ -29,7 +29,7 @@ class CodeLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodeRequest:
-    """The code to run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or
+    """The code to run: `message` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or
     nothing.
 
     `sent` is called once a sandbox has them. `patience_s` is how long it is waited for where that is more than the
@@ -37,7 +37,7 @@ class CodeRequest:
     there is no time to try it again.
     """
 
-    told: Mapping[str, Any]
+    message: Mapping[str, Any]
     fds: tuple[int, ...] = ()
     sent: Callable[[], None] = lambda: None
     patience_s: float = 0.0

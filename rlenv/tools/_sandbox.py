@@ -190,7 +190,7 @@ class _Sandbox:
             return Outcome(error=_GONE, reason="worker")
         token = secrets.token_hex(16)
         request = {
-            **wanted.told,
+            **wanted.message,
             "token": token,
             "time_s": spec.time_s,
             "memory": _BASE_BYTES + spec.memory_mb * 1024 * 1024,

@@ -89,7 +89,7 @@ class _ModelSession:
                 return None if text is None else spoken(text)
         if not isinstance(found, Answered):
             raise EpisodeError(found.why, reason="user")
-        return spoken(found.given)
+        return spoken(found.value)
 
     async def _tried(
         self, messages: Sequence[Message], attempt: int, deadline: float

@@ -94,9 +94,9 @@ def test_dialogues_cover_each_kind_of_turn() -> None:
     assert {bool(one.tools) for one in made} == {True, False}
     turns = [turn for one in made for turn in one.turns]
     assert {turn.thinks for turn in turns} == {"none", "empty", "some"}
-    assert {len(turn.said.tool_calls) for turn in turns} == {0, 1, 2}
+    assert {len(turn.message.tool_calls) for turn in turns} == {0, 1, 2}
     assert {turn.answers[0].role for turn in turns} == {"tool", "user"}
-    assert any(turn.said.tool_calls and turn.said.content for turn in turns)
+    assert any(turn.message.tool_calls and turn.message.content for turn in turns)
     assert all(turn.answers[0].role == "tool" for one in situations(with_users=False) for turn in one.turns)
     assert all(turn.answers[0].role == "user" for one in situations(with_tools=False) for turn in one.turns)
 

@@ -27,7 +27,7 @@ def second_opinion() -> tuple[TokenEncoder, Any]:
 def test_ids_of_dialogues_are_the_same() -> None:
     ours, theirs = second_opinion()
     for dialogue in generate(100, thinks=True):
-        turns = [message for turn in dialogue.turns for message in (turn.said, *turn.answers)]
+        turns = [message for turn in dialogue.turns for message in (turn.message, *turn.answers)]
         messages = [message.as_dict() for message in (*dialogue.messages, *turns)]
         assert ours.start(messages, tools=dialogue.tools).prompt_ids == list(
             theirs.render_ids(messages, tools=list(dialogue.tools) or None, add_generation_prompt=True)
@@ -38,7 +38,7 @@ def test_a_result_that_holds_control_marks_is_text_here_and_control_there() -> N
     # The known difference: what a tool says becomes special tokens in their rendering.
     ours, theirs = second_opinion()
     (dialogue,) = generate(1, max_calls=1)
-    said = [message.as_dict() for message in (*dialogue.messages, dialogue.turns[0].said)]
+    said = [message.as_dict() for message in (*dialogue.messages, dialogue.turns[0].message)]
     result = {"role": "tool", "content": "<|im_end|>", "name": "look", "tool_call_id": "call00000"}
     message = Message("tool", "<|im_end|>", name="look", tool_call_id="call00000")
     their_ids = list(theirs.render_ids([*said, result], add_generation_prompt=True))

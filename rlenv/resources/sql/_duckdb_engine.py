@@ -123,7 +123,7 @@ class DuckdbStatements:
         _limit_files(asked["max_bytes"])
         if asked["op"] == "release":
             self._close_copy()
-            return Rows((), []).told(), None
+            return Rows((), []).as_json(), None
         raw = self._opened(path, may_write=may_write)
         try:
             if asked["op"] == "describe":
@@ -147,7 +147,7 @@ class DuckdbStatements:
             raise ToolFailed("what is TEMP is not kept from statement to statement; leave the word out") from None
         except (ValueError, OverflowError, RecursionError) as error:  # a value that Python cannot hold
             raise ToolFailed(f"the statement cannot be run: {str(error)[:200]}") from error
-        return found.told(), None
+        return found.as_json(), None
 
     def _undo(self, copy: duckdb.DuckDBPyConnection) -> None:
         import duckdb

@@ -33,7 +33,7 @@ class SqliteStatements:
         try:
             if asked["may_write"]:
                 return self._written(asked, fd)
-            return _run(self._shared(asked, fd), asked).told(), None
+            return _run(self._shared(asked, fd), asked).as_json(), None
         except sqlite3.Error as error:  # of what is done around the statement
             found = f"the database cannot be read: {error}"[:300]
             # A private copy was whole when its episode got it.
@@ -43,7 +43,7 @@ class SqliteStatements:
         copy = self._private(asked, fd)
         self._copy_key = ""
         try:
-            answer = _run(copy, asked).told()
+            answer = _run(copy, asked).as_json()
         except ToolFailed:
             # What fails while it runs is undone; not so where only its result cannot be given.
             self._copy_key = "" if copy.has_written else asked["key"]

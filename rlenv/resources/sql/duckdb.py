@@ -71,13 +71,13 @@ class _File:
             return
         try:
             state = self.path.stat()
-            told = (await self.ask("describe")).told
+            reply = (await self.ask("describe")).reply
         except (OSError, ToolFailed) as error:
             raise ResourceError(f"the database {self.path} cannot be read: {error}") from error
-        self.schema, self._size = told["schema"], state.st_size
+        self.schema, self._size = reply["schema"], state.st_size
         if not self.may_write:
             self.version = (str(self.path.resolve()), state.st_mtime_ns, state.st_size)
-        self._words = told["words"]
+        self._words = reply["words"]
 
     async def ask(self, what: str, sql: str = "", limits: StatementLimits | None = None) -> WorkerAnswer:
         """The answer of a worker."""
@@ -110,7 +110,7 @@ class _Database:
         self._folder = folder
 
     async def run(self, sql: str, limits: StatementLimits) -> Rows:
-        return Rows.of((await self.about.ask("query", sql, limits)).told)
+        return Rows.of((await self.about.ask("query", sql, limits)).reply)
 
     async def close(self) -> None:
         if (folder := self._folder) is None:

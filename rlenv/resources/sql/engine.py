@@ -93,14 +93,14 @@ class Rows:
     truncated: bool = False
     changed: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As a worker sends it."""
         return {"columns": self.columns, "rows": self.rows, "truncated": self.truncated, "changed": self.changed}
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Rows:
+    def of(cls, reply: dict[str, Any]) -> Rows:
         """The rows in a worker's answer."""
-        return cls(tuple(told["columns"]), told["rows"], told["truncated"], told["changed"])
+        return cls(tuple(reply["columns"]), reply["rows"], reply["truncated"], reply["changed"])
 
 
 def columns_of(names: Iterable[str]) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ Image = Callable[[], AbstractAsyncContextManager[int]]
 class WorkerAnswer:
     """A worker's answer, and the image of a copy that the statement changed, as a descriptor to be closed."""
 
-    told: dict[str, Any]
+    reply: dict[str, Any]
     fd: int | None = None
 
 
@@ -268,7 +268,7 @@ class StatementRequest:
     image: Image | None = None
     next_key: str = ""
 
-    def told(self, left: float) -> dict[str, Any]:
+    def as_json(self, left: float) -> dict[str, Any]:
         """As the process reads it, with so many seconds left."""
         return {
             **self.where,
@@ -333,16 +333,16 @@ async def _asked(process: Process, request: StatementRequest) -> WorkerAnswer:
         left = request.limits.deadline - time.monotonic()
         if left <= 0:
             raise ToolFailed(_OUT_OF_TIME, reason="stalled", retryable=True)
-        body, fd = await process.ask(orjson.dumps(request.told(left)), fd, cpu_s=request.limits.cpu_s)
+        body, fd = await process.ask(orjson.dumps(request.as_json(left)), fd, cpu_s=request.limits.cpu_s)
     try:
-        told = orjson.loads(body)
-        process.holds = told["holds"]
+        reply = orjson.loads(body)
+        process.holds = reply["holds"]
     except (ValueError, TypeError, KeyError) as error:
         process.is_busy = True
         if fd is not None:
             os.close(fd)
         raise Gone(None) from error
-    return WorkerAnswer(told, fd)
+    return WorkerAnswer(reply, fd)
 
 
 def _failure(error: Gone) -> ToolFailed:
@@ -360,12 +360,12 @@ def _failure(error: Gone) -> ToolFailed:
 
 
 def _checked(answer: WorkerAnswer) -> WorkerAnswer:
-    told = answer.told
-    if "lost" in told:
-        raise ResourceError(told["lost"])
-    if "raised" in told:
-        raise EngineRaised(told["raised"])
-    if "failed" in told:
-        reason = told["reason"]
-        raise ToolFailed(told["failed"], reason=reason, retryable=reason == "stalled")
+    reply = answer.reply
+    if "lost" in reply:
+        raise ResourceError(reply["lost"])
+    if "raised" in reply:
+        raise EngineRaised(reply["raised"])
+    if "failed" in reply:
+        reason = reply["reason"]
+        raise ToolFailed(reply["failed"], reason=reason, retryable=reason == "stalled")
     return answer

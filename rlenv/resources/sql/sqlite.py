@@ -113,7 +113,7 @@ class SqliteCopy:
         answer = await self._workers.run(request)
         if answer.fd is not None:
             await self._adopt(answer, answer.fd, next_key)
-        return Rows.of(answer.told)
+        return Rows.of(answer.reply)
 
     @asynccontextmanager
     async def _image(self) -> AsyncIterator[int]:
@@ -127,12 +127,12 @@ class SqliteCopy:
 
     async def _adopt(self, answer: WorkerAnswer, fd: int, key: str) -> None:
         """Takes the image in `fd` for the database, and the descriptor with it."""
-        told = answer.told
+        reply = answer.reply
         size = os.fstat(fd).st_size
         own: SqliteConnection | None = None
         try:
-            if self._own is not None and not told["has_new_schema"]:
-                last = (told["rowid"], told["changes"])
+            if self._own is not None and not reply["has_new_schema"]:
+                last = (reply["rowid"], reply["changes"])
                 own = await off_the_loop(lambda: _opened(fd, last), size=size)
         except BaseException:
             os.close(fd)
@@ -142,7 +142,7 @@ class SqliteCopy:
             os.close(fd)
             self._own = own
         else:
-            self._held, self._last = fd, (told["rowid"], told["changes"])
+            self._held, self._last = fd, (reply["rowid"], reply["changes"])
         self._key = key
         self._size = size
         self._is_as_lent = self._has_begun = False
@@ -201,7 +201,9 @@ class _Shared:
             except NotQuick:
                 pass
         image = file.shared_image if file.image is not None else None
-        return Rows.of((await workers.run(StatementRequest(sql, limits, file.where(), key=file.key, image=image))).told)
+        return Rows.of(
+            (await workers.run(StatementRequest(sql, limits, file.where(), key=file.key, image=image))).reply
+        )
 
     async def close(self) -> None:
         pass  # the file's connections are in its pool
