@@ -194,8 +194,17 @@ class AuditTally:
             foreign,
             faults,
             tuple(findings),
-            tuple(self._notes(constant, faults)),
+            (*self._notes(constant, faults), *self._unnamed(attacks, findings)),
         )
+
+    def _unnamed(self, attacks: Sequence[Attack], findings: Sequence[Hole]) -> list[str]:
+        """Figures of adversaries that are no finding, where there is none at all."""
+        return [
+            f"'{one.name}' ({one.does}) earns {one.share:.2f} of the oracle's reward and is no finding: it has done "
+            "the task, or the same without its point earns as much"
+            for one in attacks
+            if not findings and one.share is not None and one.share > self.thresholds.adversary
+        ]
 
     def _notes(self, constant: Sequence[str], faults: Faults | None) -> list[str]:
         notes, environment = list(dict.fromkeys(self.notes)), self.environment
@@ -227,6 +236,10 @@ class AuditTally:
         found["talk"] = "talks to the user: asks for the answer, thanks, says sorry"
         found["written"] = "sets all that tools can write to one value"
         found["other_arguments"] = "makes the oracle's calls with other arguments"
+        found["unchecked_call"] = "leaves out some of the oracle's calls"
+        found["every_value"] = "makes the oracle's calls with every value there is"
+        found["commonest"] = "says at each place of an answer what is commonest there"
+        found["variant"] = "changes one part of the right answer"
         found["shortcut"] = "goes by the form of a question or of its options"
         found["asked_until_right"] = "asks a tool for one answer after the other"
         return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,12 +41,7 @@ _STEP = 777_777
 _STEPS = 40
 _SHOWN = 3
 _ENDS = (0, 1, -1, 100, "", "none", "low", False)
-_PART = re.compile(r"\w+")
 _FEW_WORDS = 3
-# Elsewhere the same in another order may be as right.
-_ORDERED = re.compile(
-    r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?)\b", re.IGNORECASE
-)
 
 
 def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -89,83 +83,14 @@ def vanishing_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 
 def near_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
-    """Answers that share something with the right one and are not it; () in the place of one that would be.
-
-    Of an oracle that answers in a sentence, a part may say all that the row asks for.
-    """
+    """Numbers that are far from the right one and are still right where a tolerance is too wide."""
     right = subject.right.strip()
+    if not is_number(right):
+        return []
     allowed = {_flat(value) for value in texts_of(subject.task)}
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
-    parts = right.replace(";", ",").split(",")
-    if is_number(right):
-        ends = [one if one.isdigit() and len(right) > 2 else "" for one in (right[:1], right[-1:])]
-        inner = [parts[0], parts[-1]] if len(parts) > 1 else ["", ""]
-        made = [*[*far_numbers(right), "", "", "", "", ""][:5], *ends, "", *inner, *_same_digits(right)]
-    elif len(right) > 2 and right[:1] not in ("{", "["):
-        first = right.split()[0] if len(right.split()) > 1 else ""
-        made = ["", "", "", "", "", right[:1], right[-1:], first, parts[0], parts[-1], *_some_kept(right)]
-    else:
-        made = [*[""] * 10, *_some_kept(right)]
-    is_ordered = _ORDERED.search(subject.prompt)
-    keep = [one.strip() for one in made if is_ordered or one != _turned(right)]
-    wrong = [one if not same(one, right) and _flat(one) not in allowed else "" for one in keep]
-    return [[subject.form(one)] if one and not any(holds(one, value) for value in asked) else [] for one in wrong]
-
-
-def _same_digits(right: str) -> list[str]:
-    """Other numbers with the digits of this one, or with its last two, or with a digit for its point."""
-    bare = right.lstrip("+-").replace(",", "")
-    turned = [one for one in (bare[::-1], bare[1:] + bare[:1]) if one != bare and not one.startswith("0")]
-    return [
-        right.replace(".", "") if "." in right else "",
-        right[1:] if right[:1] == "-" else "",
-        *[*(turned if bare.isdigit() else []), "", ""][:2],
-        f"777{bare[-2:]}" if bare.isdigit() and len(bare) > 2 and bare[0] != "7" else "",
-        right.replace(".", "7") if "." in right else "",
-    ]
-
-
-def _some_kept(right: str) -> list[str]:
-    """Texts and values of which one part is right, and the others are of the right shape."""
-    rng = random.Random(right)
-    if right[:1] in ("{", "["):
-        try:
-            read = json.loads(right)
-        except (ValueError, RecursionError):
-            return []
-        if isinstance(read, list) and len(read) > 1:
-            return [json.dumps([read[0], *other_value(read[1:], rng)])]
-        if isinstance(read, dict) and len(read) > 1:
-            first, *rest = read
-            return [json.dumps({first: read[first], **{key: other_value(read[key], rng) for key in rest}})]
-        return []
-    words, half = _PART.findall(right), len(right) // 2
-
-    def kept(at: int) -> str:
-        places = iter(range(len(words)))
-        return _PART.sub(lambda found: found[0] if next(places) == at else shaped(found[0], rng), right)
-
-    is_made = len(words) > 2 or (len(words) == 2 and right[:1].isdigit())
-    some = [kept(at) if is_made else "" for at in (0, 1, len(words) - 1)]
-    numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
-    other = shaped(right, rng)
-    # A unit may well count for nothing; the letters of a code do not.
-    is_code = right[:1].isalpha() and numbered != right and len(words) <= _FEW_WORDS
-    lettered = re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right)
-    return [
-        *some,
-        numbered if numbered != right and len(words) <= _FEW_WORDS else "",
-        lettered if is_code else "",
-        right[::-1] if len(words) == 1 else "",
-        *([right[:half] + other[half:], other[:half] + right[half:]] if len(words) == 1 and half > 1 else ["", ""]),
-        _turned(right),
-    ]
-
-
-def _turned(right: str) -> str:
-    """The content of a list or a sentence, in another order."""
-    parts = right.split(", ") if ", " in right else right.split()
-    return (", " if ", " in right else " ").join(reversed(parts)) if len(parts) > 2 else ""
+    wrong = [one for one in far_numbers(right) if not same(one, right) and _flat(one) not in allowed]
+    return [[subject.form(one)] for one in wrong if not any(holds(one, value) for value in asked)]
 
 
 def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -319,7 +244,7 @@ def _thought(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequen
 
 
 def _told(subject: AuditSubject) -> Sequence[Script]:
-    """The texts that tell a judge to be kind; none on tasks whose right answer such a text holds by accident."""
+    """The same with `what` it was tried on or with in the places that its texts have for it."""
     tells = instructions(subject.environment)
     texts = [text for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
     # Without a judge to obey, a "no" in "note" is paid as one by whoever looks for a part.
@@ -407,8 +332,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=lambda subject: _thought(subject, subject.right, subject.wrong()),
         control=lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
         control_does="gives wrong answers, one of them inside its thinking"),
-    Adversary("near_answer", "loose_match", "gives an answer that shares something with the right one and is not it",
-        "compare more strictly: a smaller tolerance, the whole text, no common beginning or part", write=near_scripts,
+    Adversary("near_answer", "loose_match", "gives a number far from the right one",
+        "compare more strictly: a smaller tolerance, or partial credit that falls faster", write=near_scripts,
         most=0.8, partial=99, wide=True),
     Adversary("every_option", "stuffed_answer", "gives many answers as one, the right one among them",
         "compare the whole answer with the row's own, and let one answer count",

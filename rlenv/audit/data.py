@@ -14,7 +14,7 @@ from typing import Any
 
 from rlenv.audit.golds import Gold, check_golds, golds_of, readers
 from rlenv.audit.report import Hole, hole_of
-from rlenv.audit.shortcuts import check_tests
+from rlenv.audit.tests_shown import check_tests
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, SpecError
 from rlenv.language.templates import TemplateError, compile_template, texts_in

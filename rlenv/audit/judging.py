@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
-from rlenv.audit.asking import SAME_CALLS
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
+from rlenv.audit.state import SAME_CALLS
 from rlenv.audit.subject import same
 from rlenv.audit.verdicts import (
     ANY_ANSWER,
@@ -24,6 +24,7 @@ from rlenv.audit.verdicts import (
     judge_sides,
     judge_vanishing,
     share_of,
+    unmeasured,
 )
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
@@ -51,6 +52,9 @@ _FEW = 5
 _SPARSE = 0.5
 _WHOLE = 0.9
 _FEW_TASKS = 0.05
+_LEAST = 2
+_SLIGHT = 0.001
+_ALSO = 3
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
 _STATE_HINT = (
     "the state that this asks for is there before anything is done: begin with another, or gate the term by what the "
@@ -58,7 +62,6 @@ _STATE_HINT = (
 )
 _UNSAID_HINT = "a penalty takes nothing from an answer that says nothing: gate what is paid for one by the right answer"
 _COST_HINT = "what the steps of a task cost is more than its answer earns: lower the costs, or raise what is right"
-_MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
 
 
 def judge_chapter(
@@ -84,14 +87,25 @@ def judge_chapter(
     _judge_foreign_text(verdicts, chapter, foreign)
     _judge_tried(verdicts, chapter, "echoed")
     _judge(verdicts, named["judge_instructions"], chapter)
-    _judge_tried(verdicts, chapter, "emptied_state", "written")
+    _judge_tried(verdicts, chapter, "emptied_state")
+    _judge_beyond(verdicts, chapter, "every_value", "every_listed")
+    _judge_tried(verdicts, chapter, "written")
     _judge(verdicts, named["thought_answer"], chapter)
     _judge_tried(verdicts, chapter, "talk", "told")
+    _judge_beyond(verdicts, chapter, "unchecked_call")
     _judge_otherwise(verdicts, chapter, is_left_out=False)
+    _judge_beyond(verdicts, chapter, "every_value")
     _judge_leaks(verdicts, chapter)
     _judge_tried(verdicts, chapter, "asked_until_right")
-    _judge(verdicts, named["near_answer"], chapter)
+    # A far number that is right on a few tasks shares by accident what the others were made to share.
+    near = max((share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
+    for number in (0, 1) if near > _SPARSE else (1, 0):
+        if number:
+            _judge_variants(verdicts, chapter)
+        else:
+            _judge(verdicts, named["near_answer"], chapter)
     _judge_foreign(verdicts, chapter)
+    _judge_tried(verdicts, chapter, "commonest")
     if _is_few(chapter):
         _judge_guesses(verdicts, chapter)
         _judge_rest(verdicts, named, chapter)
@@ -102,7 +116,7 @@ def judge_chapter(
     if not any(one.hole == "paid_again" for one in verdicts.findings):
         success += _judge_again(thresholds, chapter)
     earned = [*verdicts.findings, *success, *chapter.channels]
-    return [*(advised(environment, one) for one in earned), *_invalid(environment, chapter)]
+    return [*(advised(environment, one) for one in earned), *unmeasured(environment, chapter)]
 
 
 def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
@@ -115,6 +129,24 @@ def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool)
             suspect = TRIED["left_out" if is_left_out else "other_arguments"].told(place)
             most = _WHOLE if key else 0.0
             verdicts.judge(dataclasses.replace(suspect, most=most), [beyond(way, [*wrong, chapter.only_said])])
+
+
+def _judge_variants(verdicts: Verdicts, chapter: Chapter) -> None:
+    """The parts of an answer that are not looked at: what is other there earns as much as the right one."""
+    found: list[tuple[str, Way]] = []
+    for label, way in chapter.tried["variant"]:
+        whole = {key: one for key, one in way.items() if _total(one) >= (1 - _SLIGHT) * _total(chapter.golds[key]) > 0}
+        if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)):
+            found.append((label, whole))
+    _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
+
+
+def _judge_together(verdicts: Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
+    """One finding of ways that earn by the same, which names the first of them."""
+    for at, (_, way) in enumerate(found):
+        said = ", or ".join(list(dict.fromkeys(label for label, _ in found[at:]))[:_ALSO])
+        if verdicts.judge(TRIED[name].told(said), [way]):
+            return
 
 
 def _judge_same_call(verdicts: Verdicts, chapter: Chapter) -> None:
@@ -302,6 +334,13 @@ def _judge_tried(verdicts: Verdicts, chapter: Chapter, *names: str) -> None:
             verdicts.judge(TRIED[name].told(what), [way])
 
 
+def _judge_beyond(verdicts: Verdicts, chapter: Chapter, name: str, tried: str = "") -> None:
+    """As `_judge_tried`, where the last words alone earn less."""
+    ways = [(what, beyond(way, [chapter.only_said])) for what, way in chapter.tried[tried or name]]
+    limit = TRIED[name].most or verdicts.thresholds.adversary
+    _judge_together(verdicts, name, [one for one in ways if share_of(one[1], chapter.golds) > limit])
+
+
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
     """Each place by itself: who takes an answer out of one place leaves it in the others."""
     before, earning = verdicts.explained, []
@@ -400,37 +439,3 @@ def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _invalid(environment: Environment, chapter: Chapter) -> list[Hole]:
-    """Terms that could not be measured though they can be on what the oracle does."""
-    found: dict[tuple[str, str], list[Trajectory]] = {}
-    names = ("emptied_state", "asked_until_right", "leak")
-    others = [way for _, way in (*(one for name in names for one in chapter.tried[name]), *chapter.constants)]
-    for way in [*(way for ways in chapter.ways.values() for way in ways), *others]:
-        for ended in way.values():
-            for name, term in ended.reward.terms.items():
-                spec = environment.spec.rewards.get(name)
-                if spec is None or term.status != "invalid" or not spec.weight:
-                    continue
-                if ended.reward.total is not None:
-                    if spec.weight < 0:
-                        found.setdefault(("penalty_avoided", name), []).append(ended)
-                elif ended.failure is not None and ended.failure.reason == "reward":
-                    hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
-                    found.setdefault((hole, name), []).append(ended)
-    made: list[Hole] = []
-    for (hole, name), episodes in found.items():
-        least = min(episodes, key=_by_gain)
-        why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
-        done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
-        message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
-        hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
-        gold = chapter.golds[least.split, least.task_index]
-        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
-    return made
-
-
-def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
-    """The order of the ways: the largest gain first, and of equal ones the least."""
-    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

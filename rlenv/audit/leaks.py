@@ -260,9 +260,10 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
     best: dict[tuple[str, str], Leak] = {}
     asked, alike = list(zip(some, golds, strict=False)), _alike(some)
     for label in dict.fromkeys(label for one in told for label in one):
-        for kind in ("result", "error") if aim.is_answer else ("error",):
+        tool = label.replace(" ", "(").partition("(")[0]
+        for kind in ("result", "error") if aim.is_answer or tool == aim.tool else ("error",):
             # What one tool says to many calls is one place.
-            place = kind, label.replace(" ", "(").partition("(")[0]
+            place = kind, tool
             is_asked = label.endswith(AS_ORACLE) or place[1] in alike
             texts = [_text(one.get(label), kind, *of, is_asked) for one, of in zip(told, asked, strict=True)]
             leak = _leak(f"{kind} of {label}", learn(texts, golds[: len(some)]))

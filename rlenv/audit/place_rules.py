@@ -135,6 +135,7 @@ _TEXT_CHARS = 20_000
 _GOLD_CHARS = 200
 _HITS = 0.7
 _FIRES = 0.25
+_FEW_TESTED = 32
 _LEAST = 4
 _FEW = 16
 _SO_FEW = 6
@@ -236,7 +237,11 @@ def learn(texts: Sequence[str], golds: Sequence[str], *, allowed: Allowed = lamb
     shapes = [one for one, count in counts.most_common(_RULES) if count >= least]
     best: Sure | None = None
     for rule in (rule for shape in shapes for rule in _rules(shape, kind)):
+        # A few tasks are all looked at where a rule is right on each, for as many rules as could have been.
         sure = _tried(rule, texts, golds, tested, tries=2 * len(shapes))
+        if sure is None and len(known) <= _FEW_TESTED:
+            sure = _tried(rule, texts, golds, known, tries=2 * len(counts))
+            sure = sure if sure is not None and sure.hits == len(known) else None
         if sure is not None and (best is None or sure.hits > best.hits):
             best = sure
     return best

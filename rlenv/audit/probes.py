@@ -109,6 +109,8 @@ def probes(subject: AuditSubject) -> list[Probe]:
         words = ["?"] if tool.mutates else _words(tool)
         found += [(f"{name}({word!r})", ToolCall(name, worded(tool, word))) for word in words]
         if tool.mutates:
+            flags = [(key, value) for key, value in _choices(tool) if isinstance(value, bool)]
+            found += [(f"{name}({key}={value!r})", ToolCall(name, {**base, key: value})) for key, value in flags]
             continue
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
         own = own or [known for known in [_as_elsewhere(subject, tool)] if known]

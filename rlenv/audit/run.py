@@ -24,13 +24,14 @@ from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted
 from rlenv.audit.report import AuditReport, Thresholds
 from rlenv.audit.shortcuts import find_shortcut
+from rlenv.audit.state import attack_state
 from rlenv.audit.subject import Action, AuditSubject, hearts_of, options_of
 from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_tools
 from rlenv.audit.texts import shrug
+from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.messages import ToolCall
 from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
@@ -45,7 +46,6 @@ _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
 _FIRST = 8
-_MOST_CHANGING = 6
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps it is done with, and how many there are."""
@@ -107,7 +107,7 @@ def _say_nothing(what: str, done: int, total: int) -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """The order in which adversaries play; their results stand in `seen`."""
+    """Who plays what, and in which order; what comes of it stands in `seen`."""
 
     environment: Environment
     seed: int
@@ -160,6 +160,7 @@ class _Run:
             earns = any(share_of(way, chapter.golds) > self.seen.thresholds.adversary for way in ways)
             if adversary.control is not None and earns:
                 chapter.controls[adversary.name] = await _ways(player, subjects, adversary.control)
+        await _variants(player, chapter, wide)
         self._progress(f"{split}: attacks", steps - 5, steps)
         await play_again(player, chapter, attacked)
         if self.environment.parts.tools:
@@ -206,31 +207,9 @@ class _Run:
                 self.seen.planted.append(planting.succeeded > 0)
 
     async def _stateful(self, player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
-        """Tools that change something, called for all there is; tools that can be asked for each answer."""
-        tools = self.environment.parts.tools.values()
+        """Tools that change something, users that talk, and what can be asked for each answer."""
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
-        changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
-        told = [tool.name for tool in changing]
-        # Where the answer behind it is right on its own, nothing is earned by the state.
-        alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
-        for some in [changing, *([tool] for tool in changing)] if changing else ():
-            way = await player.way(subjects, partial(asking.empty_state, changing=some))
-            wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
-            undone = {key: one for key, one in wrong.items() if not _did_the_task(one, chapter, told)}
-            chapter.tried["emptied_state"].append((None, undone))
-        for value in asking.values_to_write(self.environment) if changing else ():
-            way = await player.way(subjects, partial(asking.write_same, changing=changing, value=value))
-            wrong = {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
-            chapter.tried["written"].append((None, wrong))
-        chapter.only_said = await player.way(subjects, lambda one: [one.gold.turns[-1].action])
-        otherwise = {subject.gold.task_index: asking.other_arguments(subject) for subject in subjects}
-        for place in dict.fromkeys(place for found in otherwise.values() for place in found):
-            chapter.tried["other_arguments"].append(
-                (place, await player.way(subjects, partial(_acts, otherwise, place)))
-            )
-        for what in asking.SAME_CALLS:
-            chapter.tried["same_call"].append((what, await player.way(subjects, partial(asking.same_call, what=what))))
-        chapter.again = [await player.way(subjects, partial(asking.do_again, number=number)) for number in range(2)]
+        await attack_state(player, chapter, subjects)
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
         targets = {subject.gold.task_index: asking.targets_of(subject) for subject in subjects}
@@ -250,13 +229,16 @@ class _Run:
         answers: Sequence[str],
     ) -> None:
         """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
-        here = Counter(subject.gold.answer for subject in wide)
+        here, options = Counter(subject.gold.answer for subject in wide), list(dict.fromkeys(answers))
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
             # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
             others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
             way = await player.way(others, partial(_says, said=answer))
             if way:
                 chapter.constants.append((answer, way))
+        if said := _commonest(options):
+            others = [one for one in wide if one.gold.answer != said]
+            chapter.tried["commonest"].append((said, await player.way(others, partial(_says, said=said))))
         if (shortcut := find_shortcut(everyone)) is not None:
             chapter.tried["shortcut"].append((shortcut, await player.way(subjects, partial(_takes, shortcut.taken))))
         if not answers:
@@ -293,6 +275,21 @@ async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: W
     return ways
 
 
+async def _variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+    """Right answers with one part changed, each kind of change a way of its own."""
+    hearts = {index: heart for (_, index), heart in chapter.hearts.items()}
+    made = {one.gold.task_index: variant_scripts(one, hearts[one.gold.task_index]) for one in subjects}
+    for label in dict.fromkeys(label for scripts in made.values() for label in scripts):
+        way = await player.way(subjects, partial(_labelled, made, label))
+        chapter.tried["variant"].append((label, way))
+
+
+def _labelled(
+    made: Mapping[int, Mapping[str, Sequence[Action]]], label: str, subject: AuditSubject
+) -> Sequence[Action]:
+    return made[subject.gold.task_index].get(label, ())
+
+
 def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
     """True if an episode earned anything, or escaped, or was as good as the oracle's."""
     total = ended.reward.total
@@ -315,12 +312,11 @@ def _asks(
     return how(subject, target) if target is not None and is_fit else ()
 
 
-def _acts(
-    scripts: Mapping[int, Mapping[tuple[str, str, int], Sequence[Action]]],
-    place: tuple[str, str, int],
-    subject: AuditSubject,
-) -> Sequence[Action]:
-    return scripts[subject.gold.task_index].get(place, ())
+def _commonest(options: Sequence[str]) -> str:
+    """The signs that stand most often at each place of answers that are equally long; "" for others."""
+    if len({len(one) for one in options}) != 1 or len(options) <= _FIRST:
+        return ""
+    return "".join(Counter(signs).most_common(1)[0][0] for signs in zip(*options, strict=True))
 
 
 def _says(subject: AuditSubject, said: str) -> list[Action]:
@@ -337,23 +333,6 @@ def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSu
 
 def _total(ended: Trajectory) -> float:
     return ended.reward.total or 0.0
-
-
-def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
-    """True if a policy that changes all there is has changed just what the oracle changes.
-
-    Both were told the same, by as many calls: a tool that says "removed" of everything tells by their number alone. The
-    same call made again is one, and its arguments may be others, such as a note.
-    """
-
-    def changes(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
-        made = [pair for turn in one.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
-        went = [(call, result) for call, result in made if result.name in changing and result.outcome == "ok"]
-        calls = {(call.name, str(call.arguments)) for call, _ in went if isinstance(call, ToolCall)}
-        return {(result.name, result.text) for _, result in went}, len(calls)
-
-    told = changes(chapter.golds[ended.split, ended.task_index])
-    return bool(told[0]) and changes(ended) == told
 
 
 def _spread(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:

@@ -1,242 +1,30 @@
-"""Right answers that the rows give away: tests that the prompt shows, and the form of a question or of its options.
+"""Right answers that the form of a question, of its options or of its numbers gives away.
 
-A prompt may show some of its tests, as the usual data sets do; what counts is a row of which a table of what is shown
-would pass nearly everything. Rules of a few cheap features are learnt on every second task and tried on the others."""
+Rules of a few cheap features are learnt on each half of the tasks and tried on the other."""
 
 from __future__ import annotations
 
-import ast
-import json
-import math
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rlenv.audit.golds import tail
 from rlenv.audit.place_rules import is_mark
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import AuditSubject, options_of, same
-from rlenv.errors import RewardError
-from rlenv.language.templates import TemplateError, compile_value, texts_in
 from rlenv.rewards.normalise import number
-from rlenv.rewards.tests import TestsSpec
-from rlenv.rewards.verify import VerifySpec
 
 if TYPE_CHECKING:
-    from rlenv.audit.data import DataFindings, PromptRow, Rows
-    from rlenv.episodes.environment import Environment
+    pass
 
-__all__ = ["check_tests", "find_shortcut"]
-
-_MOST_ROWS = 500
-_MOST_TESTS = 100
-_PASSES = 0.8
-"""What a table of the shown tests has to pass of a row's for the row to count."""
-_FEW = 0.05
-_LEAST = 2
-_ANSWER = re.compile(r"\{\{\s*answer\b[^}]*\}\}")
-_GAP = 60
-_CHARS = 2_000
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-_WORDS = {"true": "(?:true|True)", "false": "(?:false|False)", "none": "(?:None|null)", "null": "(?:None|null)"}
-_LEADS_TO = (
-    r"(?:=|->|→|⇒|➞|:|\n|\b(?:returns?|gives?|outputs?|prints?|expect\w*|results?|is|be|yields?|becomes?|equals?)\b)"
-)
-
-Pairs = Sequence[tuple[str, str]]
-"""What each part of a test gives and expects, as patterns that find it in a prompt; ("", "") where that is unknown."""
-
-
-def check_tests(environment: Environment, rows: Rows, found: DataFindings) -> None:
-    """A finding for each term that tests answers, and split, whose rows' prompts show (nearly) all that is tested."""
-    for term in environment.parts.terms:
-        spec = term.spec
-        if spec.weight <= 0:
-            continue
-        if isinstance(spec, TestsSpec):
-            form = next(key for key in ("calls", "stdin", "programs") if getattr(spec, key) is not None)
-            tested = [getattr(spec, form), spec.entry or ""]
-        elif isinstance(spec, VerifySpec) and (program := _program(spec)):
-            form, tested = "printed", [program, getattr(spec.expect, "value", spec.expect)]
-        else:
-            continue
-        if not any("resources" in text for text in texts_in(tested)):
-            is_whole = not isinstance(spec, TestsSpec) or spec.credit == "all"
-            for some in rows.values():
-                _check(term.name, form, tested, environment.spec.vars, some, found, is_whole=is_whole)
-
-
-def _program(spec: VerifySpec) -> str:
-    """The program that a tool runs beside the answer, as a template; "" where there is none."""
-    texts = [text for text in texts_in(spec.arguments) if _ANSWER.search(text)]
-    return _ANSWER.sub("", texts[0]) if texts and _ANSWER.sub("", texts[0]).strip() else ""
-
-
-def _check(
-    name: str,
-    form: str,
-    tested: Sequence[Any],
-    constants: Mapping[str, Any],
-    rows: Sequence[PromptRow],
-    found: DataFindings,
-    *,
-    is_whole: bool,
-) -> None:
-    fill = compile_value(tested)
-    earned: list[tuple[PromptRow, float]] = []
-    shares: list[float] = []
-    for row in [one for one in rows[:: -(-len(rows) // _MOST_ROWS) or 1] if one.prompt]:
-        try:
-            given, entry = fill(task=row.task, vars=constants)
-            tests = list(_tests(form, given, str(entry)))[:_MOST_TESTS]
-        except (TemplateError, RewardError, SyntaxError, ValueError, TypeError, RecursionError):
-            continue  # what the oracle's own episode has failed of
-        if not tests:
-            continue
-        passed = [all(_is_shown(part, row.prompt or "") for part in test) for test in tests]
-        shares.append(sum(passed) / len(passed))
-        earned.append((row, float(all(passed)) if is_whole else shares[-1]))
-    shown = [row for row, value in earned if value >= _PASSES]
-    if not shown:
-        return
-    mean = math.fsum(shares) / len(shares)
-    message = (
-        f"the prompt shows what '{name}' tests on {len(shown)} of {len(earned)} rows ({mean:.0%} of all tests): a "
-        "table of the examples passes them; test with arguments that are not shown"
-    )
-    if len(shown) >= max(_LEAST, _FEW * len(earned)):
-        found.report("tests_in_prompt", shown, message, name)
-    else:
-        found.notes.append(f"tests_in_prompt: {message}")
-
-
-def _tests(form: str, given: Any, entry: str) -> Iterator[Pairs]:
-    """Each test with its parts; what cannot be read has a part that no prompt shows."""
-    if form == "printed":
-        yield from _printing(str(given), entry)
-        return
-    if form == "programs":
-        for text in [given] if isinstance(given, str) else given:
-            yield [_asserted(node, text) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)] or [
-                (_pattern(text), "")
-            ]
-        return
-    value = json.loads(given) if isinstance(given, str) else given
-    if isinstance(value, Mapping):
-        value = [{"input": one, "output": two} for one, two in zip(value["inputs"], value["outputs"], strict=True)]
-    for row in value:
-        told, wanted = row.get("args", row.get("input")), row.get("expected", row.get("output"))
-        if form == "stdin":
-            yield [(_printed(told), _printed(wanted))]
-            continue
-        if isinstance(told, str):  # one JSON value a line
-            told, wanted = [json.loads(line) for line in told.splitlines()], json.loads(wanted)
-        yield [(_arguments(told, row.get("kwargs") or {}, entry), _value(wanted))]
-
-
-def _printing(text: str, expected: str) -> Iterator[Pairs]:
-    """The calls of a program that it asserts or prints: each with its line of the expected text."""
-    tree = ast.parse(text)
-    nodes = list(ast.walk(tree))
-    compared = [ast.Assert(node) for node in nodes if isinstance(node, ast.Compare) and _calls(node)]
-    if asserts := [node for node in nodes if isinstance(node, ast.Assert) and not _calls(node.test)] + compared:
-        yield from ([_asserted(node, text)] for node in asserts)
-        return
-    printed = [one for node in nodes if isinstance(node, ast.Call) and _is_print(node) for one in node.args]
-    lines = expected.splitlines()
-    last = tree.body[-1] if tree.body else None
-    if not printed and isinstance(last, ast.Expr):
-        is_list = isinstance(last.value, (ast.List, ast.Tuple))
-        printed = last.value.elts if isinstance(last.value, (ast.List, ast.Tuple)) else [last.value]
-        lines = [repr(one) for one in ast.literal_eval(expected)] if is_list else [expected]
-    for call, line in zip(printed, lines, strict=False):
-        told = [ast.literal_eval(one) for one in call.args] if isinstance(call, ast.Call) else []
-        yield [(_arguments(told, {}, ""), _pattern(line, quoted=True))] if told else [(_pattern(line), "")]
-
-
-def _calls(node: ast.AST) -> bool:
-    return isinstance(node, ast.Compare) and any(isinstance(one, ast.Call) for one in (node.left, *node.comparators))
-
-
-def _is_print(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Name) and node.func.id == "print"
-
-
-def _asserted(node: ast.Assert, text: str) -> tuple[str, str]:
-    """The call of an assertion and its expected value; the whole text where it is of another form."""
-    test: ast.expr = node.test
-    wanted: object = True
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, wanted = test.operand, False
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.Is)):
-        sides = [test.left, test.comparators[0]]
-        calls = [side for side in sides if isinstance(side, ast.Call)]
-        others = [side for side in sides if not isinstance(side, ast.Call)]
-        if len(calls) == 1:
-            try:
-                test, wanted = calls[0], ast.literal_eval(others[0])
-            except (ValueError, TypeError, SyntaxError):
-                return (_pattern(ast.get_source_segment(text, node) or "?"), "")
-    if isinstance(test, ast.Call):
-        try:
-            told = [ast.literal_eval(one) for one in test.args]
-            named = {one.arg or "": ast.literal_eval(one.value) for one in test.keywords}
-        except (ValueError, TypeError, SyntaxError):
-            pass
-        else:
-            return (_arguments(told, named, ""), _value(wanted))
-    return (_pattern(ast.get_source_segment(text, node) or "?"), "")
-
-
-def _arguments(told: Sequence[Any], named: Mapping[str, Any], entry: str) -> str:
-    parts = [_value(one) for one in [*told, *named.values()]]
-    if not parts:
-        return (re.escape(entry) or r"\w+") + r"\s*\(\s*\)"
-    return r"[\s,;]*(?:\w+\s*[=:]\s*)?".join(parts)
-
-
-def _printed(value: Any) -> str:
-    return _pattern("\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
-
-
-def _value(value: Any) -> str:
-    return _pattern(value if isinstance(value, str) else repr(value), quoted=True)
-
-
-def _pattern(text: str, *, quoted: bool = False) -> str:
-    """Finds a value as Python, JSON or prose writes it: whatever the space, the quotes and the brackets."""
-    found = [_token(one) for one in _TOKEN.findall(text[:_CHARS])]
-    inside = r"\s*".join(one for one in found if one)
-    begins = r"(?<![\w.])(?<![\w.]-)" if re.match(r"\w", text) else ""
-    ends = r"(?![\w]|\.\d)" if re.search(r"\w$", text) else ""
-    marks = "[\"'`]*" if quoted else ""
-    return f"{marks}{begins}{inside}{ends}{marks}"
-
-
-def _token(token: str) -> str:
-    if token in "\"'":
-        return "[\"']"
-    if token in "([":
-        return r"[\[(]"
-    if token in ")]":
-        return r"(?:,\s*)?[\])]"
-    return _WORDS.get(token.lower(), re.escape(token))
-
-
-def _is_shown(part: tuple[str, str], prompt: str) -> bool:
-    """True if a prompt says what is given and, close behind it, what is expected."""
-    told, wanted = part
-    if not wanted:
-        return re.search(told, prompt) is not None
-    # What stands between has no other values.
-    between = rf"(?=[^\d]{{0,{_GAP}}}?{_LEADS_TO})[^\d]{{0,{_GAP}}}?"
-    return re.search(f"{told}{between}{wanted}", prompt) is not None
-
+__all__ = ["find_shortcut"]
 
 _LEAST_TASKS = 16
+_LEAST_OPTIONED = 8
 _HITS = 0.8
 _RARE = 1e-3
 _MOST_ANSWERS = 12
@@ -308,22 +96,28 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
 def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     """The best rule that is far above chance on tasks that it was not learnt on, None without any."""
     some = [one for one in subjects if one.right][:_MOST_TASKS]
-    if len(some) < _LEAST_TASKS or 2 * sum(map(_asks_form, some)) > len(some):
+    if len(some) < _LEAST_OPTIONED or 2 * sum(map(_asks_form, some)) > len(some):
         return None
     # Rows may take turns.
     mixed = random.Random(0).sample(range(len(some)), len(some))
-    learnt, tested = mixed[::2], mixed[1::2]
+    halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS else []
+    # What is learnt on each half is tried on the other; what goes by the look of an option has learnt nothing.
+    learnt = [dict([*_by_look(some, half), *_by_number(some, half)]) for half in halves]
+    tried = [*_by_option(some)]
+    common = Counter(one.right for one in some).most_common(1)[0][1] / len(some)
+    for name in learnt[0] if learnt else ():
+        if name in learnt[1]:
+            sides = zip(halves, (learnt[1][name], learnt[0][name]), strict=True)
+            tried.append((name, {at: said[at] for half, said in sides for at in half}, common))
     best: Leak | None = None
-    for name, said, chance in (*_by_option(some), *_by_look(some, learnt)):
-        fired = [at for at in tested if at in said]
-        hits = sum(same(said[at], some[at].right) for at in fired)
-        of_all = sum(same(said[at], some[at].right) for at in said)
-        is_sure = hits >= _HITS * len(tested) and tail(hits, len(tested), chance) < _RARE
-        # Learnt or not: of so many rules one fits by chance.
-        is_sure = is_sure and tail(of_all, len(some), chance) * len(_LOOKS) < _RARE
+    for name, said, chance in tried:
+        hits = sum(same(said[at], some[at].right) for at in said)
+        # Of so many rules one fits by chance.
+        tries = 2 if name.startswith((_TWO, "a threshold")) else len(_LOOKS)
+        is_sure = hits >= _HITS * len(some) and tail(hits, len(some), chance) * tries < _RARE
         if is_sure and (best is None or hits > best.hits):
             best = Leak(
-                name, f"{hits} of {len(tested)} by {name}", {some[at].gold.task_index: said[at] for at in said}, hits
+                name, f"{hits} of {len(some)} by {name}", {some[at].gold.task_index: said[at] for at in said}, hits
             )
     return best
 
@@ -369,16 +163,122 @@ def _text_behind(prompt: str, label: str) -> str:
     return found[1] if found else ""
 
 
-def _by_look(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+def _by_look(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str]]]:
     """The answers of a policy that has learnt which answer goes with which look of a question."""
     answers = Counter(one.right for one in subjects)
     if len(answers) > _MOST_ANSWERS or len(answers) < 2:
         return
-    (common, count), *_ = answers.most_common(1)
+    ((common, _),) = answers.most_common(1)
     for name, look in _LOOKS.items():
         seen: dict[Hashable, Counter[str]] = defaultdict(Counter)
         for at in learnt:
             seen[look(subjects[at].prompt)][subjects[at].right] += 1
         known = {key: counts.most_common(1)[0][0] for key, counts in seen.items()}
         said = {at: known.get(look(one.prompt), common) for at, one in enumerate(subjects)}
-        yield f"{name}, which says which answer is right", said, count / len(subjects)
+        yield f"{name}, which says which answer is right", said
+
+
+_CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
+_FIGURE = re.compile(r"-?\d+(?:\.\d+)?")
+_MOST_FIGURES = 4
+_PROMPT = "the prompt"
+_TWO = "thresholds on two numbers"
+_MOST_MEASURES = 16
+_OF_TIME = re.compile(r"\b(?:noon|midnight|morning|afternoon|evening|night|week|season|age|adult)\w*", re.IGNORECASE)
+
+Split = tuple[int, str, float, str, str]
+"""How many tasks it gets right, of which measure, where it parts them, and what is said below and above."""
+
+
+def _by_number(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """The answers of a policy that has learnt one or two thresholds of numbers that prompts show."""
+    answers = Counter(one.right for one in subjects)
+    rest = {_FIGURE.sub("", one.prompt) for one in subjects}
+    # Where numbers alone differ they are the question.
+    if not 2 <= len(answers) <= _MOST_ANSWERS or 2 * len(rest) < len(subjects) or _OF_TIME.search(min(rest)):
+        return
+    measures, told = _measures(subjects), _told_numbers(subjects)
+    rights = [one.right for one in subjects]
+    splits = partial(_splits, measures, rights, told)
+    for root in splits(learnt)[:1]:
+        yield f"a threshold on {root[1]}", {at: _by(root, measures, at) for at in range(len(rights))}
+    trees = []
+    for root in splits(learnt)[:_MOST_FIGURES]:
+        sides = [[at for at in learnt if (measures[root[1]][at] > root[2]) == side] for side in (False, True)]
+        # A side that nothing parts is as its root says.
+        leaves = [
+            (*splits(side), (sum(rights[at] == _by(root, measures, at) for at in side), *root[1:]))[0] for side in sides
+        ]
+        trees.append((sum(leaf[0] for leaf in leaves), root, leaves))
+    for _, root, leaves in sorted(trees, key=lambda one: -one[0])[:1]:
+        ways = [leaves[measures[root[1]][at] > root[2]] for at in range(len(rights))]
+        yield f"{_TWO} that the prompt shows", {at: _by(leaf, measures, at) for at, leaf in enumerate(ways)}
+
+
+def _by(split: Split, measures: Mapping[str, Sequence[float]], at: int) -> str:
+    _, name, where, below, above = split
+    return above if measures[name][at] > where else below
+
+
+def _splits(
+    measures: Mapping[str, Sequence[float]], rights: Sequence[str], told: Sequence[float], learnt: Sequence[int]
+) -> list[Split]:
+    """The threshold of each measure that parts these tasks best, the best first; none that a text tells."""
+    found: list[Split] = []
+    for name, values in measures.items():
+        ordered = sorted(learnt, key=lambda at: values[at])
+        below, above = Counter[str](), Counter(rights[at] for at in ordered)
+        best, is_told = None, False
+        for one, other in pairwise(ordered):
+            below[rights[one]] += 1
+            above[rights[one]] -= 1
+            low, high = values[one], values[other]
+            (left, hits), (right, more) = below.most_common(1)[0], above.most_common(1)[0]
+            if low < high and left != right and (best is None or hits + more > best[0]):
+                best = (hits + more, name, (low + high) / 2, left, right)
+                is_told = any(low <= number <= high for number in told)
+        found += [best] if best is not None and not is_told else []
+    return sorted(found, key=lambda one: -one[0])
+
+
+def _measures(subjects: Sequence[AuditSubject]) -> dict[str, list[float]]:
+    """Numbers that all prompts show, by the column or by their place, and the lengths of columns of text."""
+    found: dict[str, list[float]] = {}
+    columns = [key for key in subjects[0].task if all(key in one.task for one in subjects)]
+    for key in columns:
+        texts = [str(one.task[key]) for one in subjects]
+        if all(text and text in one.prompt for text, one in zip(texts, subjects, strict=True)):
+            found |= _figures(f"'{key}'", texts)
+            found[f"the length of '{key}'"] = [float(len(text)) for text in texts]
+    found |= _figures(_PROMPT, [one.prompt for one in subjects])
+    return {name: some for name, some in list(found.items())[:_MOST_MEASURES] if len(set(some)) > 2}
+
+
+def _figures(name: str, texts: Sequence[str]) -> dict[str, list[float]]:
+    """The numbers of texts that have equally many; the hour of a time with its minutes."""
+    clocks = [_CLOCK.findall(text) for text in texts]
+    if all(len(some) == 1 for some in clocks):
+        parts = [[float(one) for one in some[0].split(":")] for some in clocks]
+        return {f"the time in {name}": [hour + minute / 60 for hour, minute, *_ in parts]}
+    numbers = [[float(one) for one in _FIGURE.findall(text)] for text in texts]
+    count = len(numbers[0])
+    if not count or any(len(some) != count for some in numbers):
+        return {}
+    places = range(min(count, _MOST_FIGURES))
+    return {
+        f"number {at + 1} of {name}" if count > 1 or name == _PROMPT else name: [some[at] for some in numbers]
+        for at in places
+    }
+
+
+def _told_numbers(subjects: Sequence[AuditSubject]) -> list[float]:
+    """Numbers that a rule may be told by: those of tools, of what they give, and of nearly all prompts."""
+    tools = " ".join(tool.description for tool in subjects[0].environment.parts.tools.values())
+    given = " ".join(result.text for one in subjects for _, result in one.oracle_calls())
+    counts = Counter(number for one in subjects for number in set(_FIGURE.findall(_all_of(one))))
+    common = [number for number, count in counts.items() if 5 * count >= 4 * len(subjects)]
+    return [float(number) for number in {*_FIGURE.findall(f"{tools} {given}"), *common} if len(number) < _MOST_MEASURES]
+
+
+def _all_of(subject: AuditSubject) -> str:
+    return " ".join(message.content for message in subject.gold.messages)

@@ -294,6 +294,8 @@ class Aim:
     write: Callable[[AuditSubject, str], list[Action]]
     is_answer: bool = True
     """A code that is given to a call is found out by others: what these give on success is there to be read."""
+    tool: str = ""
+    """The tool that takes the code."""
 
 
 def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
@@ -315,7 +317,7 @@ def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
         ]
         told = sum(holds(subject.prompt, code) for subject, code in zip(subjects, codes, strict=True))
         if _differ(codes) and 5 * told < len(subjects):
-            return Aim(codes, partial(_call, name=name, key=key), is_answer=False)
+            return Aim(codes, partial(_call, name=name, key=key), is_answer=False, tool=name)
     return None
 
 

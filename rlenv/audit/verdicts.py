@@ -21,7 +21,7 @@ from rlenv.trajectory import Trajectory
 
 __all__ = [
     "ANY_ANSWER", "SLACK", "TRIED", "Suspect", "Verdicts", "advised", "beyond", "episode_of", "judge_sides",
-        "judge_vanishing", "share_of",
+        "judge_vanishing", "share_of", "unmeasured",
 ]  # fmt: skip
 
 SLACK = 1e-9
@@ -69,6 +69,11 @@ _SUSPECTS = (
         "let the tool refuse what it is not told: it knows the right value by itself", where="default of {0}"),
     Suspect("other_arguments", "unchecked_argument", "gives a wrong {0}",
         "compare the {0} with what the row says; a value beyond it must not pass either", where="{0}"),
+    Suspect("unchecked_call", "unchecked_call", "leaves out {0},",
+        "measure what these calls do: the reward is the same without them", where="{0}", most=0.9),
+    Suspect("every_value", "every_value_tried", "calls {0}, the right one among them,",
+        "compare the state at the end as a whole: what else was written, changed or tried costs nothing here",
+        where="{0}", most=_SHORTCUT),
     Suspect("same_call", "paid_again", "makes {0} again and again, and nothing else,",
         "count each thing once; where a wrong call goes well by chance, let it be tried once"),
     Suspect("echoed", "echoed_text", "tells {0}, which says it back, what success looks like",
@@ -83,6 +88,10 @@ _SUSPECTS = (
     Suspect("asked_until_right", "asked_until_right",
         "asks {0} one answer after the other until it is answered otherwise",
         "let the tool be asked once or twice, or take something for each time that it is asked"),
+    Suspect("variant", "loose_match", "changes the right answer ({0})",
+        "compare the whole answer: it may have {0} here, and earns as much"),
+    Suspect("commonest", "constant_answer", "gives every task {0!r:.40}, which has the commonest sign at each place,",
+        "pay for a whole answer, or for what is beyond chance at each place: partial credit goes to a constant here"),
     Suspect("shortcut", "shortcut", "goes by {0.where} ({0.rule})",
         "make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
         most=_SHORTCUT),
@@ -357,3 +366,40 @@ def advised(environment: Environment, found: Hole) -> Hole:
     elif rule == "regex":
         said = "the pattern matches other answers too: end it with $, and put the row's own answer in it"
     return dataclasses.replace(found, hint=said) if said else found
+
+
+_MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
+
+
+def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
+    """Terms that could not be measured though they can be on what the oracle does."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
+    names = ("emptied_state", "asked_until_right", "leak")
+    others = [way for _, way in (*(one for name in names for one in chapter.tried[name]), *chapter.constants)]
+    for way in [*(way for ways in chapter.ways.values() for way in ways), *others]:
+        for ended in way.values():
+            for name, term in ended.reward.terms.items():
+                spec = environment.spec.rewards.get(name)
+                if spec is None or term.status != "invalid" or not spec.weight:
+                    continue
+                if ended.reward.total is not None:
+                    if spec.weight < 0:
+                        found.setdefault(("penalty_avoided", name), []).append(ended)
+                elif ended.failure is not None and ended.failure.reason == "reward":
+                    hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
+                    found.setdefault((hole, name), []).append(ended)
+    made: list[Hole] = []
+    for (hole, name), episodes in found.items():
+        least = min(episodes, key=_by_gain)
+        why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
+        done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
+        message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
+        hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
+        gold = chapter.golds[least.split, least.task_index]
+        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
+    return made
+
+
+def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
+    """The order of the ways: the largest gain first, and of equal ones the least."""
+    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

@@ -102,11 +102,11 @@ def from_there(context):
 
 def moved(context):
     wanted = (context.task["answer"], context.task["question"])
-    return float(wanted in (context.resources["board"].target or []))
+    return float(set(context.resources["board"].target or []) == {wanted})
 
 
 def moved_ashore(context):
-    return float((context.task["answer"], "ashore") in (context.resources["board"].target or []))
+    return float((context.resources["board"].target or []) == [(context.task["answer"], "ashore")])
 
 
 def every_move(context):

@@ -475,7 +475,7 @@ PLANTED: dict[str, tuple[str, str, Case]] = {
         Case(tools=ORDERS, rewards={"state": python("none_open")}, oracle=CLOSES, extra=STATE),
     ),
     "state that can be emptied by a tool that says the same of all": (
-        "emptied_state",
+        "every_value_tried",
         "state",
         Case(tools=DROPS, rewards={"state": python("none_open")}, oracle=DROPS_ONE, extra=STATE),
     ),

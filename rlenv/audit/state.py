@@ -1,0 +1,447 @@
+"""State that is graded in part: emptied, written over, done with other arguments, with every value, or not at all."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from rlenv.audit.asking import values_of
+from rlenv.audit.crafted import named_words
+from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way
+from rlenv.audit.probes import filler, pieces
+from rlenv.audit.subject import Action, AuditSubject, shaped, texts_of
+from rlenv.audit.texts import holds
+from rlenv.episodes.environment import Environment
+from rlenv.messages import Message, ToolCall, ToolResult
+from rlenv.tools.base import Tool
+from rlenv.trajectory import Trajectory
+
+__all__ = ["SAME_CALLS", "attack_state"]
+
+_LOOKS = 24
+_WHOLE = re.compile(r"[\"']([^\"'\n]{2,60} [^\"'\n]{1,60})[\"']")
+_MOST_AIMS = 6
+_MOST_CHANGING = 6
+_SAME = "zqx"
+_MUCH = 1_000_000
+_OTHERS = 6
+_SIBLINGS = 10
+_TIMES = 3
+_OFTEN = 32
+SAME_CALLS: Mapping[str, str] = {
+    "the first call once": "",
+    "a wrong call once": "",
+    "the first call of the oracle": "the first call once",
+    "the first call of the oracle, once a turn,": "the first call once",
+    "a wrong call": "a wrong call once",
+}
+"""What is made of one call, and what it is beside: that earns as much where it is not the repeating that is paid."""
+_NAMED = re.compile(r"[^\W\d]\w+")
+_MOST_PLACES = 6
+_FEW_WORDS = 4
+_LISTED = re.compile(r"\([^()]+\)|[`'\"][\w-]+[`'\"]|\b\w+(?:, \w+)* or \w+\b")
+_ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
+_PIECE = re.compile(r"[.:;?!()]\s|\n")
+_COMMA = re.compile(r",\s*(?:and |or )?|\s+(?:and|or)\s+")
+_ALL = ("*", "all", "%", ".*", "")
+"""What means all there is in usual tools."""
+Place = tuple[str, str, int]
+"""A tool, what is other there ("" for all), and the number of a way."""
+
+
+async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
+    """Plays on tools that change something; what came of it stands in `chapter.tried`."""
+    tools = player.environment.parts.tools.values()
+    changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
+    # Where the answer behind it is right on its own, nothing is earned by the state.
+    alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
+
+    def unsaid(way: Way) -> Way:
+        return {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+
+    for some in [changing, *([tool] for tool in changing)] if changing else ():
+        way = unsaid(await player.way(subjects, partial(_empty_state, changing=some)))
+        undone = {key: one for key, one in way.items() if not _did_the_task(one, chapter, [one.name for one in some])}
+        # Who has made the oracle's own calls among all others has not emptied it.
+        made = {key: one for key, one in undone.items() if _has_made(one, chapter.golds[key], changing)}
+        chapter.tried["emptied_state"].append((None, {key: one for key, one in undone.items() if key not in made}))
+        listed = "the tools that change something for all that the others list"
+        chapter.tried["every_listed"].append((listed, _gone_well(made, chapter, changing)))
+    for value in _values_to_write(player.environment) if changing else ():
+        way = await player.way(subjects, partial(_write_same, changing=changing, value=value))
+        chapter.tried["written"].append((None, unsaid(way)))
+    chapter.only_said = await player.way(subjects, lambda one: [one.gold.turns[-1].action])
+    for name, write in (("other_arguments", _other_arguments), ("unchecked_call", _left_out), ("every_value", _every)):
+        scripts = {subject.gold.task_index: write(subject) for subject in subjects}
+        for place in dict.fromkeys(place for found in scripts.values() for place in found):
+            way = await player.way(subjects, partial(_of_place, scripts, place))
+            chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
+    for what in SAME_CALLS:
+        chapter.tried["same_call"].append((what, await player.way(subjects, partial(_same_call, what=what))))
+    chapter.again = [await player.way(subjects, partial(_do_again, number=number)) for number in range(2)]
+
+
+def _of_place(
+    scripts: Mapping[int, Mapping[Any, Sequence[Action]]], place: Any, subject: AuditSubject
+) -> Sequence[Action]:
+    return scripts[subject.gold.task_index].get(place, ())
+
+
+def _total(ended: Trajectory) -> float:
+    return ended.reward.total or 0.0
+
+
+def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
+    """True if a policy that changes all there is has changed just what the oracle changes.
+
+    Both were told the same, by as many calls: a tool that says "removed" of everything tells by their number alone. The
+    same call made again is one, and its arguments may be others, such as a note.
+    """
+
+    def changes(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
+        made = [pair for turn in one.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
+        went = [(call, result) for call, result in made if result.name in changing and result.outcome == "ok"]
+        calls = {(call.name, str(call.arguments)) for call, _ in went if isinstance(call, ToolCall)}
+        return {(result.name, result.text) for _, result in went}, len(calls)
+
+    told = changes(chapter.golds[ended.split, ended.task_index])
+    return bool(told[0]) and changes(ended) == told
+
+
+def _has_made(ended: Trajectory, gold: Trajectory, changing: Sequence[Tool]) -> bool:
+    """True where all of the oracle's calls that change something are among those of an episode, or parts of these."""
+    names = {tool.name for tool in changing}
+    made, own = ([call for call, _ in _answered(one) if call.name in names] for one in (ended, gold))
+    return bool(own) and all(any(_covers(call, wanted) for call in made) for wanted in own)
+
+
+def _covers(call: ToolCall, wanted: ToolCall) -> bool:
+    pairs = [(call.arguments.get(key), value) for key, value in wanted.arguments.items()]
+    return call.name == wanted.name and all(
+        mine == right or (isinstance(mine, list) and isinstance(right, list) and all(one in mine for one in right))
+        for mine, right in pairs
+    )
+
+
+def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
+    """Those in which a call that is none of the oracle's was answered as its own was: others were refused maybe."""
+
+    names = {tool.name for tool in changing}
+
+    def is_so(key: Key, ended: Trajectory) -> bool:
+        gold = chapter.golds[key]
+        own = {(call.name, str(dict(call.arguments))) for call, _ in _answered(gold)}
+        told: dict[tuple[str, bool], set[str]] = {}
+        for call, result in [one for one in _answered(ended) if one[0].name in names]:
+            text = result.text
+            for value in sorted(map(str, call.arguments.values()), key=len, reverse=True):
+                text = text.replace(value, "·") if value else text
+            is_own = (call.name, str(dict(call.arguments))) in own
+            told.setdefault((call.name, is_own), set()).add(re.sub(r"[0-9]+", "0", text))
+        others = [(name, texts) for (name, is_own), texts in told.items() if not is_own]
+        return any(texts & told.get((name, True), texts) for name, texts in others)
+
+    return {key: ended for key, ended in way.items() if is_so(key, ended)}
+
+
+def _answered(ended: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
+    for turn in ended.turns:
+        for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+            if isinstance(call, ToolCall):
+                yield call, result
+
+
+def _last_words(subject: AuditSubject) -> Action:
+    """The oracle's words at the end where that is the same on all tasks, and else a wrong answer."""
+    return subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+
+
+def _own_calls(subject: AuditSubject) -> list[ToolCall]:
+    return [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+
+
+def _changing_calls(subject: AuditSubject) -> list[tuple[int, ToolCall, Tool]]:
+    """The oracle's calls that change something, with their places among all."""
+    tools = subject.environment.parts.tools
+    return [
+        (at, call, tools[call.name])
+        for at, call in enumerate(_own_calls(subject))
+        if call.name in tools and tools[call.name].mutates
+    ]
+
+
+def _siblings(subject: AuditSubject, tool: Tool, key: str, right: Any) -> list[Any]:
+    """Values that could stand in its place: beside it in the row, the prompt, what tools list, or the schema."""
+    if isinstance(right, bool) or not isinstance(right, (str, int)):
+        return []
+    text, part = str(right), tool.parameters.get("properties", {}).get(key, {})
+    known = [one for value in subject.task.values() for one in _beside(value, text)]
+    shown = [subject.prompt, tool.description, str(part.get("description", ""))]
+    for piece in (piece for said in shown for piece in _PIECE.split(said)):
+        listed = [one.strip(" .:;?!()[]\"'") for one in _COMMA.split(piece)]
+        if text in listed or text == listed[0].rpartition(" ")[2]:
+            known += [listed[0].rpartition(" ")[2], *(one for one in listed[1:] if len(one.split()) < _FEW_WORDS)]
+    if isinstance(right, str):  # an amount is no name, of which there are others
+        look = _look(text)
+        results = [result.text for _, result in subject.oracle_calls() if result.outcome == "ok"]
+        named = _ID.findall(" ".join([subject.prompt, *results]))
+        known += [one for one in named if look != "a" and _look(one) == look]
+        known += [one for one in values_of(subject, tool.name, key) if "enum" not in part]
+    known = [*part.get("enum", ()), *known]
+    own = {str(call.arguments.get(key)) for call in _own_calls(subject)}
+    kept = dict.fromkeys(str(one) for one in known if str(one) not in own and str(one).strip())
+    if isinstance(right, int):
+        return [int(one) for one in kept if one.isdigit()][:_SIBLINGS]
+    return [*kept][:_SIBLINGS]
+
+
+def _beside(value: Any, text: str) -> Iterator[Any]:
+    """The others of a list or a mapping that has a text as an item, a key or a value."""
+    if isinstance(value, Mapping):
+        some = [*value] if text in map(str, value) else [*value.values()] if text in map(str, value.values()) else []
+    else:
+        some = [*value] if isinstance(value, (list, tuple)) and text in map(str, value) else []
+    yield from (one for one in some if isinstance(one, (str, int)))
+    if isinstance(value, (list, tuple)):
+        # A column of a table.
+        for name in {name for row in value if isinstance(row, Mapping) for name in row if str(row[name]) == text}:
+            yield from (row[name] for row in value if isinstance(row, Mapping) and name in row)
+
+
+def _look(text: str) -> str:
+    """The look of a name: capitals, small letters, digits and marks, each in one sign."""
+    return re.sub(r"\d+", "0", re.sub(r"[^\W\dA-Z_]+", "a", re.sub(r"[A-Z]+", "A", text)))
+
+
+def _every(subject: AuditSubject) -> dict[str, list[Action]]:
+    """The oracle's calls with each value that an argument may have, one after the other or all at once."""
+    calls = _own_calls(subject)
+    last, limits = _last_words(subject), subject.environment.spec.limits
+    found: dict[str, list[Action]] = {}
+    for place, call, tool in _changing_calls(subject):
+        for key, right in call.arguments.items():
+            one = right[0] if isinstance(right, (list, tuple)) and right else right
+            others = _siblings(subject, tool, key, one)
+            if not others:
+                continue
+            wanted: list[Any] = []
+            if isinstance(right, (list, tuple)):
+                wanted = [[*dict.fromkeys([*others[::2], *right, *others[1::2]])]]
+            elif isinstance(right, str):
+                wanted = [*_ALL, ", ".join([*others[::2], right, *others[1::2]])]
+            half = len(others) // 2
+            each = [] if isinstance(right, (list, tuple)) else [*others[:half], right, *others[half:]]
+
+            def acts(values: Sequence[Any], at: int = place, name: str = key) -> list[Action]:
+                mine = [ToolCall(calls[at].name, {**calls[at].arguments, name: value}) for value in values]
+                made = subject.turns_of([*calls[:at], *mine, *calls[at + 1 :]])
+                return [*made[: limits.turns - 1], last]
+
+            said = f"{tool.name} with each {key} that is named"
+            if len(each) > 2 and each[-1] != right:
+                found.setdefault(said, acts(each))
+            for value in wanted:
+                shown = "all that are named" if value not in _ALL else repr(value)
+                found.setdefault(f"{tool.name} with {shown} as its {key}", acts([value]))
+    return found
+
+
+def _left_out(subject: AuditSubject) -> dict[str, list[Action]]:
+    """The oracle's calls without some that change something and that the prompt or the row speaks of."""
+    calls, changing = _own_calls(subject), _changing_calls(subject)
+    told = " ".join([subject.prompt, *texts_of(subject.task)])
+    asked = {at for at, call, _ in changing if any(holds(told, str(value)) for value in call.arguments.values())}
+    found: dict[str, list[Action]] = {}
+    for name in dict.fromkeys(call.name for at, call, _ in changing if at in asked):
+        places = [at for at, call, _ in changing if call.name == name]
+        some = {f"the calls of {name}": places} if len(places) < len(changing) else {}
+        if len(places) > 1:
+            some |= {f"the first call of {name}": places[:1], f"the last call of {name}": places[-1:]}
+            some |= {f"all calls of {name} but the last": places[:-1]}
+        for what, dropped in some.items():
+            made = subject.turns_of([call for at, call in enumerate(calls) if at not in dropped])
+            found[what] = [*made[: subject.environment.spec.limits.turns - 1], _last_words(subject)]
+    return found
+
+
+def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive:
+    """Calls these tools, which change something, for all that the others list, and then gives a wrong answer.
+
+    The others are asked what means nothing, and what the oracle asks them on this task and on others.
+    """
+    limits, tools = subject.environment.spec.limits, list(subject.environment.parts.tools.values())
+    still = [tool for tool in tools if not tool.mutates and not subject.submits(tool.name)]
+    looks = [ToolCall(tool.name, filler(tool, "")) for tool in still]
+    looks += [call for call, _ in subject.oracle_calls() if any(call.name == tool.name for tool in still)]
+    foreign = [call for one in subject.foreign() if isinstance(one, Message) for call in one.tool_calls]
+    looks += [call for call in foreign if isinstance(call, ToolCall)]
+    turns, made = limits.turns - 1, 0
+    names: list[str] = []
+    for start in range(0, min(len(looks), _LOOKS), limits.calls_per_turn):
+        some = looks[start : min(start + limits.calls_per_turn, _LOOKS)]
+        if turns <= 1 or made + len(some) >= limits.tool_calls // 2:
+            break
+        results: Results = yield Message("assistant", "", tuple(some))
+        turns, made = turns - 1, made + len(some)
+        texts = [result.text for result in results if not result.is_error]
+        names += [name for text in texts for name in (*_WHOLE.findall(text), *_ID.findall(text))]
+    # What the oracle gives in the middle: it must not count for being last.
+    own = {str(value) for call in _own_calls(subject) for value in call.arguments.values()}
+    names = list(dict.fromkeys(names))
+    others, right = [one for one in names if one not in own], [one for one in names if one in own]
+    names = [*others[: len(others) // 2], *right, *others[len(others) // 2 :]]
+    wanted = [
+        ToolCall(tool.name, arguments)
+        for tool in changing
+        if not subject.submits(tool.name)
+        for arguments in _changes(tool, names)
+    ]
+    for start in range(0, len(wanted), limits.calls_per_turn):
+        some = wanted[start : start + limits.calls_per_turn]
+        if turns <= 0 or made + len(some) > limits.tool_calls:
+            break
+        yield Message("assistant", "", tuple(some))
+        turns, made = turns - 1, made + len(some)
+    yield subject.form(subject.wrong()[0])
+
+
+def _changes(tool: Tool, names: Sequence[str]) -> list[dict[str, Any]]:
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    needed = list(tool.parameters.get("required", ()))
+    if not needed:
+        return [{}]
+    base, first = filler(tool, ""), properties.get(needed[0], {})
+    if "sql" in needed[0].lower() or "query" in needed[0].lower() or "statement" in needed[0].lower():
+        return [{**base, needed[0]: f"DELETE FROM {name}"} for name in names[:24] if not name.isdigit()]
+    if first.get("type") == "integer":
+        return [{**base, needed[0]: number} for number in [*map(int, filter(str.isdigit, names[:24])), *range(6)]]
+    if first.get("type") == "array":
+        return [{**base, needed[0]: []}, {**base, needed[0]: list(names[:32])}]
+    return [base, *({**base, needed[0]: name} for name in names[:32])]
+
+
+def _values_to_write(environment: Environment) -> list[tuple[str, int]]:
+    """The texts and numbers that everything is set to: of no meaning, below nothing, and what the reward names."""
+    return [(_SAME, _MUCH), (_SAME, -_MUCH), *((word, _MUCH) for word in named_words(environment)[:_MOST_AIMS])]
+
+
+def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple[str, int]) -> list[Action]:
+    """Sets all that these tools write to one value, under each name that their schemas and descriptions say."""
+    text, amount = value
+    same_as: Mapping[str, Any] = {"string": text, "boolean": True, "integer": amount, "number": amount}
+    if holds(" ".join(subject.asked), text):
+        return []
+    calls: list[ToolCall] = []
+    for tool in changing:
+        properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+        kinds = {key: part.get("type", "string") for key, part in properties.items() if "enum" not in part}
+        plain = [key for key, kind in kinds.items() if kind == "string"]
+        values = {key: same_as[kind] for key, kind in kinds.items() if kind in same_as}
+        limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
+        base = {**filler(tool, text), **values, **limited}
+        places = {key: _places(subject, tool, key, part) for key, part in properties.items()}
+        # A place may take several words: all of those are told what is written there.
+        for told in plain[::-1] if len(plain) > 2 else ():
+            words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]
+            calls += [ToolCall(tool.name, {**base, **dict(some)}) for some in product(*words)]
+        for key in [key for key, part in properties.items() if "enum" in part or (key in plain and len(plain) > 1)]:
+            calls += [ToolCall(tool.name, {**base, key: name}) for name in places[key]]
+        calls.append(ToolCall(tool.name, base))
+    made = list({repr(call): call for call in calls}.values())
+    return [*subject.turns_of(made)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
+
+
+def _places(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
+    """The names that a parameter of a tool may take: listed ones, or the oracle's for another of that name, and
+    words.
+    """
+    if "enum" in part or part.get("type", "string") != "string":
+        return list(part.get("enum", ()))
+    others = [call for call, _ in subject.oracle_calls() if call.name != tool.name]
+    given = [str(call.arguments[key]) for call in others if key in call.arguments]
+    words = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
+    listed = [word for found in _LISTED.finditer(tool.description) for word in _NAMED.findall(found[0])]
+    return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
+
+
+def _other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[Action]]:
+    """The oracle's calls with other arguments, by the tool, what is other there ("" for all), and the number of a way.
+
+    Way 0 leaves it out, or empty where it is needed; the others are wrong. Nothing for what no row or prompt says.
+    """
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    tools = subject.environment.parts.tools
+    told = " ".join([subject.prompt, *texts_of(subject.task)])
+    changing = [name for name in dict.fromkeys(call.name for call in calls) if name in tools and tools[name].mutates]
+    if not changing and len(subject.options) <= 1:
+        changing = [name for name in dict.fromkeys(call.name for call in calls) if name in tools]
+    last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+    found: dict[tuple[str, str, int], list[Action]] = {}
+    for name in changing[:_MOST_AIMS]:
+        arguments = [call.arguments for call in calls if call.name == name]
+        said = {key: one[key] for one in arguments for key in one if holds(told, str(one[key]))}
+        others = {key: _others(subject, name, key, value) for key, value in said.items()}
+        for at in range(_OTHERS):
+            for key in ("", *list(said)[:_MOST_AIMS]):
+                changed = {one: values[at] for one, values in others.items() if key in ("", one)}
+                if not changed or (at and None in changed.values()):
+                    continue
+                made = [_with(call, changed, tools[name]) if call.name == name else call for call in calls]
+                found[name, key, at] = [*subject.turns_of(made), last]
+    return found
+
+
+def _others(subject: AuditSubject, name: str, key: str, right: Any) -> list[Any]:
+    """Nothing, and wrong values: of another task, or of the right one's shape; far above and far below; of this row."""
+    told = set(texts_of(subject.task))
+    # What every task asks for stands in no row, and is right here as well.
+    told |= {str(call.arguments.get(key)) for call, _ in subject.oracle_calls() if call.name == name}
+    wrong = next((one for one in values_of(subject, name, key) if str(one) not in told), None)
+    own = [*_siblings(subject, subject.environment.parts.tools[name], key, right), None, None][:2]
+    if isinstance(right, bool) or not isinstance(right, (int, float)):
+        made = shaped(right, random.Random(0)) if isinstance(right, str) else None
+        return [None, made if wrong is None else wrong, None, None, *own]
+    return [None, right * 3 + 7 if wrong is None else wrong, _MUCH, -_MUCH, *own]
+
+
+def _with(call: ToolCall, changed: Mapping[str, Any], tool: Tool) -> ToolCall:
+    """A call with some arguments as these; those that are None are left out, or empty where they are needed."""
+    needed, given = tool.parameters.get("required", ()), dict(call.arguments)
+    for key in set(changed) & set(given):
+        value = given.pop(key) if changed[key] is None else changed[key]
+        if changed[key] is not None or key in needed:
+            given[key] = value if changed[key] is not None else type(value)()
+    return ToolCall(call.name, given)
+
+
+def _do_again(subject: AuditSubject, number: int) -> list[Action]:
+    """The oracle's actions with each call made three times: in the same turn, or in turns of its own."""
+    *before, last = [turn.action for turn in subject.gold.turns]
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    if not calls or subject.gold.turns[-1].results:
+        return []
+    turns = subject.turns_of([call for call in calls for _ in range(_TIMES)]) if number == 0 else before * _TIMES
+    return [*turns[: subject.environment.spec.limits.turns - 1], last]
+
+
+def _same_call(subject: AuditSubject, *, what: str) -> list[Action]:
+    """The first of the oracle's calls that change something, or a wrong one of that kind, and nothing else."""
+    calls = [call for call, _ in subject.oracle_calls() if not subject.submits(call.name)]
+    changing = [call for call in calls if subject.changes(call.name)] or calls
+    if not changing or changing[0].name not in subject.environment.parts.tools:
+        return []
+    call, limits = changing[0], subject.environment.spec.limits
+    if sum((one.name, one.arguments) == (call.name, call.arguments) for one in calls) > 1:
+        return []  # the task may be to do it so often
+    if "wrong" in what:
+        others = {key: _others(subject, call.name, key, value)[1] for key, value in call.arguments.items()}
+        call = ToolCall(call.name, {**call.arguments, **{key: one for key, one in others.items() if one is not None}})
+    times = min(_OFTEN, limits.tool_calls) if SAME_CALLS[what] else 1
+    turns: list[Action] = subject.turns_of([call] * times)
+    turns = [Message("assistant", "", (call,))] * times if "a turn" in what else turns
+    last: Action = subject.form("?") if len(subject.options) > 1 else subject.gold.turns[-1].action
+    return [*turns[: limits.turns - 1], last]

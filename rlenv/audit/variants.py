@@ -1,0 +1,383 @@
+"""Right answers of which one part is changed: a date with another day, a list with another order, a formula that
+agrees at a few points. What earns all the same was not looked at, and the part names the finding.
+
+An answer is taken apart by its structure: JSON, a formula, a number, a table, a list, a date or a time, a path or a
+code, words, letters. A part that is the same in all right answers is not asked for, and is left as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from rlenv.audit.subject import Action, AuditSubject, is_number, other_value, same, shaped, texts_of
+from rlenv.audit.texts import holds
+
+__all__ = ["variant_scripts"]
+
+_MONTHS = "january february march april may june july august september october november december".split()
+_DATED = (
+    (re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2}(?:[T ]\d{1,2}:\d\d(?::\d\d)?Z?)?)?"), "year month day hour minute second"),
+    (re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}"), "day month year"),
+    (re.compile(r"\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]\.?m\.?)?", re.IGNORECASE), "hour minute second"),
+)
+_PARTS = re.compile(r"\d+\.\d+(?![.\d])|\d+|[^\W\d_]+")
+_DIGITS = re.compile(r"\d+|[^\W\d_]+")
+_SEPARATORS = ("\n", ";", " -> ", "->", " > ", "|", ", ", ",", " x ", " × ", " * ", "*")
+_CODE = re.compile(r"\b(?:def|return|lambda|select|import)\b|print\(", re.IGNORECASE)
+_HALVES = {"@": ("name before the @", "domain"), "/": ("folder", "name behind the last /")}
+_CELLS = (",", "|", ";", "\t", ":")
+_REMAINDERS = math.lcm(*range(2, 17), 97, 100, 360, 1000, 1024, 1440)
+_POINTS = ((0, 1), (1, 2), (0, 1, 2), (1, 2, 3), (0,), (1,), (2,))
+_AGREES = "the same value at"
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_MOST_KIN = 24
+_MOST_NAMED = 8
+_FEW = 4
+_FREE_WORDS = 4
+_VOWELS = "aeiou"
+# Elsewhere the same in another order may be as right.
+_ORDERED = re.compile(
+    r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?|route)\b", re.IGNORECASE
+)
+# Where one of several right answers is asked for, what shares a property with one of them may be another.
+_ONE_OF_MANY = re.compile(
+    r"\b(?:(?:name|give|find|write|choose|pick|make|propose|say|list|as) (?:me )?(?:any|some)|"
+    r"any (?:of|one|valid|such)|a possible|an example|such that|a valid)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """An answer in parts: `names` where these have meanings of their own, and how parts become an answer again."""
+
+    kind: str
+    values: tuple[Any, ...]
+    join: Callable[[Sequence[Any]], str]
+    names: tuple[str, ...] = ()
+
+    def groups(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The parts that are changed together, by name."""
+        count = len(self.values)
+        if self.names:
+            return [(name, (at,)) for at, name in enumerate(self.names[:_MOST_NAMED])]
+        inner = tuple(range(1, count - 1))
+        between = [("parts between the first and the last", inner)] if inner else []
+        return [("first part", (0,)), ("last part", (count - 1,)), *between]
+
+
+def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]]:
+    """Answers that share much with the right answer and are not it, by what is other there.
+
+    Of an oracle that answers in a sentence, a part may say all that the row asks for: `heart`, as far as it is known.
+    """
+    right = subject.right.strip()
+    heart = heart if heart and heart in right else right
+    allowed = {_flat(value) for value in texts_of(subject.task)}
+    is_known = _flat(heart) in allowed
+    asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
+    found: dict[str, list[Action]] = {}
+    for label, text in _variants(heart, subject):
+        said = right.replace(heart, text, 1)
+        is_right = same(text, heart) or _flat(text) in allowed or not text.strip()
+        # One in which the right answer stands says it, to a reward that looks for a part; a longer formula does not.
+        is_right = is_right or (heart in text and not label.startswith(_AGREES))
+        if label not in found and not is_right and not any(holds(said, one) for one in asked):
+            found[label] = [subject.form(said)]
+    return found
+
+
+def _flat(value: object) -> str:
+    return str(value).casefold().strip()
+
+
+def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
+    rng, prompt = random.Random(right), subject.prompt
+    is_any = _ONE_OF_MANY.search(prompt) is not None
+    is_ordered = _ORDERED.search(prompt) is not None and not is_any
+    # Another program or query may do the same.
+    if not right or len(right) > 2_000 or _CODE.search(right):
+        return
+    for at, number in enumerate(dict.fromkeys(_NUMBERS.findall(prompt)) if not is_any else ()):
+        if at < _FEW - 1 and not right.startswith(number):
+            yield f"a number of the prompt in its place ({at + 1})", number
+    if is_number(right):
+        yield from _numbers(right, any(one.startswith("-") for one in subject.options), is_any)
+    elif variable := _variable(right):
+        for points in _POINTS:
+            term = "*".join(f"({variable}-{point})" if point else variable for point in points)
+            yield f"{_AGREES} {' and '.join(map(str, points))} alone", f"{right} + {term}"
+    views = _views(right)
+    differing: tuple[Any, ...] = ()
+    for view in views:
+        others = _others(view, subject.options, rng)
+        differing = tuple(one for one, other in zip(view.values, others, strict=True) if other is not None)
+        yield from _parts(view, others)
+        yield from _as_list(view, is_ordered=is_ordered, is_any=is_any)
+    for label, text in _letters(right, rng) if not is_number(right) and right[:1] not in "{[" else ():
+        # What all answers share may count for nothing.
+        if not differing or not all(holds(text, str(one)) for one in differing):
+            yield label, text
+
+
+def _numbers(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, str]]:
+    """Other numbers that have something of this one: digits, a remainder, a sign."""
+    bare = right.lstrip("+-").replace(",", "")
+    sign = "-" if right.startswith("-") else ""
+    whole, point, decimals = bare.partition(".")
+    other = "".join(str((int(one) + 3) % 10) for one in decimals)
+    if sign or is_signed:
+        yield "another sign", bare if sign else f"-{bare}"
+    if point:
+        yield "no point", f"{sign}{whole}{decimals}"
+        yield "another sign for its point", f"{sign}{whole}7{decimals}"
+        yield "other decimals", f"{sign}{whole}.{other}"
+        yield "another number before its point", f"{sign}{int(whole) + 7}.{decimals}"
+        return
+    if is_any:
+        return
+    if len(bare) > 2:
+        yield "its first digit alone", bare[:1]
+        yield "its last digit alone", bare[-1:]
+        yield "other digits behind its first", sign + bare[:1] + "".join(str((int(one) + 3) % 10) for one in bare[1:])
+        yield "other digits before its last two", f"{sign}777{bare[-2:]}" if bare[0] != "7" else ""
+    parts = right.split(",")
+    if len(parts) > 1:
+        yield "its digits before the comma alone", parts[0]
+        yield "its digits behind the comma alone", parts[-1]
+    for turned in (bare[::-1], bare[1:] + bare[:1]):
+        if turned != bare and not turned.startswith("0"):
+            yield f"its digits in another order ({'backwards' if turned == bare[::-1] else 'turned'})", sign + turned
+    value = int(bare)
+    yield "nothing but the same remainder", f"{sign}{value + _REMAINDERS}"
+    if value:
+        yield "zero in its place", "0"
+        yield "a multiple of it in its place", f"{sign}{value * 7}"
+
+
+def _variable(right: str) -> str:
+    """The letter of a formula, "" for what is none."""
+    text = re.sub(r"(\d)([a-z(])", r"\1*\2", right.replace("^", "**"))
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    is_formula = any(isinstance(node, ast.BinOp) for node in ast.walk(tree)) and re.search(r"\d", text)
+    return min(names) if is_formula and names and all(re.fullmatch("[a-z]", one) for one in names) else ""
+
+
+@lru_cache(maxsize=4_096)
+def _views(right: str) -> tuple[_View, ...]:
+    """The answer in parts, each way in which it can be taken apart."""
+    if right[:1] in ("{", "["):
+        try:
+            return tuple(_of_json(json.loads(right)))
+        except (ValueError, RecursionError):
+            return ()
+    return () if is_number(right) else tuple(_of_text(right))
+
+
+def _of_json(read: Any) -> Iterator[_View]:
+    if isinstance(read, dict) and len(read) > 1:
+        names = tuple(map(str, read))
+        yield _View("object", tuple(read.values()), lambda some: json.dumps(dict(zip(read, some, strict=True))), names)
+    elif isinstance(read, list) and read:
+        rows = read
+        if all(isinstance(one, dict) and list(one) == list(rows[0]) and len(one) > 1 for one in rows):
+            keys = list(rows[0])
+            columns = tuple(tuple(one[key] for one in rows) for key in keys)
+
+            def table(some: Sequence[Any]) -> str:
+                return json.dumps([dict(zip(keys, one, strict=True)) for one in zip(*some, strict=True)])
+
+            yield _View("columns", columns, table, tuple(f"'{key}' of each" for key in keys))
+        elif all(isinstance(one, list) and len(one) == len(rows[0]) > 1 for one in rows):
+            columns = tuple(zip(*rows, strict=True))
+            names = tuple(f"column {at + 1}" for at in range(len(columns)))
+            yield _View("columns", columns, lambda some: json.dumps(list(zip(*some, strict=True))), names)
+        if len(rows) > 1:
+            yield _View("list", tuple(rows), lambda some: json.dumps(list(some)))
+
+
+def _of_text(right: str) -> Iterator[_View]:
+    lines = right.splitlines()
+    for mark in _CELLS if len(lines) > 1 else ():
+        cells = [line.split(mark) for line in lines]
+        if len(cells[0]) > 1 and all(len(one) == len(cells[0]) for one in cells):
+            columns = tuple(zip(*cells, strict=True))
+            names = tuple(f"column {at + 1}" for at in range(len(columns)))
+            rows = _rows(mark)
+            yield _View("columns", columns, rows, names)
+            break
+    for mark in _SEPARATORS:
+        items = [one.strip() for one in right.split(mark)]
+        if len(items) > 1 and all(items):
+            joiner = mark if mark.strip() != mark or f"{mark} " not in right else f"{mark} "
+            yield _View("list", tuple(items), joiner.join)
+            break
+    for mark, names in _HALVES.items():
+        before, _, after = right.rpartition(mark)
+        if before and after and " " not in right:
+            yield _View("halves", (before, after), mark.join, names)
+            break
+    pattern = _DIGITS if re.search(r"\d\.\d+\.\d", right) else _PARTS
+    words = tuple(pattern.findall(right))
+    if len(words) > 1:
+
+        def said(some: Sequence[Any]) -> str:
+            left = iter(some)
+            made = pattern.sub(lambda _: str(next(left, "")), right)
+            return made if len(some) == len(words) else re.sub(r"\W+$", "", made)
+
+        yield _View("words", words, said, _dated(right, words))
+
+
+def _rows(mark: str) -> Callable[[Sequence[Any]], str]:
+    """Makes a table of text of its columns again."""
+    return lambda some: "\n".join(mark.join(map(str, one)) for one in zip(*some, strict=True))
+
+
+def _dated(right: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The names of the parts of a date or a time, () for other texts."""
+    for pattern, names in _DATED:
+        if pattern.fullmatch(right):
+            return (*names.split(), "half of the day")[: len(words)]
+    months = [one for one in words if any(month.startswith(one.casefold()[:3]) for month in _MONTHS) and one.isalpha()]
+    if len(months) != 1 or not 2 <= len(words) <= 4 or not any(one.isdigit() for one in words):
+        return ()
+    return tuple(
+        "month" if one == months[0] else "year" if len(one) == 4 and one.isdigit() else "day" if one.isdigit() else one
+        for one in words
+    )
+
+
+def _others(view: _View, options: Sequence[str], rng: random.Random) -> list[Any]:
+    """Another value for each part, of another right answer or made; None for one that is the same in all."""
+    kin = [one for other in options[:_MOST_KIN] for one in _views(other.strip()) if one.kind == view.kind]
+    count, is_fixed = len(view.values), view.kind != "list"
+    alike = [one for one in kin if len(one.values) == count and one.names == view.names] if is_fixed else []
+    return [_other(view, at, alike, kin, rng) for at in range(count)]
+
+
+def _parts(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """With another value of each part, and with the right value of that part alone."""
+    count = len(view.values)
+    groups = view.groups()
+    whole = "" if view.names else f" of {'a list' if view.kind == 'list' else 'the answer'}"
+    for name, group in groups:
+        if all(others[at] is None for at in group):
+            continue
+        changed = [others[at] if at in group and others[at] is not None else view.values[at] for at in range(count)]
+        yield f"another {name}{whole}".replace("another parts", "other parts"), view.join(changed)
+        rest = [at for at in range(count) if at not in group]
+        if len(rest) > 1 and any(others[at] is not None for at in rest):
+            kept = [view.values[at] if at in group or others[at] is None else others[at] for at in range(count)]
+            yield f"its {name} alone", view.join(kept)
+    if not view.names and None not in (others[0], others[-1]):
+        yield f"no first part{whole}", view.join(view.values[1:])
+        yield f"no last part{whole}", view.join(view.values[:-1])
+        yield f"nothing but the first part{whole}", view.join(view.values[:1])
+        yield f"nothing but the last part{whole}", view.join(view.values[-1:])
+
+
+def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], rng: random.Random) -> Any:
+    """Another value of a part: of another answer, or made; None where no other is asked for."""
+    right = view.values[at]
+    if isinstance(right, str) and view.kind == "object" and len(right.split()) >= _FREE_WORDS:
+        return None
+    if view.kind == "list":
+        found = [one for other in kin for one in other.values if one not in view.values]
+        return found[rng.randrange(len(found))] if found else _made(right, rng)
+    if view.kind == "columns":
+        # With the column of each row turned, or made where all are alike.
+        turned = (*right[1:], right[0])
+        return turned if turned != right and view.names[at] else tuple(_made(one, rng) for one in right)
+    found = [one.values[at] for one in alike if _flat(one.values[at]) != _flat(right)]
+    if found:
+        return found[rng.randrange(len(found))]
+    return None if len(alike) > _FEW - 1 else _made(right, rng)
+
+
+def _made(value: Any, rng: random.Random) -> Any:
+    """A value of the same kind that may stand in the same place: a day of a month, an hour, a word as long."""
+    if isinstance(value, (list, tuple)):
+        return [_made(one, rng) for one in value]
+    if not isinstance(value, str):
+        return other_value(value, rng)
+    if value.casefold() in _MONTHS:
+        return _MONTHS[(_MONTHS.index(value.casefold()) + 5) % 12].capitalize()
+    if not value.isdigit():
+        return shaped(value, rng) if value else "zqx"
+    number = int(value)
+    if number <= 31:
+        return str(number % (12 if number <= 12 else 28) + 1).zfill(len(value))
+    made = "".join(str((int(one) + 3) % 10) for one in value)
+    return made if not made.startswith("0") else f"1{made[1:]}"
+
+
+def _as_list(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[str, str]]:
+    """The same parts in another order, and other numbers with the same sum, product, ends and length."""
+    values, count = list(view.values), len(view.values)
+    if view.names or is_any:
+        return
+    if is_ordered and count > 2:
+        yield "another order of its parts", view.join(values[::-1])
+        yield "another order of its parts between the ends", view.join([values[0], *values[-2:0:-1], values[-1]])
+    if is_ordered and view.kind == "list":
+        yield "one of its parts twice", view.join([values[0], *values])
+    if view.kind != "list":
+        return
+    try:
+        numbers = [int(str(one)) for one in values]
+    except ValueError:
+        return
+    kept = (lambda one: one) if isinstance(values[0], int) else str
+    low, high = (1, count - 2) if count > 3 else (0, count - 1)
+    changed = [*numbers]
+    changed[low], changed[high] = changed[low] - 1, changed[high] + 1
+    yield "other numbers of the same sum", view.join([kept(one) for one in changed])
+    product = math.prod(numbers)
+    if abs(product) < 10**15:
+        yield "the product of its parts in their place", view.join([kept(product)])
+        yield "the product of its parts and a one in their place", view.join([kept(1), kept(product)])
+    if all(one <= other for one, other in pairwise(numbers)):
+        yield "the same number in place of each", view.join([kept(numbers[0])] * count)
+
+
+def _letters(right: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Pieces of a text, and texts that have its initials, its consonants, its digits or its letters alone."""
+    words, half = re.findall(r"\w+", right), len(right) // 2
+    if len(right) > 2:
+        yield "its first letter alone", right[:1]
+        yield "its last letter alone", right[-1:]
+        yield "its first half alone", right[:half]
+        yield "its last half alone", right[half:]
+    if len(words) > 3 * _FEW:
+        return
+    made = shaped(right, rng)
+    if len(words) == 1 and half > 1:
+        yield "its first half and other letters", right[:half] + made[half:]
+        yield "other letters and its last half", made[:half] + right[half:]
+        yield "its letters backwards", right[::-1]
+    if len(words) > 1:
+        yield "its initials alone", re.sub(r"\w+", lambda found: found[0][:1] + shaped(found[0], rng)[1:], right)
+    numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
+    # A unit may well count for nothing; the letters of a code do not.
+    is_code = right[:1].isalpha() and numbered != right and len(words) <= 3
+    if numbered != right and not _dated(right, tuple(_PARTS.findall(right))):
+        yield "other digits", numbered
+    if is_code:
+        yield "other letters", re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right)
+    if numbered == right and len(right) > 3:
+        turned = {one: _VOWELS[(at + 2) % 5] for at, one in enumerate(_VOWELS)}
+        yield "other vowels", "".join(turned.get(one, one) for one in right)

@@ -1,0 +1,84 @@
+"""A reward that looks at a part of the right answer is found by the part that it does not look at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+import rlenv
+from rlenv.audit.report import AuditReport
+from rlenv.audit.run import audit
+
+_SPEC = """
+rlenv: 1
+name: parts
+tasks: {train: {path: rows.jsonl}}
+prompt: {system: "Answer as <answer>X</answer>.", user: "{{ task.question }}"}
+rewards: {correct: {kind: rule, python: "tools.py:correct"}}
+oracle:
+  - say: "<answer>{{ task.answer }}</answer>"
+"""
+_DATES = ["2011-03-17", "2014-11-02", "1998-07-29", "2020-05-11", "2003-12-24", "2017-02-08"]
+_TIMES = ["14:35", "07:20", "22:05", "09:50", "18:15", "11:40"]
+_POINTS = ["52.37, 4.89", "48.85, 2.35", "41.9, 12.49", "59.91, 10.75", "38.72, 9.13", "50.08, 14.43"]
+_RECORDS = [
+    json.dumps({"city": city, "floor": floor})
+    for city, floor in [("Lisbon", 3), ("Turin", 11), ("Bergen", 7), ("Ghent", 2), ("Graz", 14), ("Cork", 5)]
+]
+_TABLES = ["ada,31\nbo,17", "cy,52\ndi,44", "ed,19\nflo,63", "gus,28\nhal,75", "ida,90\njo,12", "kim,66\nleo,38"]
+_LISTS = ["[4, 9, 1, 7]", "[12, 3, 8, 5]", "[6, 2, 20, 9]", "[15, 1, 3, 8]", "[7, 7, 9, 30]", "[2, 18, 4, 6]"]
+_FORMULAS = ["3*n*n+2", "8*n*n+4", "2*n*n+3", "7*n*n+7", "5*n*n+1", "4*n*n+9"]
+_NUMBERS = ["4713", "9286", "5521", "7394", "6108", "8845"]
+_NAMES = ["ada brown", "carl duval", "eva frost", "gil heron", "ida jones", "karl lund"]
+
+HOLES = {
+    "another day": (_DATES, "said[:7] == gold[:7]"),
+    "another hour": (_TIMES, "said[-2:] == gold[-2:]"),
+    "another last part of a list": (_POINTS, "said.split(',')[0] == gold.split(',')[0]"),
+    "another floor": (_RECORDS, "json.loads(said)['city'] == json.loads(gold)['city']"),
+    "another column 2": (_TABLES, "[x[:2] for x in said.split()] == [x[:2] for x in gold.split()]"),
+    "other numbers of the same sum": (
+        _LISTS,
+        "(sum(json.loads(said)), len(json.loads(said))) == (sum(json.loads(gold)), len(json.loads(gold)))",
+    ),
+    "the same value at 1 and 2": (_FORMULAS, "all(eval(said, {'n': n}) == eval(gold, {'n': n}) for n in (1, 2))"),
+    "nothing but the same remainder": (_NUMBERS, "int(said) % 97 == int(gold) % 97"),
+    "its initials": (_NAMES, "[x[0] for x in said.split()] == [x[0] for x in gold.split()]"),
+}
+
+
+def audited(folder: Path, golds: list[str], same: str) -> AuditReport:
+    """The report on a reward that takes `said` for `gold` where `same` holds."""
+    rows = [{"question": f"What belongs to entry {'abcdefgh'[at]}?", "answer": gold} for at, gold in enumerate(golds)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "tools.py").write_text(
+        "import json\n\n\ndef correct(context):\n    said, gold = context.answer or '', context.task['answer']\n"
+        f"    try:\n        return float({same})\n    except Exception:\n        return 0.0\n"
+    )
+    (folder / "env.yaml").write_text(_SPEC)
+
+    async def main() -> AuditReport:
+        async with rlenv.load(folder / "env.yaml") as environment:
+            return await audit(environment)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", HOLES)
+def test_the_part_that_is_not_looked_at_is_named(part: str, tmp_path: Path) -> None:
+    (found,) = audited(tmp_path, *HOLES[part]).findings
+    assert found.code == "loose_match"
+    assert part in found.message
+
+
+@pytest.mark.parametrize("golds", [golds for golds, _ in HOLES.values()], ids=list(HOLES))
+def test_a_comparison_of_the_whole_answer_has_no_such_part(golds: list[str], tmp_path: Path) -> None:
+    assert not audited(tmp_path, golds, "said == gold").findings
+
+
+def test_a_part_that_is_the_same_in_all_right_answers_is_not_asked_for(tmp_path: Path) -> None:
+    golds = ["17 km", "234 km", "58 km", "91 km", "460 km", "73 km"]
+    assert not audited(tmp_path, golds, "said.split()[0] == gold.split()[0]").findings
