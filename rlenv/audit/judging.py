@@ -12,6 +12,7 @@ from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
 from rlenv.audit.state import SAME_CALLS
 from rlenv.audit.subject import same
+from rlenv.audit.variants import CONTROL
 from rlenv.audit.verdicts import (
     ANY_ANSWER,
     SLACK,
@@ -134,9 +135,11 @@ def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool)
 def _judge_variants(verdicts: Verdicts, chapter: Chapter) -> None:
     """The parts of an answer that are not looked at: what is other there earns as much as the right one."""
     found: list[tuple[str, Way]] = []
-    for label, way in chapter.tried["variant"]:
+    ways = dict(chapter.tried["variant"])
+    for label, tried in ways.items():
+        way = beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
         whole = {key: one for key, one in way.items() if _total(one) >= (1 - _SLIGHT) * _total(chapter.golds[key]) > 0}
-        if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)):
+        if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)) and not label.startswith(CONTROL):
             found.append((label, whole))
     _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
 

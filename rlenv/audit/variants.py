@@ -21,7 +21,10 @@ from typing import Any
 from rlenv.audit.subject import Action, AuditSubject, is_number, other_value, same, shaped, texts_of
 from rlenv.audit.texts import holds
 
-__all__ = ["variant_scripts"]
+__all__ = ["CONTROL", "variant_scripts"]
+
+CONTROL = "without its point: "
+"""Begins the label of what a change is beside: where that earns too, as a number nearby does, it has shown nothing."""
 
 _MONTHS = "january february march april may june july august september october november december".split()
 _DATED = (
@@ -39,6 +42,8 @@ _REMAINDERS = math.lcm(*range(2, 17), 97, 100, 360, 1000, 1024, 1440)
 _POINTS = ((0, 1), (1, 2), (0, 1, 2), (1, 2, 3), (0,), (1,), (2,))
 _AGREES = "the same value at"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_NEAR = 0.1
+_NEAR_BY = ("other decimals", f"{CONTROL}other decimals")
 _MOST_KIN = 24
 _MOST_NAMED = 8
 _FEW = 4
@@ -90,10 +95,19 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
         said = right.replace(heart, text, 1)
         is_right = same(text, heart) or _flat(text) in allowed or not text.strip()
         # One in which the right answer stands says it, to a reward that looks for a part; a longer formula does not.
+        is_right = is_right or (label not in _NEAR_BY and _is_near(text, heart))
         is_right = is_right or (heart in text and not label.startswith(_AGREES))
         if label not in found and not is_right and not any(holds(said, one) for one in asked):
             found[label] = [subject.form(said)]
     return found
+
+
+def _is_near(one: str, right: str) -> bool:
+    """True for numbers that a tolerance may take for each other."""
+    if not is_number(one) or not is_number(right):
+        return False
+    mine, theirs = (float(text.replace(",", "")) for text in (one, right))
+    return abs(mine - theirs) <= _NEAR * max(abs(theirs), 1.0)
 
 
 def _flat(value: object) -> str:
@@ -115,7 +129,7 @@ def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     elif variable := _variable(right):
         for points in _POINTS:
             term = "*".join(f"({variable}-{point})" if point else variable for point in points)
-            yield f"{_AGREES} {' and '.join(map(str, points))} alone", f"{right} + {term}"
+            yield (f"{_AGREES} {' and '.join(map(str, points))} alone", f"{right} + {term}")
     views = _views(right)
     differing: tuple[Any, ...] = ()
     for view in views:
@@ -134,13 +148,15 @@ def _numbers(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, s
     bare = right.lstrip("+-").replace(",", "")
     sign = "-" if right.startswith("-") else ""
     whole, point, decimals = bare.partition(".")
-    other = "".join(str((int(one) + 3) % 10) for one in decimals)
     if sign or is_signed:
         yield "another sign", bare if sign else f"-{bare}"
     if point:
         yield "no point", f"{sign}{whole}{decimals}"
         yield "another sign for its point", f"{sign}{whole}7{decimals}"
-        yield "other decimals", f"{sign}{whole}.{other}"
+        # The same whole number, and a nearer one on the other side of it: a tolerance takes both.
+        is_low = float(f"0.{decimals}") <= 0.5
+        yield "other decimals", f"{sign}{whole}.{'95' if is_low else '05'}"
+        yield (f"{CONTROL}other decimals", f"{sign}{int(whole) + (-0.05 if is_low else 1.05):.2f}")
         yield "another number before its point", f"{sign}{int(whole) + 7}.{decimals}"
         return
     if is_any:
@@ -148,15 +164,15 @@ def _numbers(right: str, is_signed: bool, is_any: bool) -> Iterator[tuple[str, s
     if len(bare) > 2:
         yield "its first digit alone", bare[:1]
         yield "its last digit alone", bare[-1:]
-        yield "other digits behind its first", sign + bare[:1] + "".join(str((int(one) + 3) % 10) for one in bare[1:])
-        yield "other digits before its last two", f"{sign}777{bare[-2:]}" if bare[0] != "7" else ""
+        yield ("other digits behind its first", sign + bare[:1] + "".join(str((int(one) + 3) % 10) for one in bare[1:]))
+        yield ("other digits before its last two", f"{sign}777{bare[-2:]}" if bare[0] != "7" else "")
     parts = right.split(",")
     if len(parts) > 1:
         yield "its digits before the comma alone", parts[0]
         yield "its digits behind the comma alone", parts[-1]
     for turned in (bare[::-1], bare[1:] + bare[:1]):
         if turned != bare and not turned.startswith("0"):
-            yield f"its digits in another order ({'backwards' if turned == bare[::-1] else 'turned'})", sign + turned
+            yield (f"its digits in another order ({'backwards' if turned == bare[::-1] else 'turned'})", sign + turned)
     value = int(bare)
     yield "nothing but the same remainder", f"{sign}{value + _REMAINDERS}"
     if value:
@@ -278,7 +294,7 @@ def _parts(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
         if all(others[at] is None for at in group):
             continue
         changed = [others[at] if at in group and others[at] is not None else view.values[at] for at in range(count)]
-        yield f"another {name}{whole}".replace("another parts", "other parts"), view.join(changed)
+        yield (f"another {name}{whole}".replace("another parts", "other parts"), view.join(changed))
         rest = [at for at in range(count) if at not in group]
         if len(rest) > 1 and any(others[at] is not None for at in rest):
             kept = [view.values[at] if at in group or others[at] is None else others[at] for at in range(count)]
@@ -296,13 +312,19 @@ def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], r
     if isinstance(right, str) and view.kind == "object" and len(right.split()) >= _FREE_WORDS:
         return None
     if view.kind == "list":
-        found = [one for other in kin for one in other.values if one not in view.values]
+        found = [
+            one
+            for other in kin
+            for one in other.values
+            if one not in view.values and not _is_near(str(one), str(right))
+        ]
         return found[rng.randrange(len(found))] if found else _made(right, rng)
     if view.kind == "columns":
         # With the column of each row turned, or made where all are alike.
         turned = (*right[1:], right[0])
         return turned if turned != right and view.names[at] else tuple(_made(one, rng) for one in right)
     found = [one.values[at] for one in alike if _flat(one.values[at]) != _flat(right)]
+    found = [one for one in found if len(str(right)) < _FEW or not _is_near(str(one), str(right))] or found
     if found:
         return found[rng.randrange(len(found))]
     return None if len(alike) > _FEW - 1 else _made(right, rng)
@@ -332,7 +354,7 @@ def _as_list(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[s
         return
     if is_ordered and count > 2:
         yield "another order of its parts", view.join(values[::-1])
-        yield "another order of its parts between the ends", view.join([values[0], *values[-2:0:-1], values[-1]])
+        yield ("another order of its parts between the ends", view.join([values[0], *values[-2:0:-1], values[-1]]))
     if is_ordered and view.kind == "list":
         yield "one of its parts twice", view.join([values[0], *values])
     if view.kind != "list":
@@ -344,12 +366,13 @@ def _as_list(view: _View, *, is_ordered: bool, is_any: bool) -> Iterator[tuple[s
     kept = (lambda one: one) if isinstance(values[0], int) else str
     low, high = (1, count - 2) if count > 3 else (0, count - 1)
     changed = [*numbers]
-    changed[low], changed[high] = changed[low] - 1, changed[high] + 1
+    change = max(1, abs(changed[low]) // 2, abs(changed[high]) // 2)
+    changed[low], changed[high] = changed[low] - change, changed[high] + change
     yield "other numbers of the same sum", view.join([kept(one) for one in changed])
     product = math.prod(numbers)
     if abs(product) < 10**15:
         yield "the product of its parts in their place", view.join([kept(product)])
-        yield "the product of its parts and a one in their place", view.join([kept(1), kept(product)])
+        yield ("the product of its parts and a one in their place", view.join([kept(1), kept(product)]))
     if all(one <= other for one, other in pairwise(numbers)):
         yield "the same number in place of each", view.join([kept(numbers[0])] * count)
 
@@ -370,14 +393,14 @@ def _letters(right: str, rng: random.Random) -> Iterator[tuple[str, str]]:
         yield "other letters and its last half", made[:half] + right[half:]
         yield "its letters backwards", right[::-1]
     if len(words) > 1:
-        yield "its initials alone", re.sub(r"\w+", lambda found: found[0][:1] + shaped(found[0], rng)[1:], right)
+        yield ("its initials alone", re.sub(r"\w+", lambda found: found[0][:1] + shaped(found[0], rng)[1:], right))
     numbered = re.sub(r"\d", lambda found: str((int(found[0]) + 3) % 10), right)
     # A unit may well count for nothing; the letters of a code do not.
     is_code = right[:1].isalpha() and numbered != right and len(words) <= 3
     if numbered != right and not _dated(right, tuple(_PARTS.findall(right))):
         yield "other digits", numbered
     if is_code:
-        yield "other letters", re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right)
+        yield ("other letters", re.sub(r"[^\W\d_]", lambda found: "Q" if found[0].isupper() else "q", right))
     if numbered == right and len(right) > 3:
         turned = {one: _VOWELS[(at + 2) % 5] for at, one in enumerate(_VOWELS)}
         yield "other vowels", "".join(turned.get(one, one) for one in right)
