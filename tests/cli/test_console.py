@@ -20,6 +20,7 @@ from rlenv.cli.main import main
 from rlenv.runs.folder import open_run
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.beside import served as beside
+from tests.support.judges import PRICES, SPENDING
 
 PATH = "runs/a-run-with-a-name-of-many-words-and-a-number-0017"
 HEADS = ("run", "requests", "notes", "success", "cost")
@@ -100,17 +101,6 @@ def test_a_box_is_its_text_under_a_heading_in_a_pipe() -> None:
 
 # What commands say of what was asked of models, and of its cost
 
-SPEC = """
-rlenv: 1
-name: spending
-tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}]}}
-prompt: {user: "Task {{ task.q }}"}
-endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
-oracle: [{say: "<answer>5</answer>"}]
-rewards: {good: {kind: judge, endpoint: judge, prompt: "Is it good? {{ message }} of {{ task.q }}"}}
-"""
-PRICES = "currency: EUR\nmodels: {judge-1: {input: 1000000, output: 0}}\n"
-
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
@@ -120,7 +110,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
         return json.dumps({"reasoning": "fine", "score": 5}) if body["model"] == "judge-1" else "hello"
 
     with beside(FakeEndpoint(answer)) as server:
-        (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
+        (tmp_path / "spec.yaml").write_text(SPENDING.replace("ADDRESS", server.base_url))
         (tmp_path / "prices.yaml").write_text(PRICES)
         asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1"]
         yield lambda command, *more: [command, str(tmp_path / "spec.yaml"), *asked, *more]

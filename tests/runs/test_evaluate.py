@@ -16,17 +16,8 @@ from rlenv.messages import Message
 from rlenv.runs.folder import read_info
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.beside import served
+from tests.support.judges import PRICES, SPENDING
 
-SPEC = """
-rlenv: 1
-name: spending
-tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}]}}
-prompt: {user: "Task {{ task.q }}"}
-endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
-oracle: [{say: "<answer>5</answer>"}]
-rewards: {good: {kind: judge, endpoint: judge, prompt: "Is it good? {{ message }} of {{ task.q }}"}}
-"""
-PRICES = "currency: EUR\nmodels: {judge-1: {input: 1000000, output: 0}}\n"
 OF_THE_CLOCK = {
     *("id", "started", "seconds", "ended", "pid", "host", "command", "bytes", "episode", "at", "uid"),
     *("reward_seconds", "score_seconds", "begun", "latency"),
@@ -41,7 +32,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         return json.dumps({"reasoning": "fine", "score": 5}) if body["model"] == "judge-1" else "hello"
 
     with served(FakeEndpoint(answer)) as server:
-        (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
+        (tmp_path / "spec.yaml").write_text(SPENDING.replace("ADDRESS", server.base_url))
         (tmp_path / "prices.yaml").write_text(PRICES)
         yield server.base_url
 

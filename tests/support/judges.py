@@ -23,6 +23,19 @@ from rlenv.testing.rewards import reward_context, turn
 Reply = Callable[[dict[str, Any]], web.Response | str]
 
 
+SPENDING = """
+rlenv: 1
+name: spending
+tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}]}}
+prompt: {user: "Task {{ task.q }}"}
+endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
+oracle: [{say: "<answer>5</answer>"}]
+rewards: {good: {kind: judge, endpoint: judge, prompt: "Is it good? {{ message }} of {{ task.q }}"}}
+"""
+PRICES = "currency: EUR\nmodels: {judge-1: {input: 1000000, output: 0}}\n"
+"""Prices of the judge of `SPENDING`, which is at ADDRESS."""
+
+
 def verdict(score: object, reasoning: str = "because") -> str:
     return json.dumps({"reasoning": reasoning, "score": score})
 
