@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
-from rlenv._base.text import nearest
+from rlenv._base.text import did_you_mean, nearest
+from rlenv.checks.odd_rows import asked_of, gold_term, golds_of
 from rlenv.checks.subject import Subject
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
 from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.secrets import redact
 from rlenv.tools.mcp import McpSpec, changes
 
-__all__ = ["check_files", "check_servers", "tables_of"]
+__all__ = ["check_files", "check_servers", "check_stores", "tables_of"]
+
+_MOST_ROWS = 1_000
+_DRAWN = re.compile(
+    r"(?i)\b(?:random|randomblob)\(|\b(?:date|datetime|julianday)\('now'|\bcurrent_(?:date|timestamp)\b"
+)
 
 _KEYS = ("path", "init", "copy_from")
 _ROOTS = "take such rows out, or name the folder under the spec's key 'roots'"
@@ -184,3 +194,117 @@ def tables_of(subject: Subject, name: str | None) -> set[str]:
             return {str(row[0]).lower() for row in opened.execute("SELECT name FROM sqlite_master")}
     except (OSError, ValueError, sqlite3.Error):
         return set()
+
+
+def check_stores(subject: Subject) -> Iterator[Finding]:
+    """Warnings of corpora, databases and folders: what cannot be found in them, and what gives the answers away."""
+    term, warn = gold_term(subject), subject.document.warning
+    pairs: list[tuple[str, int, str, str]] = []
+    for one in asked_of(subject) if term is not None else ():
+        golds = golds_of(subject, term, one) if term is not None else []
+        pairs += [(one.split.name, index, user, gold) for index, (user, gold) in
+                  enumerate(zip(one.users[:_MOST_ROWS], golds, strict=False))]  # fmt: skip
+    for name, spec in subject.loaded.spec.tools.items():
+        if spec.kind == "search":
+            yield from _corpus(subject, f"tools.{name}", spec, pairs)
+    paths = {name: one.path for name, one in subject.loaded.spec.tasks.items() if one.path and "{" not in one.path}
+    sources = {(subject.loaded.base_of(f"tasks.{name}.path") / path).absolute() for name, path in paths.items()}
+    for name, resource in subject.loaded.spec.resources.items():
+        copied, init = getattr(resource, "copy_from", None), getattr(resource, "init", None)
+        folder = subject.loaded.base_of(f"resources.{name}.copy_from") / (copied or "")
+        held = next((one for one in sources if copied and one.is_relative_to(folder.absolute())), None)
+        if held is not None:
+            message = f"the model's folder holds {held.name}, the tasks with their answers"
+            yield warn(f"resources.{name}.copy_from", message, "copy a folder of its own", "gold-in-prompt")
+        try:
+            script = (
+                (subject.loaded.base_of(f"resources.{name}.init") / init).read_text(encoding="utf-8") if init else ""
+            )
+        except (OSError, ValueError):
+            script = ""
+        drawn = _DRAWN.search(script)
+        if drawn is not None:
+            message = f"it is filled with {drawn[0]}…: each database is another one"
+            yield warn(f"resources.{name}.init", message, "write the values out", "unsteady")
+        written = re.search(r"(?i)\b(?:insert|copy|create\s+\w*\s*table\s+\w+\s+as|\.import|load|attach)\b", script)
+        changes = any(re.search(r"(?i)\b(?:insert|update)\b", text) for text in _texts(subject))
+        if re.search(r"(?i)\bcreate\s+table\b", script) and written is None and not changes:
+            yield warn(f"resources.{name}.init", "its tables are made and never filled", "add INSERT INTO …", "no-rows")
+
+
+def _texts(subject: Subject) -> Iterator[str]:
+    rows = [row for split in subject.splits.values() for row in split.rows[:50]]
+    prompt = subject.loaded.spec.prompt
+    yield f"{rows} {subject.document.get('oracle')} {prompt.system} {prompt.user}"
+
+
+def _corpus(
+    subject: Subject, path: str, spec: ToolSpec, pairs: Sequence[tuple[str, int, str, str]]
+) -> Iterator[Finding]:
+    """A search that finds everything or nothing, whose columns are others, or that has the questions themselves."""
+    top_k, document = getattr(spec, "top_k", 3), subject.document
+    try:
+        file = subject.loaded.base_of(f"{path}.corpus") / getattr(spec, "corpus", "")
+        if file.stat().st_size > 20_000_000:
+            return
+        found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return  # reported where it is compiled, or a template
+    found = [one for one in found if isinstance(one, dict)]
+    if 0 < len(found) <= top_k:
+        message = f"the corpus has {len(found)} documents, and each search shows {top_k}"
+        yield document.warning(f"{path}.top_k", message, "show fewer", "always-all")
+    ids = Counter(str(one["id"]) for one in found if "id" in one)
+    if ids and ids.most_common(1)[0][1] > 1:
+        message = f"two documents have the id '{ids.most_common(1)[0][0]}'"
+        yield document.warning(f"{path}.corpus", message, "mend it", "duplicate-rows")
+    fields, place = getattr(spec, "fields", None), f"{path}.corpus"
+    names = {key: getattr(fields, key, key) for key in ("id", "title", "text")}
+    for key, column in names.items():
+        if found and not any(column in one for one in found):
+            near = did_you_mean(column, {name for one in found for name in one})
+            at = f"{path}.fields.{key}" if document.has(f"{path}.fields.{key}") else place
+            yield document.warning(at, f"no document has the column '{column}'", near or "name one", "odd-column")
+            return
+    texts, titles = ([str(one.get(names[key]) or "").strip() for one in found] for key in ("text", "title"))
+    if (empty := sum(not one for one in texts)) * 3 > len(texts):
+        message = f"the column '{names['text']}' is empty in {empty} of {len(texts)} documents"
+        yield document.warning(place, message, "fill it, or name another one", "odd-column")
+    elif sum(map(len, titles)) > 2 * sum(map(len, texts)):
+        message = f"titles ('{names['title']}') are longer than texts ('{names['text']}')"
+        yield document.warning(path, message, "exchange title and text under 'fields'", "odd-column", at="key")
+    yield from _found(subject, path, spec, pairs, [f"{a} {b}" for a, b in zip(titles, texts, strict=True)], texts)
+
+
+def _found(subject: Subject, path: str, spec: ToolSpec, pairs: Sequence[tuple[str, int, str, str]],
+           whole: Sequence[str], texts: Sequence[str]) -> Iterator[Finding]:  # fmt: skip
+    """Right answers that stand in no document, in none as it is shown, or beside their very question."""
+    warn, most = subject.document.warning, getattr(spec, "max_chars", 2_000)
+    worded = [(where, index, _plain(user), _plain(gold)) for where, index, user, gold in pairs
+              if re.search(r"[^\W\d_]{3}", gold) and _plain(gold) not in _plain(user)
+              and gold.strip().lower() not in ("yes", "no", "true", "false")]  # fmt: skip
+    term = gold_term(subject)
+    if not worded or getattr(getattr(term, "spec", None), "rule", "") not in ("exact_match", "f1", "contains"):
+        return
+    plain = [_plain(one) for one in whole]
+    everything, cut = " | ".join(plain), " | ".join(_plain(one[:most]) for one in texts)
+    lost = [one for one in worded if one[3] not in everything]
+    heads = " | ".join(_plain(one[: len(one) - len(text)]) for one, text in zip(whole, texts, strict=True))
+    hidden = [one for one in worded if one[3] in everything and one[3] not in f"{cut} | {heads}"]
+    alone = sum(one.kind in ("search", "calculator") for one in subject.loaded.spec.tools.values())
+    is_only = alone == len(subject.loaded.spec.tools)
+    if lost and (3 * len(lost) <= len(worded) or (len(lost) == len(worded) > 3 and is_only)):
+        what = "the gold value" if len(lost) < len(worded) else "each gold value, such as that"
+        message = f"{what} of row {lost[0][1] + 1} of split '{lost[0][0]}' stands in no document: {lost[0][3][:40]!r}"
+        yield warn(f"{path}.corpus", message, "mend it", "odd-gold")
+    elif 2 * len(hidden) > len(worded):
+        message = f"documents are cut after {most} characters, and {len(hidden)} of {len(worded)} answers stand behind"
+        yield warn(f"{path}.max_chars", message, "show more", "cut-answer")
+    given = [one for one in worded if len(one[2]) > 20 and any(one[2] in text and one[3] in text for text in plain)]
+    if 5 * len(given) >= len(worded) and given:
+        message = f"a document holds the question of row {given[0][1] + 1} of split '{given[0][0]}' with its answer"
+        yield warn(f"{path}.corpus", message, "take such documents out", "gold-in-prompt")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", " ", text.lower()).strip()

@@ -21,6 +21,7 @@ def check_measures(subject: Subject) -> Iterator[Finding]:
     for name, spec in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
         yield from _unread(subject, path, spec)
+        yield from _signs(subject, path, spec)
         if spec.kind == "judge":
             yield from _range_of_judge(subject, path, spec)
             yield from _scale_of_judge(subject, path, spec)
@@ -33,6 +34,7 @@ def check_measures(subject: Subject) -> Iterator[Finding]:
     yield from _panels(subject)
 
 
+_PENALTY = re.compile(r"(?i)penal|malus|too_(?!few)|banned|forbidden|toxic|wasted?_")
 _NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
 _BAD = re.compile(
     rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic"
@@ -50,7 +52,29 @@ _REFERENCE = re.compile(
     r"(?i)(?:right|correct|gold|reference|expected|true)(?: one| answer| solution| reply)?(?: is| was|:| =)\s*[\"']?"
     r"\{\{-?\s*task\.(\w+)"
 )
+_FAILS = re.compile(r"\bassert|\braise\b|\bexit\(|\bunittest\b|\bpytest\b|\bcheck\w*\(|\bimport\b")
 _WRITTEN = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
+
+
+def _signs(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Terms whose sign, floor or rank pays for the contrary of what they are there for."""
+    warn, rewards = subject.document.warning, subject.loaded.spec.rewards
+    of = rewards.get(getattr(spec, "of", "")) if spec.kind == "group" else spec
+    counts = of is not None and getattr(of, "rule", "") in ("turn_count", "tool_call_count", "length")
+    most, least = getattr(of, "max", None), getattr(of, "min", None)
+    if counts and spec.weight < 0 and most is not None and not least:
+        message = f"a weight of {spec.weight:g} takes away from what stays within 'max'"
+        yield warn(f"{path}.weight", message, f"write min: {most + 1} in its place, or a weight above 0", "wrong-sign")
+    name = path.rpartition(".")[2]
+    if spec.weight > 0 and spec.kind == "rule" and not hasattr(spec, "python") and _PENALTY.search(name):
+        message = f"'{name}' adds {spec.weight:g} where it holds"
+        yield warn(path, message, "write a weight below 0", "wrong-sign", at="key")
+    if spec.clip is not None and spec.weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
+        message = f"what is wrong earns {spec.clip[0]:g} too"
+        yield warn(f"{path}.clip", message, f"write clip: [0, {spec.clip[1]:g}]", "paid-for-nothing")
+    if spec.kind == "group" and counts and spec.weight > 0 and spec.gate is None and least and most is None:
+        message = "who is longer than the others of the group earns more, be it right or wrong"
+        yield warn(path, message, "add a gate: correct >= 1", "paid-for-length", at="key")
 
 
 def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -143,6 +167,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield document.warning(f"{path}.{key}", "every task has the same tests, and the prompt asks each for another "
                                "thing", "name a column: {{ task.tests }}", "constant-gold")  # fmt: skip
     counts: list[int] = []
+    lists: list[list[Any]] = []
     for split, index, row in rows:
         try:
             filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
@@ -150,6 +175,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             return
         if isinstance(filled, list):
             counts.append(len(filled))
+            lists.append(filled)
             if len(filled) > 1 and all(test == filled[0] for test in filled):
                 message = f"the tests of row {index + 1} of split '{split.name}' are all the same"
                 yield document.warning(f"{path}.{key}", message, "write different ones", "constant-gold")
@@ -158,6 +184,10 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             message = f"row {index + 1} of split '{split.name}' has no tests"
             yield document.warning(f"{path}.{key}", message, "fill the column, or drop such rows", "empty-gold")
             break
+    programs = [str(one) for row in lists for one in row] if key == "programs" else []
+    if programs and not any(_FAILS.search(one) for one in programs):
+        message = "no program can fail: none has an assert, a raise or an exit"
+        yield document.warning(f"{path}.programs", message, "write assert f(1) == 2", "any-answer")
     if key != "programs" and counts and max(counts) == 1:
         message = "each task has one hidden test: code that gives its one value passes"
         yield document.warning(f"{path}.{key}", message, "write several, of different values", "constant-gold")
@@ -290,8 +320,11 @@ def _judges(subject: Subject) -> Iterator[Finding]:
             message = "the judge is told neither what was asked nor what is right"
             yield document.warning(f"{path}.prompt", message, "add {{ task.question }}", "blind-judge")
         rubric = document.get(f"{path}.rubric")
-        members = [member.endpoint for member in getattr(spec, "judges", ())]
-        twice = next((one for one in members if members.count(one) > 1), None)
+        members = [(member.endpoint, member.prompt) for member in getattr(spec, "judges", ())]
+        twice = next((one[0] for one in members if members.count(one) > 1), None)
+        if len(members) > 1 and getattr(spec, "combine", "") == "max":
+            message = "the most lenient judge decides: one that is fooled is enough"
+            yield document.warning(f"{path}.combine", message, "write median or min", "same-judge")
         if twice is not None and getattr(spec, "cache", False):
             message = f"the judge '{twice}' is asked twice"
             yield document.warning(f"{path}.judges", message, "name each once, with a weight", "same-judge")

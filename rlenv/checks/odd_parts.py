@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean
-from rlenv.checks.odd_rows import gold_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding
 from rlenv.language.spec import ToolSpec
@@ -34,10 +30,17 @@ _NEEDS: Final = (
     ("processes", "sandbox", ("bubblewrap",)),
 )
 """Keys that are looked at only where another key of the entry has one of some values (None: any but 0)."""
-_CHANGES: Final = re.compile(
-    r"(?:add|append|book|buy|cancel|charge|create|delete|deposit|insert|move|order|pay|place|post|publish|refund|remove"
-    r"|reserve|schedule|sell|send|submit|transfer|update|withdraw|write)(?:_|$)"
+_ACTS: Final = (
+    "add|append|book|buy|cancel|charge|creat|create|delet|delete|deposit|insert|move|order|pay|place|post|publish|refund"
+    "|remove|reserve|schedule|sell|send|submit|transfer|update|withdraw|write"
 )
+_CHANGES: Final = re.compile(rf"(?:{_ACTS})(?:_|$)")
+_ASKS: Final = dict.fromkeys(("grep", "egrep", "fgrep", "rg", "zgrep", "pgrep"), "nothing is found") | dict.fromkeys(
+    ("diff", "cmp"), "the two differ"
+)
+"""Programs whose exit code 1 is no failure, and what it means."""
+_RUNS: Final = re.compile(r"(?:ba|z|da|k)?sh|python[\d.]*|node|perl|ruby|php|Rscript")
+_WRITES: Final = frozenset("tee touch rm mv cp mkdir patch git truncate sqlite3".split())
 
 
 def check_parts(subject: Subject) -> Iterator[Finding]:
@@ -222,6 +225,12 @@ def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Findin
     if ends and 0 not in ends:
         message = "a program that ends well, with 0, has failed"
         yield document.warning(f"{path}.expect_exit", message, "add 0", "never-runs")
+    failing = sorted({one for one in status or () if one >= 500 or one in (401, 403, 429)})
+    if failing:
+        message = f"{failing[0]} counts as an answer: an outage is shown as one, and scored"
+        yield document.warning(f"{path}.expect_status", message, f"take {failing[0]} out", "odd-policy")
+    yield from _commands(subject, path, spec)
+    yield from _requests(subject, path, spec)
     is_repeated = spec.idempotent or bool(getattr(spec, "retries", None)) or spec.cache is not None
     name = path.rpartition(".")[2].lower()
     method = str(getattr(spec, "method", None) or "GET")
@@ -229,54 +238,50 @@ def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Findin
             and (_CHANGES.match(name) or method in ("PUT", "PATCH", "DELETE"))):  # fmt: skip
         message = "it is repeated as idempotent, and seems to do something each time"
         yield document.warning(f"{path}.idempotent", message, "take it out, and write mutates: true", "odd-policy")
-    if spec.kind == "search":
-        yield from _corpus(subject, path, spec)
 
 
-def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
-    """A search that always finds everything, or that reads columns which no document has."""
-    top_k, document = getattr(spec, "top_k", 3), subject.document
-    try:
-        file = subject.loaded.base_of(f"{path}.corpus") / getattr(spec, "corpus", "")
-        with file.open(encoding="utf-8") as opened:
-            lines = [line for line in itertools.islice(opened, 200) if line.strip()]
-        found = [json.loads(line) for line in lines]
-    except (OSError, ValueError):
-        return  # reported where it is compiled, or a template
-    if 0 < len(found) <= top_k:
-        message = f"the corpus has {len(found)} documents, and each search shows {top_k}"
-        yield document.warning(f"{path}.top_k", message, "show fewer", "always-all")
-    ids = [str(one.get("id")) for one in found if isinstance(one, dict) and "id" in one]
-    if len(set(ids)) < len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
-        yield document.warning(f"{path}.corpus", f"two documents have the id '{twice}'", "mend it", "duplicate-rows")
-    yield from _lost(subject, path, file)
-    fields = getattr(spec, "fields", None)
-    for key in ("id", "title", "text"):
-        column = getattr(fields, key, key)
-        if found and not any(isinstance(one, dict) and column in one for one in found):
-            near = did_you_mean(column, {name for one in found if isinstance(one, dict) for name in one})
-            place = f"{path}.fields.{key}" if document.has(f"{path}.fields.{key}") else f"{path}.corpus"
-            yield document.warning(place, f"no document has the column '{column}'", near or "name one", "odd-column")
-
-
-def _lost(subject: Subject, path: str, file: Path) -> Iterator[Finding]:
-    """Golds that stand in no document, where those of most rows do."""
-    term = next(
-        (one for one in subject.terms if getattr(one.spec, "rule", "") in ("exact_match", "f1", "contains")), None
-    )
-    if term is None or file.stat().st_size > 20_000_000:
+def _commands(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
+    """Programs that run what the model writes, that write one file, or whose exit code says what they found."""
+    argv, warn = tuple(getattr(spec, "argv", ())), subject.document.warning
+    if not argv:
         return
-    text = re.sub(r"[\W_]+", " ", file.read_text(encoding="utf-8").lower())
-    for split in subject.splits.values():
-        golds = [gold_of(subject, term, row) or "" for row in split.rows[:1_000]]
-        odd = [index for index, gold in enumerate(golds) if re.sub(r"[\W_]+", " ", gold.lower()).strip() not in text]
-        if odd and 3 * len(odd) <= len(golds):
-            message = f"the gold value of row {odd[0] + 1} of split '{split.name}' stands in no document"
-            yield subject.document.warning(
-                f"{path}.corpus", f"{message}: {golds[odd[0]][:40]!r}", "mend it", "odd-gold"
-            )
-            return
+    name, rest = argv[0].rpartition("/")[2], argv[1:]
+    if name in _ASKS and 1 not in getattr(spec, "expect_exit", ()):
+        message = f"{name} ends with 1 where {_ASKS[name]}, which is shown as a failure"
+        yield warn(path, message, "write expect_exit: [0, 1]", "odd-policy", at="key")
+    runs = any(one in ("-c", "-e", "-lc", "--eval") for one in rest) and any(
+        re.search(r"\bargs\b", one) for one in rest
+    )
+    is_free = getattr(spec, "sandbox", "none") == "none"
+    if _RUNS.fullmatch(name) and is_free and (runs or re.search(r"\bargs\b", str(getattr(spec, "stdin", "")))):
+        message = f"{name} runs what the model writes, with all rights of the trainer"
+        yield warn(f"{path}.argv", message, "write sandbox: bubblewrap, or take kind: code", "no-sandbox")
+    is_shared = getattr(spec, "cwd", "temp") != "temp" and "{" not in getattr(spec, "cwd", "")
+    writes = name in _WRITES or (name == "sed" and "-i" in rest) or (_RUNS.fullmatch(name) and ">" in " ".join(rest))
+    absolute = next((one for one in rest if one.startswith("/") and "{" not in one and one != "/dev/null"), "")
+    if writes and is_free and (is_shared or absolute):
+        message = f"{name} writes {absolute or 'into ' + repr(getattr(spec, 'cwd', ''))}, which all episodes share"
+        yield warn(path, message, "write where the episode has its own folder: cwd: temp", "shared-state", at="key")
+
+
+def _requests(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
+    """Requests that change something unsaid, and keys that are sent in clear."""
+    method, tool = getattr(spec, "method", None), subject.tools.get(path.rpartition(".")[2])
+    first = str(spec.description or "").strip().lower().split(" ")[0]
+    acts = _CHANGES.match(path.rpartition(".")[2].lower()) or re.fullmatch(f"(?:{_ACTS})e?s", first)
+    if tool is not None and not tool.mutates and (method in ("DELETE", "PUT", "PATCH") or (method == "POST" and acts)):
+        message = f"a {method} request changes something, and 'mutates' is false: calls of one turn run at once"
+        yield subject.document.warning(path, message, "write mutates: true", "odd-policy", at="key")
+    keys = [key for key in getattr(spec, "headers", ()) if re.search(r"(?i)auth|key|token|secret", key)]
+    if keys and is_plain(str(getattr(spec, "url", ""))):
+        message = f"the header '{keys[0]}' is sent in clear to another machine"
+        yield subject.document.warning(f"{path}.url", message, "write https://", "address")
+
+
+def is_plain(url: str) -> bool:
+    """True for an address without TLS of a host that is neither here nor in a private net."""
+    found = re.match(r"http://([\w-]+(?:\.[\w-]+)+)", url)
+    return found is not None and not re.match(r"127\.|10\.|192\.168\.|172\.|.*\.(?:local|internal|lan|test)$", found[1])
 
 
 def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
@@ -287,13 +292,14 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     if spec.attempt_s is not None and (spec.attempt_s > timeout_s or is_retried):
         message = f"one try may take {spec.attempt_s:g} s, and the call is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.attempt_s", message, "make it shorter than timeout_s", "idle-limit")
-    if spec.rate_per_s is not None and spec.rate_per_s * timeout_s < 1:
+    if spec.rate_per_s is not None and spec.rate_per_s * timeout_s <= 1:
         message = f"a second call has to wait {1 / spec.rate_per_s:g} s, and is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.rate_per_s", message, "raise it, or timeout_s", "never-runs")
     waits = 0.05 * (2 ** min(spec.retries or 0, 64) - 1)
     if waits > timeout_s:
         message = f"{spec.retries} tries wait {waits:.3g} s at least, and the call is ended after {timeout_s:g} s"
         yield document.warning(f"{path}.retries", message, "write 2 or 3", "idle-limit")
+    yield from _faults_left(subject, path, spec.faults)
     if spec.faults is not None and max(spec.faults.error, spec.faults.hang) >= 0.5:
         yield document.warning(
             f"{path}.faults", "half of all calls fail, or more", "write a smaller share", "never-runs"
@@ -301,6 +307,18 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
     if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.uniform[0] >= timeout_s:
         message = f"the shortest delay is longer than the {timeout_s:g} s of a call"
         yield document.warning(f"{path}.faults.delay_s", message, "shorten it", "never-runs")
+
+
+def _faults_left(subject: Subject, path: str, faults: Any) -> Iterator[Finding]:
+    """Faults on purpose, of which neither the spec's texts nor a comment beside them speak."""
+    document = subject.document
+    texts = " ".join(text for one, text in strings_in(document.data, ()) if one[-1] in ("system", "description"))
+    span = document.key_span(f"{path}.faults")
+    said = re.search(r"(?i)fail|flak|again|reliab|robust|retr|slow|outage|broken|fault", texts)
+    if faults is not None and faults.is_on and said is None and "#" not in span.quote(span.line):
+        message = "calls fail on purpose, and nothing says what for"
+        hint = "take it out before training, or say so in 'description'"
+        yield document.warning(f"{path}.faults", message, hint, "faults-on", at="key")
 
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:

@@ -136,18 +136,8 @@ def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Rende
 
 
 def _splits(subject: Subject) -> Iterator[Finding]:
-    """Columns of one split that another has under no name: its rows were made otherwise."""
+    """Columns with odd names, rows with one id, files of other splits, and rows that are drawn."""
     splits = list(subject.splits.values())
-    for one in splits[1:]:
-        extra, lost = set(one.columns) - set(splits[0].columns), set(splits[0].columns) - set(one.columns)
-        shown = ", ".join(sorted(map(str, extra | lost)))
-        texts = [text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks"]
-        if (extra or lost) and not any(
-            re.search(rf"\b{re.escape(str(name))}\b", text) for name in extra | lost for text in texts
-        ):
-            message = f"its rows and those of '{splits[0].name}' have other columns: {shown}"
-            place = f"tasks.{one.name}"
-            yield subject.document.warning(place, message, "fill the same columns", "other-columns", at="key")
     for one in splits:
         spaced = next((name for name in one.columns if str(name) != str(name).strip("\ufeff \t")), None)
         if spaced is not None:

@@ -45,6 +45,7 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         path = f"rewards.{term.name}"
         yield from _entry(subject, path, term.spec)
         yield from _counts(subject, path, term.spec)
+        yield from _longer(subject, term)
         if _is_gold(subject, term):
             for split in subject.splits.values():
                 yield from _golds(subject, path, term, split)
@@ -268,6 +269,21 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.gate is not None and _holds_always(spec.gate):
         message = f"'{spec.gate}' holds for every value of a share"
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
+
+
+def _longer(subject: Subject, term: Term) -> Iterator[Finding]:
+    """A function that gives more for the same wrong answer with many words before it."""
+    groups = [name for name, one in subject.loaded.spec.rewards.items() if one.kind == "group" and one.weight > 0
+              and getattr(one, "of", "") == term.name and one.gate is None]  # fmt: skip
+    spec, found = term.spec, _answered(subject, _NOISE)
+    row = next((row for split in subject.splits.values() for row in split.rows), None)
+    if not hasattr(spec, "python") or row is None or found is None or not (groups or spec.weight > 0) or spec.gate:
+        return
+    short, long = (_measured(subject, term, row, before + found[0], answer=found[1]) for before in ("", "word " * 400))
+    if short is not None and long is not None and long > short:
+        path = f"rewards.{groups[0] if groups else term.name}"
+        message = f"a wrong answer earns {short:g}, and {long:g} with 400 words before it: length is paid"
+        yield subject.document.warning(path, message, "add a gate: correct >= 1", "paid-for-length", at="key")
 
 
 def _is_form(spec: RewardSpec) -> bool:

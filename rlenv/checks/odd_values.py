@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv._base.text import nearest
+from rlenv.checks.odd_parts import is_plain
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import kind_of
@@ -81,6 +82,9 @@ def check_values(subject: Subject) -> Iterator[Finding]:
         if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
             message = "the address has no path, and '/chat/completions' is added to it"
             yield subject.document.warning(f"{path}.base_url", message, "most servers want …/v1", "address")
+        if endpoint.api_key is not None and is_plain(endpoint.base_url):
+            message = "the key is sent in clear to another machine"
+            yield subject.document.warning(f"{path}.base_url", message, "write https://", "address")
         if endpoint.api_key is not None and "authorization" in {key.lower() for key in endpoint.headers}:
             message = "'api_key' and a header 'Authorization' are sent, and one of them decides"
             yield subject.document.warning(f"{path}.headers", message, "take one of them out", "idle-key", at="key")

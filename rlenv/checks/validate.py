@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rlenv.checks.files import check_files, check_servers
+from rlenv.checks.files import check_files, check_servers, check_stores
 from rlenv.checks.odd_functions import check_functions
 from rlenv.checks.odd_measures import check_measures
 from rlenv.checks.odd_parts import check_parts
@@ -48,6 +48,7 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_prompts,
     check_promises,
     check_parts,
+    check_stores,
     check_values,
     check_functions,
     check_terms,

@@ -124,6 +124,10 @@ def breaks(context):
     return float(sum(int(part) for part in context.answer.split("+")) == eval(context.task["answer"]))
 
 
+def size(context):
+    return len(context.final_text) / 10000
+
+
 def wrong(context):
     return 0.5 if context.answer == str(context.task["answer"]) else 1.0
 """
@@ -154,7 +158,10 @@ def asks(**more: Any) -> dict[str, Any]:
 
 def judged(**more: Any) -> dict[str, Any]:
     judge = JUDGE if "judges" not in more else {key: value for key, value in JUDGE.items() if key != "endpoint"}
-    return {"endpoints": {"m": MODEL | (more.pop("endpoint", None) or {})}, "rewards.good": judge | more}
+    return {
+        "endpoints": {"m": MODEL | (more.pop("endpoint", None) or {}), **({"n": MODEL} if "judges" in more else {})},
+        "rewards.good": judge | more,
+    }
 
 
 def talks(**more: Any) -> dict[str, Any]:
@@ -173,9 +180,18 @@ LABELLED = {
     "tasks.test.rows": [{"question": "q", "answer": "Good"}],
     "prompt.system": "Answer good or bad between <answer> and </answer>.",
 }
+TOWNS = ("Senn", "Ulm", "Dorrow", "Brint", "Halden")
 ORDERS = {
     "resources": {"db": {"kind": "sqlite", "init": "own.sql"}},
     "tools.query": {"kind": "sql", "resource": "db"},
+}
+
+
+SEARCHED = {
+    **rows(*({"question": f"Where is the well-known place number {n}?", "answer": a} for n, a in enumerate(TOWNS))),
+    "tasks.test.rows": [{"question": "Where is it?", "answer": "Senn"}],
+    "tools": {"find": {"kind": "search", "corpus": "own.jsonl", "top_k": 3}},
+    "oracle": None,
 }
 
 
@@ -706,7 +722,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # rows, prompts
     "an image that is not there": ("no-image", {"prompt.user": "Look at the picture. {{ task.question }}"}),
-    "other columns": ("other-columns", {"tasks.test": {"rows": [{"question": "c", "answer": 1, "level": 2}]}}),
     "folders for no path": ("unused-roots", {"roots": ["."]}),
     "labels with other capitals": ("gold-form", LABELLED | {"rewards.correct": EXACT}),
     "a unit that no gold has": ("gold-form", {"prompt.system": "Answer with its unit between <answer> and </answer>."}),
@@ -780,6 +795,85 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"prompt.system": "Write Rust between <answer> and </answer>.", "rewards.t": TESTS | {"calls": CASES}},
     ),
     "tests that are all the same": ("constant-gold", {"rewards.t": TESTS | {"calls": [CASES[0]] * 3}}),
+    # programs, requests and stores
+    "an outage that is an answer": ("odd-policy", {"tools.look.expect_status": [200, 503]}),
+    "a DELETE that changes nothing": ("odd-policy", {"tools.look.method": "DELETE"}),
+    "a POST that books": ("odd-policy", {"tools.look.method": "POST", "tools.look.description": "Books a place."}),
+    "a key in clear": (
+        "address",
+        {
+            "tools.look.url": "http://api.example.com/{{ args.place }}",
+            "tools.look.headers": {"X-Key": "{{ task.answer }}"},
+        },
+    ),
+    "a program that says no with 1": (
+        "odd-policy",
+        {"tools.say": COMMAND | {"argv": ["/bin/grep", "-e", "{{ args.word }}"]}},
+    ),
+    "a shell for what is written": (
+        "no-sandbox",
+        {"tools.say": COMMAND | {"argv": ["/bin/bash", "-c", "{{ args.word }}"]}},
+    ),
+    "a file that all write": (
+        "shared-state",
+        {"tools.say": COMMAND | {"argv": ["/usr/bin/tee", "-a", "n"], "cwd": ".", "stdin": "{{ args.word }}"}},
+    ),
+    "faults that were left": ("faults-on", {"calls.faults": {"error": 0.2}}),
+    "a corpus without the golds": ("odd-gold", {**SEARCHED, "rewards.correct": EXACT}),
+    "a corpus with the questions": (
+        "gold-in-prompt",
+        {**SEARCHED, "rewards.correct": EXACT, "tools.find": {"kind": "search", "corpus": "asked.jsonl", "top_k": 2}},
+    ),
+    "titles that are texts": (
+        "odd-column",
+        {
+            "tools.find": {
+                "kind": "search",
+                "corpus": "asked.jsonl",
+                "top_k": 2,
+                "fields": {"title": "text", "text": "title"},
+            }
+        },
+    ),
+    "documents that are cut": (
+        "cut-answer",
+        {
+            **SEARCHED,
+            "rewards.correct": EXACT,
+            "tools.find": {"kind": "search", "corpus": "asked.jsonl", "top_k": 2, "max_chars": 20},
+        },
+    ),
+    "a table that nobody fills": ("no-rows", {**ORDERS, "rewards.correct": EXACT}),
+    "a folder with the answers": (
+        "gold-in-prompt",
+        {"tasks.train": {"path": "train.jsonl"}, "resources": {"work": {"kind": "tempdir", "copy_from": "."}}},
+    ),
+    # signs
+    "a bonus that takes away": (
+        "wrong-sign",
+        {"rewards.brief": {"kind": "rule", "rule": "length", "of": "message", "max": 90, "weight": -0.1}},
+    ),
+    "a penalty that adds": (
+        "wrong-sign",
+        {"rewards.penalty": {"kind": "rule", "rule": "contains", "expect": "so sorry", "of": "message", "weight": 0.1}},
+    ),
+    "a floor": ("paid-for-nothing", {"rewards.correct.clip": [0.5, 1]}),
+    "a rank of length": (
+        "paid-for-length",
+        {
+            "rewards.long": {"kind": "rule", "rule": "turn_count", "min": 3, "weight": 0},
+            "rewards.most": {"kind": "group", "of": "long", "by": "rank", "weight": 0.5},
+        },
+    ),
+    "words that are paid": (
+        "paid-for-length",
+        {"rewards.size": {"kind": "rule", "python": "own.py:size", "weight": 0.1}},
+    ),
+    "the most lenient judge": ("same-judge", judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}], combine="max")),
+    "programs that assert nothing": (
+        "any-answer",
+        {"rewards.t": {"kind": "tests", "programs": ["solve(1)", "solve(2)"]}},
+    ),
     "one hidden test": ("constant-gold", {"rewards.t": TESTS | {"calls": [{"args": [1], "expected": 1}]}}),
     "hidden tests that are shown": (
         "gold-in-prompt",
@@ -799,6 +893,9 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "env.yaml"
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     texts = [json.dumps({"id": str(number), "title": "t", "text": f"text {number}"}) for number in range(9)]
+    asked = [json.dumps({"id": f"a{n}", "title": "t", "text": f"Where is the well-known place number {n}? In {town}."})
+             for n, town in enumerate(TOWNS)]  # fmt: skip
+    (tmp_path / "asked.jsonl").write_text("\n".join(asked), encoding="utf-8")
     (tmp_path / "own.sql").write_text("CREATE TABLE goods (name TEXT);", encoding="utf-8")
     (tmp_path / "train.jsonl").write_text('{"question": "c", "answer": 3}\n')
     (tmp_path / "test.jsonl").write_text('{"question": "a", "answer": 1}\n{"question": "b", "answer": 2}\n')
@@ -864,6 +961,19 @@ GRAPHQL = {
 ANCHORED = {"vars": {"labels": [1, 2], "shown": [1, 2]}, "prompt.user": "{{ task.question }} {{ vars.shown|length }}"}
 BOUNDED = {"rewards.form": {"kind": "rule", "rule": "valid_calls", "when": "turn", "over_turns": "sum",
                             "weight": 0.02, "clip": [0, 5]}}  # fmt: skip
+SECOND = {"endpoint": "n", "prompt": "As a layman, is it right for {{ task.question }}? {{ answer }}"}
+PANEL = judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}, SECOND], combine="median")
+FOUND = {"tools.say": COMMAND | {"argv": ["/bin/grep", "-e", "{{ args.word }}"], "expect_exit": [0, 1]}}
+HELD = {"tools.say": COMMAND | {"argv": ["/bin/sh", "-c", "{{ args.word }}"], "sandbox": "bubblewrap"}}
+POSTED = {
+    "tools.look.method": "POST",
+    "tools.look.url": "http://127.0.0.1/x",
+    "tools.look.body": {"x": "{{ args.place }}"},
+    "tools.look.headers": {"X-Key": "{{ task.question }}"},
+}
+FLAKY = {"calls.faults": {"error": 0.2}, "tools.look.description": "Says what is at a place; it may fail."}
+LONG = {"rewards.long": {"kind": "rule", "rule": "length", "of": "message", "min": 500, "weight": -0.1}}
+SOUND_TOO += [PANEL, FOUND, HELD, POSTED, FLAKY, LONG]
 SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
 
