@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest
-from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Finding
+from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import kind_of
-from rlenv.language.templates import Template, compile_template
+from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 
@@ -37,6 +37,14 @@ _UNFINISHED: Final = re.compile(
 )
 _ADJECTIVES: Final = frozenset("a any appropriate available best correct first following given last next only other "
                                "provided relevant right same second single suitable".split())  # fmt: skip
+_FILTERED: Final = re.compile(
+    r"\btask\.(\w+)\s*(?:\[\s*:\s*(\d+)\s*\]|\|\s*truncate\(\s*(\d+)[^)]*\)"
+    r"|\|\s*(lower|upper|title|capitalize|e|escape|forceescape|random)\b)"
+)
+_CAPITALS: Final = re.compile(
+    r"(?i)\b(?:capital letters?|capitals\b(?! of)|capitali[sz]ed|(?:upper|lower)[- ]?case|small letters?)"
+)
+_SUM: Final = re.compile(r"\btask\.(\w+)\s*(\+|\*|==)\s*(?:task\.(\w+)|-?\d[\d.]*)(?![\w.]*\s*[|(])")
 _NO_TABLE: Final = (
     "is|are|was|has|have|had|with|below|above|of|in|on|at|for|and|or|to|that|which|you|can|must|named|called"
 )
@@ -61,6 +69,9 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
                 yield subject.document.warning("prompt", message, f"write task.{near}", "odd-column", at="key")
     for one in asked:
         yield from _shown_badly(subject, templates, one)
+    yield from _cut(subject, asked)
+    yield from _joined(subject)
+    yield from _keys(subject)
     if asked and asked[0].texts:
         text = asked[0].texts[0]
         yield from _forms(subject, text)
@@ -139,6 +150,54 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
                 message = f"row {index + 1} of split '{asked.split.name}' asks nothing: the user's message is empty"
                 yield subject.document.warning("prompt.user", message, "fill the column", "empty-prompt")
                 return
+
+
+def _cut(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+    """Columns that the prompt cuts, or changes in what is asked, and those that tell the answer in one split."""
+    prompt, term, said = subject.loaded.spec.prompt, gold_term(subject), fixed_text(subject)
+    places = [(f"prompt.{key}", text) for key in ("system", "user") if (text := getattr(prompt, key))]
+    read = {name for _, text in places for name in re.findall(r"\btask\.(\w+)", text)}
+    golds = {one.split.name: golds_of(subject, term, one) if term is not None else [] for one in asked}
+    for path, found in ((place[0], found) for place in places for found in _FILTERED.finditer(place[1])):
+        name, most, done = found[1], int(found[2] or found[3] or 0), found[4] or ""
+        rows: list[tuple[str, str]] = []
+        for one in asked:
+            told = golds[one.split.name] or [""] * len(one.split.rows)
+            rows += [(str(row.get(name) or ""), gold) for row, gold in zip(one.split.rows, told, strict=False)]
+        cut = [value for value, _ in rows if most and len(value) > most]
+        held = [gold not in value[:most] for value, gold in rows if gold and gold in value]
+        is_asked = len(read) == 1 or re.fullmatch(r"question|problem|query|instruction|prompt|task|statement", name)
+        what = ""
+        if cut and ((is_asked and 4 * len(cut) >= len(rows)) or (held and 2 * sum(held) >= len(held))):
+            what = f"only {most} of {max(map(len, cut))} characters of it are shown"
+        elif done in ("lower", "upper", "title", "capitalize") and _CAPITALS.search(
+            f"{said} {rows[0][0] if rows else ''}"
+        ):
+            what = f"'{done}' takes the capitals away that are asked for"
+        elif done in ("e", "escape", "forceescape") and any(re.search("[<>&\"']", value) for value, _ in rows):
+            what = f"'{done}' shows &lt; and &#39; for < and '"
+        elif done == "random":
+            what = "'random' shows another one each time"
+        if what:
+            yield subject.document.warning(path, f"task.{name}: {what}", "show it whole", "cut-column", find=found[0])
+            return
+    for one in asked:
+        lost = sorted(name for name in read if name in one.split.columns
+                      and any(name not in other.split.columns for other in asked))  # fmt: skip
+        pairs = list(zip(one.split.rows, golds[one.split.name], strict=False))
+        for name in lost:
+            stands = [_stands(gold, str(row.get(name, ""))) for row, gold in pairs]
+            if stands and 2 * sum(stands) > len(stands):
+                message = (
+                    f"the prompt shows task.{name}, which holds the answer in '{one.split.name}' and is in no other"
+                )
+                place = next(path for path, text in places if f"task.{name}" in text)
+                yield subject.document.warning(place, message, "take it out", "gold-in-prompt", find=f"task.{name}")
+                return
+
+
+def _stands(gold: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text) is not None
 
 
 def _oddly(value: Any, text: str) -> str | None:
@@ -332,3 +391,39 @@ def _marks(subject: Subject) -> Iterator[Finding]:
             message = f"the prompt tells to write <{tag}>, which nothing reads"
             yield subject.document.warning("prompt", message, "write the marks of the dialect", "call-marks", at="key")
             return
+
+
+def _keys(subject: Subject) -> Iterator[Finding]:
+    """Keys of the JSON that is compared, of which the prompt names some and not others."""
+    said = fixed_text(subject)
+    row = next((row for split in subject.splits.values() for row in split.rows), {})
+    for name, reward in subject.loaded.spec.rewards.items():
+        schema = getattr(reward, "schema_", None) or {}
+        keys = list(schema.get("required", ())) if reward.kind == "rule" else []
+        if getattr(reward, "rule", "") == "json_match":
+            try:
+                value = compile_value(gold_in(reward))(task=row, vars=subject.loaded.spec.vars)
+            except (TemplateError, TypeError, RlenvError):
+                continue
+            keys = list(value) if isinstance(value, Mapping) else []
+        named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
+        if len(named) < len(keys) and (named or (re.search(r"(?i)\bkeys?\b", said) and "{{" not in said)):
+            lost = next(key for key in keys if key not in named)
+            told = f"the keys {', '.join(named)}, and not" if named else "keys, and not"
+            message = f"the prompt names {told} '{lost}', which '{name}' asks for"
+            yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
+            return
+
+
+def _joined(subject: Subject) -> Iterator[Finding]:
+    """Sums and products of columns that hold texts, such as those of a csv file: 2 + 3 is 23."""
+    rows = [row for split in subject.splits.values() for row in split.rows[:20]]
+    for path, text in strings_in(subject.document.data, ()):
+        for found in _SUM.finditer(text) if path[0] not in ("tasks", "description") and "{" in text else ():
+            names = [name for name in (found[1], found[3]) if name]
+            cells = [row.get(name) for row in rows for name in names]
+            if cells and all(isinstance(cell, str) and re.fullmatch(r"-?[\d.]+", cell) for cell in cells):
+                message = f"'{found[0].strip()}': '{names[0]}' is a text, as all cells of a csv file are"
+                hint = f"write task.{names[0]}|float"
+                yield subject.document.warning(path, message, hint, "other-type", find=found[0].strip())
+                return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,20 @@ _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
 _TOLD: Final = re.compile(r"(?i)\b(?:answer|solution|label|gold|result)\W{1,4}")
 _LOOKED_AT: Final = 1_000
+_SHAPES: Final = (
+    ("date", "2031-05-30", r"\d{4}-\d\d-\d\d"),
+    ("date", "30.5.2031", r"\d\d?\.\d\d?\.\d{2,4}"),
+    ("date", "5/30/2031", r"\d\d?/\d\d?/\d{2,4}"),
+    ("date", "30 May 2031", r"(?:\d\d?(?:st|nd|rd|th|\.)? )?[A-Z][a-z]{2,8}\.? (?:\d\d?(?:st|nd|rd|th)?,? )?\d{4}"),
+    ("time", "24 hours", r"\d\d?:\d\d(?::\d\d)?"),
+    ("time", "12 hours", r"\d\d?(?::\d\d)? ?[apAP]\.?[mM]\.?"),
+    ("number", "commas", r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"),
+    ("number", "no commas", r"[-+]?\d+(?:\.\d+)?"),
+    ("number", "a unit", r"[-+]?[$€£]?\d[\d.,]*\s?(?:[^\W\d]{1,12}|[%°$€£])?"),
+    ("verdict", "yes or no", r"(?i:yes|no)"),
+    ("verdict", "true or false", r"(?i:true|false)"),
+)
+"""Forms of values that are written in several ways, by what they are."""
 _NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
 
 
@@ -54,8 +69,12 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     for one, told in zip(asked, golds, strict=True):
         if given := _whole(told):
             yield from _outliers(subject, path, one, given)
+    if getattr(term.spec, "rule", "") in ("exact_match", "contains", "f1"):
+        yield from _mixed(
+            subject, path, term, [(one.split.name, _whole(told)) for one, told in zip(asked, golds, strict=True)]
+        )
+        yield from _changed(subject)
     yield from _labels(subject, path, term, [gold for told in golds for gold in told if gold is not None])
-    yield from _keys(subject)
 
 
 def gold_term(subject: Subject) -> Term | None:
@@ -294,6 +313,83 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence
     yield from _options(subject, path, one, golds)
 
 
+def _mixed(subject: Subject, path: str, term: Term, told: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Finding]:
+    """Gold values in two forms of one thing, which are two texts, and lists that were written as texts."""
+    warn, said = subject.document.warning, fixed_text(subject)
+    golds = [(name, index, gold) for name, given in told for index, gold in enumerate(given)]
+    lists = [one for one in golds if one[2][:1] in tuple("[{(") and _is_literal(one[2])]
+    if lists and not re.search(r"(?i)list|json|array|tuple|pair|interval|coordinate|bracket|\bset\b|dict", said):
+        name, index, gold = lists[0]
+        message = (
+            f"the gold value of row {index + 1} of split '{name}' is a list that was written as text: {gold[:40]!r}"
+        )
+        yield warn(path, message, "give a list of accepted answers", "odd-gold")
+        return
+    shapes = [(name, index, gold, *_shape(gold)) for name, index, gold in golds]
+    families = {one[3] for one in shapes}
+    forms = Counter(one[4] for one in shapes if one[4])
+    rare, count = min(forms.items(), key=lambda pair: pair[1], default=("", 0))
+    if units := forms["a unit"]:
+        rare, count = "a unit", 5 * units
+    is_mixed = len(forms) > 1 if not units else count <= len(shapes)
+    if len(families) == 1 and "" not in families and len(shapes) > 2 and is_mixed:
+        name, index, gold = next(one[:3] for one in shapes if one[4] == rare)
+        other = next(one[2] for one in shapes if one[4] != rare)
+        message = f"the gold value of row {index + 1} of split '{name}' is {gold[:40]!r}, and another {other[:40]!r}"
+        yield warn(path, message, "write all of them in one form", "gold-form")
+        return
+    if (
+        getattr(term.spec, "normalise", "none") != "none"
+        or len(told) < 2
+        or not all(len(given) > 1 for _, given in told)
+    ):
+        return
+    (first, mine), *others = told
+    for name, given in others:
+        same = {gold.lower() for gold in mine} & {gold.lower() for gold in given}
+        is_other = same and not {*mine} & {*given}
+        loud = [all(gold.isupper() and len(gold) > 2 for gold in one) for one in (mine, given)]
+        if is_other or loud[0] != loud[1]:
+            message = (
+                f"gold values of split '{name}' are like {given[0][:40]!r}, those of '{first}' like {mine[0][:40]!r}"
+            )
+            yield warn(f"tasks.{name}", message, "write normalise: case, or mend the rows", "gold-form", at="key")
+            return
+
+
+def _shape(gold: str) -> tuple[str, str]:
+    """The family of a value that is written in several forms, and its form; "" where every form agrees with it."""
+    family, form = next(((family, form) for family, form, pattern in _SHAPES if re.fullmatch(pattern, gold)), ("", ""))
+    is_small = form == "no commas" and len(re.sub(r"\..*|\D", "", gold)) < 4
+    return family, "" if is_small else form
+
+
+def _is_literal(gold: str) -> bool:
+    try:
+        return isinstance(ast.literal_eval(gold), (list, tuple, set, dict))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _changed(subject: Subject) -> Iterator[Finding]:
+    """Numbers in the spec's own rows that YAML reads as others than were written, where texts are compared."""
+    document = subject.document
+    for split in subject.splits:
+        for index, row in enumerate(document.get(f"tasks.{split}.rows") or ()):
+            for column, value in row.items() if isinstance(row, Mapping) else ():
+                span = document.value_span(("tasks", split, "rows", index, column))
+                raw = span.source.text[span.start : span.end] if span.source is not None else ""
+                if not isinstance(value, (int, float)) or isinstance(value, bool) or raw == str(value):
+                    continue
+                if re.fullmatch(r"0\d+|\d+\.\d*0|\d[\d.]*e\d+", raw) and re.search(
+                    rf"task\.{re.escape(str(column))}\b", str(document.get("rewards"))
+                ):
+                    message = f"{raw} is read as the number {value}, and compared as a text"
+                    place = ("tasks", split, "rows", index, column)
+                    yield document.warning(place, message, f'write "{raw}"', "other-type")
+                    return
+
+
 def _is_told(text: str, gold: str) -> bool:
     ends = (found.end() for found in _TOLD.finditer(text))
     return any(
@@ -353,25 +449,3 @@ def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> It
         lost = next(label for label in labels if label not in named)
         message = f"the prompt names {', '.join(named[:4])}, and not '{lost[:40]}', which is a gold value too"
         yield subject.document.warning("prompt", message, "name all of them, or mend the rows", "odd-gold", at="key")
-
-
-def _keys(subject: Subject) -> Iterator[Finding]:
-    """Keys of the JSON that is compared, of which the prompt names some and not others."""
-    said = fixed_text(subject)
-    row = next((row for split in subject.splits.values() for row in split.rows), {})
-    for name, reward in subject.loaded.spec.rewards.items():
-        schema = getattr(reward, "schema_", None) or {}
-        keys = list(schema.get("required", ())) if reward.kind == "rule" else []
-        if getattr(reward, "rule", "") == "json_match":
-            try:
-                value = compile_value(gold_in(reward))(task=row, vars=subject.loaded.spec.vars)
-            except (TemplateError, TypeError, RlenvError):
-                continue
-            keys = list(value) if isinstance(value, Mapping) else []
-        named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
-        if len(named) < len(keys) and (named or (re.search(r"(?i)\bkeys?\b", said) and "{{" not in said)):
-            lost = next(key for key in keys if key not in named)
-            told = f"the keys {', '.join(named)}, and not" if named else "keys, and not"
-            message = f"the prompt names {told} '{lost}', which '{name}' asks for"
-            yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
-            return

@@ -187,6 +187,12 @@ ORDERS = {
 }
 
 
+def golds(*given: str) -> dict[str, Any]:
+    """The sound spec with texts as gold values, which are compared as such."""
+    one = {"tasks.test.rows": [{"question": "c", "answer": given[0]}], "rewards.correct": EXACT, "oracle": None}
+    return rows(*({"question": f"q{n}", "answer": gold} for n, gold in enumerate(given))) | one
+
+
 SEARCHED = {
     **rows(*({"question": f"Where is the well-known place number {n}?", "answer": a} for n, a in enumerate(TOWNS))),
     "tasks.test.rows": [{"question": "Where is it?", "answer": "Senn"}],
@@ -795,6 +801,46 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"prompt.system": "Write Rust between <answer> and </answer>.", "rewards.t": TESTS | {"calls": CASES}},
     ),
     "tests that are all the same": ("constant-gold", {"rewards.t": TESTS | {"calls": [CASES[0]] * 3}}),
+    # forms of golds
+    "dates in two forms": ("gold-form", golds("2031-05-30", "2031-06-01", "30 May 2031")),
+    "one unit": ("gold-form", golds("12", "30", "7 km", "9", "4", "81")),
+    "commas in some": ("gold-form", golds("1,200", "23450", "1,700")),
+    "verdicts of two kinds": ("gold-form", golds("yes", "no", "True")),
+    "other capitals in test": (
+        "gold-form",
+        golds("yes", "no") | {"tasks.test.rows": [{"question": "c", "answer": a} for a in ("Yes", "No")]},
+    ),
+    "a list as text": ("odd-gold", golds("['Bern', 'Berne']", "['Rome', 'Roma']")),
+    "texts that are added": (
+        "other-type",
+        {
+            "tasks.train": {"path": "sums.csv"},
+            "tasks.test.rows": [{"question": "d", "answer": "1", "more": "2"}],
+            "rewards.correct.expect": "{{ task.answer + task.more }}",
+            "oracle": None,
+        },
+    ),
+    # what prompts make of columns
+    "a question that is cut": ("cut-column", {"prompt.user": "{{ task.question[:8] }}"}),
+    "a passage that is cut before its answer": (
+        "cut-column",
+        rows(*({"question": f"q{n}", "text": f"{'w ' * 30} in {town}", "answer": town} for n, town in enumerate(TOWNS)))
+        | {
+            "tasks.test.rows": [{"question": "c", "text": "In Senn.", "answer": "Senn"}],
+            "rewards.correct": EXACT,
+            "prompt.user": "{{ task.text | truncate(30) }} {{ task.question }}",
+        },
+    ),
+    "capitals that are lowered": (
+        "cut-column",
+        {"prompt.user": "Which are capital letters? {{ task.question | lower }}"},
+    ),
+    "a column at random": ("cut-column", {"prompt.user": "{{ task.question }} {{ task.question | random }}"}),
+    "a hint in train alone": (
+        "gold-in-prompt",
+        rows(*({"question": f"What is {n} + 0?", "answer": n, "hint": f"it is {n}"} for n in (14, 25, 36)))
+        | {"prompt.user": "{{ task.question }}{% if task.hint is defined %} {{ task.hint }}{% endif %}"},
+    ),
     # programs, requests and stores
     "an outage that is an answer": ("odd-policy", {"tools.look.expect_status": [200, 503]}),
     "a DELETE that changes nothing": ("odd-policy", {"tools.look.method": "DELETE"}),
@@ -896,6 +942,7 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     asked = [json.dumps({"id": f"a{n}", "title": "t", "text": f"Where is the well-known place number {n}? In {town}."})
              for n, town in enumerate(TOWNS)]  # fmt: skip
     (tmp_path / "asked.jsonl").write_text("\n".join(asked), encoding="utf-8")
+    (tmp_path / "sums.csv").write_text("question,answer,more\na,1,2\nb,3,4\n", encoding="utf-8")
     (tmp_path / "own.sql").write_text("CREATE TABLE goods (name TEXT);", encoding="utf-8")
     (tmp_path / "train.jsonl").write_text('{"question": "c", "answer": 3}\n')
     (tmp_path / "test.jsonl").write_text('{"question": "a", "answer": 1}\n{"question": "b", "answer": 2}\n')
@@ -973,6 +1020,9 @@ POSTED = {
 }
 FLAKY = {"calls.faults": {"error": 0.2}, "tools.look.description": "Says what is at a place; it may fail."}
 LONG = {"rewards.long": {"kind": "rule", "rule": "length", "of": "message", "min": 500, "weight": -0.1}}
+SHORT = {"prompt.user": "{{ task.question[:4000] }}"}
+SMALL = golds("7", "1,200", "950", "23,450")
+SOUND_TOO += [SHORT, SMALL | {"oracle": [{"say": "<answer>{{ task.answer }}</answer>"}]}]
 SOUND_TOO += [PANEL, FOUND, HELD, POSTED, FLAKY, LONG]
 SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
@@ -1018,3 +1068,13 @@ def test_a_comment_on_its_line_allows_a_warning_by_its_code(sound: Path) -> None
     for comment, count in (("limits", 0), ("same-prompt limits", 0), ("same-prompt", 1)):
         sound.write_text(text.replace("calls_per_turn: 4}", f"calls_per_turn: 4}} # rlenv: allow {comment}"))
         assert len(validate([sound]).warnings) == count
+
+
+def test_a_number_that_yaml_reads_as_another_is_said_where_texts_are_compared(sound: Path) -> None:
+    text = SOUND.replace("answer: 5}", "answer: 007}").replace(
+        "numeric_match", "exact_match, expect: '{{ task.answer }}'"
+    )
+    sound.write_text(text, encoding="utf-8")
+    assert [one.path for one in validate([sound]).warnings if one.code == "other-type"] == ["tasks.train.rows.0.answer"]
+    sound.write_text(SOUND.replace("answer: 5}", "answer: 05}"), encoding="utf-8")
+    assert [one for one in validate([sound]).warnings if one.code == "other-type"] == []
