@@ -85,10 +85,13 @@ def check_promises(subject: Subject) -> Iterator[Finding]:
         yield from _anchored(subject, asked[0].split.rows[0], said)
     yield from _images(subject)
     yield from _units(subject, [gold for told in golds for gold in told])
+    path = subject.gold_at(term) if term is not None else ""
+    path = path if path.count(".") > 1 else "tasks"
     for one, told in zip(asked, golds, strict=True):
         if term is not None and told:
-            path = subject.gold_at(term)
-            yield from _forms(subject, path if path.count(".") > 1 else "tasks", one, told, term)
+            yield from _forms(subject, path, one, told, term)
+    if term is not None:
+        yield from _labels(subject, path, term, [gold for told in golds for gold in told])
 
 
 def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
@@ -399,3 +402,27 @@ def _sizes(subject: Subject, text: str) -> Iterator[Finding]:
                 message = f"the prompt asks for {found[0]}, and '{name}' pays for {least or 0} to {most or 'any'}"
                 yield subject.document.warning("prompt", message, "ask for what is paid", "limits", at="key")
                 return
+
+
+def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Finding]:
+    """Labels of which the prompt names some and not others, or all with other capitals than the golds have."""
+    told = fixed_text(subject)
+    said, labels = told.lower(), sorted({gold.strip() for gold in golds})
+    written = [(label, re.search(rf"(?i)(?<!\w){re.escape(label)}(?!\w)", told)) for label in labels[:13]]
+    is_exact = getattr(term.spec, "rule", "") == "exact_match" and getattr(term.spec, "normalise", "") == "none"
+    if is_exact and 2 <= len(labels) <= 12 and len(golds) >= 4 and all(found for _, found in written):
+        odd = next((found[0] for label, found in written if found is not None and label not in told), "")
+        if odd:
+            message = f"the prompt writes '{odd}', which the gold values have with other capitals: it earns nothing"
+            yield subject.document.warning(path, message, "write normalise: case", "gold-form")
+    if (
+        not 3 <= len(labels) <= 12
+        or len(golds) < 4
+        or any(_NUMBER.fullmatch(label) or len(label) < 2 for label in labels)
+    ):
+        return
+    named = [label for label in labels if re.search(rf"(?<!\w){re.escape(label.lower())}(?!\w)", said)]
+    if 2 <= len(named) < len(labels) and 2 * len(named) >= len(labels):
+        lost = next(label for label in labels if label not in named)
+        message = f"the prompt names {', '.join(named[:4])}, and not '{lost[:40]}', which is a gold value too"
+        yield subject.document.warning("prompt", message, "name all of them, or mend the rows", "odd-gold", at="key")

@@ -11,7 +11,7 @@ from rlenv._base.text import did_you_mean, nearest
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value

@@ -74,7 +74,6 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
             subject, path, term, [(one.split.name, _whole(told)) for one, told in zip(asked, golds, strict=True)]
         )
         yield from _changed(subject)
-    yield from _labels(subject, path, term, [gold for told in golds for gold in told if gold is not None])
 
 
 def gold_term(subject: Subject) -> Term | None:
@@ -425,27 +424,3 @@ def _options(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[
         elif len(at) >= 4 and len(set(at)) == 1 and not lost:
             message = f"the right one of '{column}' is number {at[0] + 1} in all {len(at)} rows {where}"
             yield subject.document.warning(path, message, "shuffle them", "constant-gold")
-
-
-def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Finding]:
-    """Labels of which the prompt names some and not others, or all with other capitals than the golds have."""
-    told = fixed_text(subject)
-    said, labels = told.lower(), sorted({gold.strip() for gold in golds})
-    written = [(label, re.search(rf"(?i)(?<!\w){re.escape(label)}(?!\w)", told)) for label in labels[:13]]
-    is_exact = getattr(term.spec, "rule", "") == "exact_match" and getattr(term.spec, "normalise", "") == "none"
-    if is_exact and 2 <= len(labels) <= 12 and len(golds) >= 4 and all(found for _, found in written):
-        odd = next((found[0] for label, found in written if found is not None and label not in told), "")
-        if odd:
-            message = f"the prompt writes '{odd}', which the gold values have with other capitals: it earns nothing"
-            yield subject.document.warning(path, message, "write normalise: case", "gold-form")
-    if (
-        not 3 <= len(labels) <= 12
-        or len(golds) < 4
-        or any(_NUMBER.fullmatch(label) or len(label) < 2 for label in labels)
-    ):
-        return
-    named = [label for label in labels if re.search(rf"(?<!\w){re.escape(label.lower())}(?!\w)", said)]
-    if 2 <= len(named) < len(labels) and 2 * len(named) >= len(labels):
-        lost = next(label for label in labels if label not in named)
-        message = f"the prompt names {', '.join(named[:4])}, and not '{lost[:40]}', which is a gold value too"
-        yield subject.document.warning("prompt", message, "name all of them, or mend the rows", "odd-gold", at="key")
