@@ -155,7 +155,7 @@ def test_a_resumed_attempt_says_what_else_it_goes_on_with(run: Run) -> None:
     assert first.startswith("arithmetic-v0 goes on with another trainer.config, trainer.overrides.algorithm.gamma: ")
     assert second.startswith("lookup-v0 goes on with another ")
     (command,) = [part for part in first.split(": ") if part.startswith("rlenv runs lock diff")]
-    assert all(Path(file).is_file() for file in command.split()[3:])
+    assert all(Path(file).is_file() for file in command.split()[4:])
 
 
 @pytest.mark.slow

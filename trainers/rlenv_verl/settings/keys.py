@@ -148,9 +148,10 @@ def _stored(name: str) -> str:
     Hydra reads some thirty files for each configuration. They are read once, and overrides of single values are laid
     over what they made, at less than half of the processor time; one that chooses among files reads them again.
     """
+    node = _composed((), name=name, is_resolved=False)  # says so where veRL is not installed
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name=f"rlenv_{name}", node=_composed((), name=name, is_resolved=False))
+    ConfigStore.instance().store(name=f"rlenv_{name}", node=node)
     return f"rlenv_{name}"
 
 
