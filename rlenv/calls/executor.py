@@ -159,7 +159,8 @@ class Executor:
             shared = shared_places(tool.identity or tool.name, limit=limit)
             # So no more calls than there are places look for one; the others wait in order.
             concurrency = min(concurrency, limit)
-        runner = Runner(tool, concurrency=concurrency, shared=shared, pool=self._pool)
+        whole_s = min(timeout_s, policy.attempt_s or timeout_s)
+        runner = Runner(tool, concurrency=concurrency, shared=shared, pool=self._pool, whole_s=whole_s)
         guard = None
         if not policy.is_quiet:
             guard = CallGuard(tool, policy, timeout_s=timeout_s, attempt=runner.run, in_thread=self._pool.call)

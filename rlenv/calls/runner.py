@@ -18,7 +18,7 @@ from types import CoroutineType
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
-from rlenv.concurrency.deadline import Expired, Waited, drive
+from rlenv.concurrency.deadline import Expired, Waited, drive, waited_s
 from rlenv.concurrency.threads import ThreadJob, ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools.base import Tool, ToolContext
@@ -97,6 +97,7 @@ def _expire(turn: asyncio.Future[bool]) -> None:
         turn.set_result(False)
 
 
+_WHOLE = 0.9
 _FIRST_S = 0.002
 _LONGEST_S = 0.05
 
@@ -205,16 +206,20 @@ class Runner:
     Args:
         concurrency: calls at once in this process; the others wait in order.
         shared: places for calls at once on this machine, looked for by a call that has one in this process.
+        whole_s: the time of one run, where nothing else bounds it.
         pool: the threads that blocking calls run in.
 
     Attributes:
         left_behind: calls that were given up and have not ended.
     """
 
-    __slots__ = ("_lock", "_places", "_pool", "_shared", "left_behind", "tool")
+    __slots__ = ("_lock", "_places", "_pool", "_shared", "left_behind", "tool", "whole_s")
 
-    def __init__(self, tool: Tool, *, concurrency: int, shared: SharedPlaces | None, pool: ThreadPool) -> None:
+    def __init__(
+        self, tool: Tool, *, concurrency: int, shared: SharedPlaces | None, pool: ThreadPool, whole_s: float
+    ) -> None:
         self.tool = tool
+        self.whole_s = whole_s
         self.left_behind = 0
         self._places = CallSlots(concurrency)
         self._shared = shared
@@ -232,19 +237,28 @@ class Runner:
         if turn is not None:
             with Waited():
                 await self._places.wait(turn, until=until)
+        began, waited = time.monotonic(), waited_s()
+        whole_s = self.whole_s if context.turn >= 0 else min(self.whole_s, context.deadline - began)
         try:
             within = context.until(until)
             if self._shared is not None:
-                return await self._run_shared(arguments, within, held_s, self._shared)
+                return await self._run_shared(arguments, within, held_s, self._shared, context.deadline - until)
             if held_s:
                 await _hold(held_s, until)
             # Asked for here too: one coroutine less for the usual tool.
-            return await (self._async if self.tool.mode == "async" else self._run)(arguments, within)
+            run = self._async if self.tool.mode == "async" else self._run
+            return await run(arguments, within, context.deadline - until)
+        except Expired as expired:
+            own_s = time.monotonic() - began - (waited_s() - waited)
+            # Whoever has worked all of a moment that was left of its time has not used it up.
+            if expired.reason == "timeout" and own_s < _WHOLE * whole_s:
+                raise Expired from expired
+            raise
         finally:
             self._places.free()
 
     async def _run_shared(
-        self, arguments: Mapping[str, Any], context: ToolContext, held_s: float, shared: SharedPlaces
+        self, arguments: Mapping[str, Any], context: ToolContext, held_s: float, shared: SharedPlaces, spare_s: float
     ) -> Any:
         limit = context.deadline
         with Waited():
@@ -253,23 +267,24 @@ class Runner:
             raise Expired(reason="busy")
         try:
             await _hold(held_s, limit)
-            return await self._run(arguments, context)
+            return await self._run(arguments, context, spare_s)
         finally:
             shared.free(place)
 
-    async def _run(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+    async def _run(self, arguments: Mapping[str, Any], context: ToolContext, spare_s: float) -> Any:
         mode = self.tool.mode
         if mode == "async":
-            return await self._async(arguments, context)
+            return await self._async(arguments, context, spare_s)
         if mode == "thread":
             return await self._in_thread(arguments, context)
         return self.tool.run(arguments, context)
 
-    async def _async(self, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+    async def _async(self, arguments: Mapping[str, Any], context: ToolContext, spare_s: float) -> Any:
         coroutine = self.tool.run(arguments, context)
         if type(coroutine) is not CoroutineType and not isinstance(coroutine, Coroutine):
             raise TypeError(f"an async tool's run returned a {type(coroutine).__name__}, not a coroutine")
-        return await drive(coroutine, context.deadline - time.monotonic(), on_stray=self._counted)
+        seconds = context.deadline - time.monotonic()
+        return await drive(coroutine, seconds, spare_s=spare_s, on_stray=self._counted)
 
     def _counted(self, stray: asyncio.Task[Any]) -> None:
         self._leave_behind()

@@ -28,6 +28,7 @@ __all__ = [
     "paused_for",
     "running_under",
     "stopped",
+    "waited_s",
 ]
 
 _GRACE_S = 0.1
@@ -83,12 +84,13 @@ async def drive(
     coroutine: Coroutine[Any, Any, Any],
     seconds: float,
     *,
+    spare_s: float = 0.0,
     on_stray: Callable[[asyncio.Task[Any]], object] | None = None,
 ) -> Any:
     """Runs `coroutine` in a task of its own and returns what it returns, unless `seconds` pass first.
 
-    At the limit the coroutine is cancelled. One that still waits after a short grace time goes on to its end without
-    its caller. Cancelling the caller cancels the coroutine, which has what is left of its time to end.
+    Seconds in which it is `bounded_by_itself` do not count, up to `spare_s` of them. One that is cancelled at the limit
+    and still waits after a short grace time goes on to its end without its caller. Its caller cancelled, it is too.
 
     Args:
         on_stray: called with the task of a coroutine that is left behind.
@@ -97,7 +99,9 @@ async def drive(
         Expired: the limit was reached.
     """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(_outcome(coroutine))
+    limit = Countdown(seconds, spare_s)
+    with running_under(limit):
+        task = loop.create_task(_outcome(coroutine))
     end, is_over = loop.time() + seconds, False
     cancelled: asyncio.CancelledError | None = None
     waiting: Coroutine[Any, Any, Any] = asyncio.sleep(0)  # many end with their first step, and need no timer
@@ -110,8 +114,11 @@ async def drive(
         if task.done() or (is_over and loop.time() >= end):
             break
         if loop.time() >= end:
-            end, is_over = loop.time() + _GRACE_S, True
-            task.cancel()
+            look_s = limit.look_s if spare_s and not is_over else None
+            if not look_s:
+                is_over = True
+                task.cancel()
+            end = loop.time() + (look_s or _GRACE_S)
         waiting = asyncio.wait((task,), timeout=end - loop.time())
     returned, error = None, None
     if not task.done():
@@ -144,32 +151,44 @@ _current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", de
 class Countdown:
     """So many seconds from now, None for no limit.
 
-    Seconds in which anything that runs under it is `bounded_by_itself` do not count.
+    Seconds in which anything that runs under it is `bounded_by_itself` do not count, up to `spare_s` of them.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
+    __slots__ = ("_end", "_holders", "_last", "_since", "_stood_s", "_within")
+
+    def __init__(self, limit_s: float | None, spare_s: float = float("inf")) -> None:
         self._end = None if limit_s is None else time.monotonic() + limit_s
+        self._last = float("inf") if self._end is None else self._end + spare_s
+        self._stood_s = 0.0
         self._holders = 0
         self._since = 0.0
         self._within: Countdown | None = None
 
     @property
     def is_over(self) -> bool:
-        """True where the time is up; never while it stands still."""
-        return self._end is not None and not self._holders and time.monotonic() >= self._end
+        """True where the time is up; while it stands still, where it has done so for too long."""
+        now = time.monotonic()
+        return self._end is not None and (now >= self._last or (not self._holders and now >= self._end))
 
     @property
     def look_s(self) -> float | None:
         """In how many seconds to ask again whether it is over."""
         if self._end is None:
             return None
-        return _LOOK_S if self._holders else max(0.0, self._end - time.monotonic())
+        now = time.monotonic()
+        return max(0.0, min(self._last, now + _LOOK_S if self._holders else self._end) - now)
 
     @property
     def left_s(self) -> float:
         """Seconds until it is over, as far as can be said now; infinite without a limit."""
-        now = self._since if self._holders else time.monotonic()
-        return float("inf") if self._end is None else max(0.0, self._end - now)
+        now = time.monotonic()
+        own_s = float("inf") if self._end is None else self._end - (self._since if self._holders else now)
+        return max(0.0, min(own_s, self._last - now))
+
+    @property
+    def clock_s(self) -> float:
+        """The clock of `time.monotonic()`, less the seconds that do not count."""
+        return (self._since if self._holders else time.monotonic()) - self._stood_s
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
@@ -182,8 +201,10 @@ class Countdown:
                 yield
         finally:
             self._holders -= 1
-            if not self._holders and self._end is not None:
-                self._end += time.monotonic() - self._since
+            if not self._holders:
+                stood_s = time.monotonic() - self._since
+                self._stood_s += stood_s
+                self._end = None if self._end is None else self._end + stood_s
 
 
 @contextlib.contextmanager
@@ -252,6 +273,11 @@ class Waited:
         waits = _waits.get()
         if waits is not None:
             waits.append(time.monotonic() - self._began)
+
+
+def waited_s() -> float:
+    """The seconds that the call has waited that this is a part of."""
+    return sum(_waits.get() or ())
 
 
 _MOST_CALLERS = 2

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from rlenv.concurrency.deadline import Expired, stopped
+from rlenv.concurrency.deadline import Countdown, Expired, Waited, bounded_by_itself, running_under, stopped
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed, ended
 
 __all__ = ["MARGIN_S", "Pool"]
@@ -65,40 +65,51 @@ class Pool:
         until: float | None = None,
         key: str = "",
         is_urgent: bool = False,
+        is_patient: bool = False,
     ) -> _T:
         """The result of `work` for a process that is ready. One that is cancelled says what its time went to.
 
-        A process that ended before it was asked, or was ended from outside while it started, is replaced.
+        A process that ended before it was asked, or was ended from outside while it started, is replaced. Its start
+        counts for no limit but its own; `left_s` says in `work` how much time it has.
 
         Args:
-            until: the deadline, of `time.monotonic`; the process is killed a little after it.
+            until: the deadline, of `time.monotonic`, later by what does not count; the process is killed soon after.
             key: a process that holds it is preferred.
             is_urgent: before others that wait.
+            is_patient: waiting for a place counts for no limit either.
 
         Raises:
             Gone, StartFailed: the process ended, or none could be started.
             Expired: the deadline has passed; with what the time went to.
         """
-        reason = "busy"
+        reason, loop = "busy", asyncio.get_running_loop()
+        limit = Countdown(None if until is None else until - time.monotonic())
+
+        def ends_at() -> float | None:
+            return None if until is None else loop.time() + limit.left_s + MARGIN_S
+
         try:
-            async with asyncio.timeout(None if until is None else until + MARGIN_S - time.monotonic()):
-                await self._take(is_urgent)
-                try:
-                    for is_last in (*[False] * (_TRIES - 1), True):
-                        process = self._next(key)
-                        try:
-                            await process.ready()
-                            return await work(process)
-                        except Gone as error:
-                            if is_last or (process.is_busy and not process.went_home(error)):
+            with running_under(limit):
+                async with asyncio.timeout_at(None if is_patient else ends_at()) as timer:
+                    with bounded_by_itself() if is_patient else contextlib.nullcontext():
+                        await self._take(is_urgent)
+                    try:
+                        for is_last in (*[False] * (_TRIES - 1), True):
+                            process = self._next(key)
+                            try:
+                                await _started(process, timer)
+                                timer.reschedule(ends_at())
+                                return await work(process)
+                            except Gone as error:
+                                if is_last or (process.is_busy and not process.went_home(error)):
+                                    raise
+                            except asyncio.CancelledError:
+                                reason = process.why_late()
                                 raise
-                        except asyncio.CancelledError:
-                            reason = process.why_late()
-                            raise
-                        finally:
-                            self._give_back(process)
-                finally:
-                    self._free()
+                            finally:
+                                self._give_back(process)
+                    finally:
+                        self._free()
         except TimeoutError as error:
             raise Expired(reason=reason) from error
         except asyncio.CancelledError as error:
@@ -119,7 +130,8 @@ class Pool:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[0 if is_urgent else 1].append(turn)
         try:
-            await turn
+            with Waited():
+                await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._free()
@@ -203,6 +215,14 @@ class Pool:
             process = self._dying.pop()
             if process.poll() is None:
                 await ended(process)
+
+
+async def _started(process: Process, timer: asyncio.Timeout) -> None:
+    """Waits until it is ready, which has a limit of its own."""
+    if not process.is_ready:
+        timer.reschedule(None)
+        with Waited(), bounded_by_itself():
+            await process.ready()
 
 
 def _cores() -> int:

@@ -9,7 +9,8 @@ A server that fails by chance is told from one that fails by what it is asked by
 where, did both fail by one chance, so many failures would fall on the very call, and so few on the known one, less than
 once in 20 million times (`_Turns`, Fisher's exact test). A known call that is met by what others do costs more
 rounds, and no verdict. What decides is how often which of them failed. Seconds only say how many known calls are made
-between two tries, and when to stop: waiting for others who ask the same server counts for no limit.
+between two tries, and when to stop: waiting for others who ask the same server, or for a process to start, counts for
+no limit.
 
 Whether a judge's endpoint is worth asking, shared by all episodes of an environment.
 """
@@ -49,7 +50,7 @@ _PATIENCE: Final = 16
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 2.5
 _QUEUE: Final = 10
-"""For how many times its own time one may wait for others who ask the same server."""
+"""For how many times its own time one may wait for others who ask the same server, and for processes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +121,21 @@ class _Turns(Generic[_T]):
     """Tries in a row that told nothing."""
 
     def __post_init__(self) -> None:
-        self.limit, self.queue_s = Countdown(self.within_s), _QUEUE * self.within_s
+        self.queue_s = _QUEUE * self.within_s
+        self.limit = Countdown(self.within_s, self.queue_s)
         self.begun = time.monotonic()
         self.well_before, self.failed_before = self.tries.well, self.tries.failed
 
     async def given(self) -> _T | None:
         while not self._is_done:
             async with self._turn():
-                begun = time.monotonic()
+                begun = self.limit.clock_s
                 failed = await self._known()
                 if self.rounds and (self._is_done or not self._has_room):
                     break
-                again = time.monotonic()
+                again = self.limit.clock_s
                 tried = failed if isinstance(failed, Untold) else await self.very()
-                tried_s, turn_s = time.monotonic() - again, time.monotonic() - begun
+                tried_s, turn_s = self.limit.clock_s - again, self.limit.clock_s - begun
             if isinstance(tried, Answered):
                 return tried.value
             self.refused += isinstance(tried, Refused)
@@ -204,9 +206,9 @@ class _Turns(Generic[_T]):
         while is_first or (self.rounds and not self._has_looked(self.each) and not self._is_done):
             if self.rounds and self.limit.is_over:
                 break
-            begun = time.monotonic()
+            begun, again = time.monotonic(), self.limit.clock_s
             tried = await self.known()
-            self.looked_s += time.monotonic() - begun
+            self.looked_s += self.limit.clock_s - again
             if not isinstance(tried, Answered):
                 self.untold = self.untold if is_first else 0
                 gone_since, tries.gone_since = tries.gone_since, None

@@ -39,6 +39,11 @@ def is_lost(result: ToolResult) -> bool:
     return result.whose in _LOST
 
 
+def _own_s(result: ToolResult) -> float:
+    """The seconds that a call took, less those in which it waited for its turn or for a process to start."""
+    return max(0.0, result.seconds - result.waited)
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A call of the episode that failed, and not surely by what the policy did.
@@ -145,7 +150,7 @@ async def settling(
         key = f"{one.tool} {one.arguments!r}"
         if key not in known:
             left = limit.left_s
-            if again is not None and left < 2 * one.result.seconds:
+            if again is not None and left < 2 * _own_s(one.result):
                 known[key] = again
             else:
                 try:
@@ -237,7 +242,7 @@ async def _settled(
         try:
             # Of a call that was not kept, that the tool is well has to do.
             most = ROUNDS if arguments is not None else 1
-            tries, took_s, fells = _known_tries(tool, failed, context), failed.seconds, failed.reason in _DEATHS
+            tries, took_s, fells = _known_tries(tool, failed, context), _own_s(failed), failed.reason in _DEATHS
             return await in_turn(
                 ask_known, ask_again, most=most, within_s=within_s, took_s=took_s, is_dear=fells, tries=tries
             )

@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
@@ -22,6 +21,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from rlenv._base.bounded import cut_end, quick
+from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.pool import Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
@@ -31,7 +31,7 @@ from rlenv.language.spec import Int, Text, ToolSpec
 from rlenv.messages import Image
 from rlenv.secrets import redact_within
 from rlenv.tools._signature import Signature, read_signature
-from rlenv.tools.base import DependsOn, Mode, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import DependsOn, Mode, Tool, ToolContext, ToolOutput, asked_again, common
 
 __all__ = ["KIND", "MAX_BYTES", "PythonSpec", "PythonWorkers", "packed", "unpacked"]
 
@@ -363,7 +363,7 @@ class PythonWorkers:
         asked = {"arguments": arguments, "task": call.task if with_task else {}, "seed": call.seed}
 
         async def work(process: Process) -> ToolOutput | Exception:
-            asked["seconds"] = call.deadline - time.monotonic()
+            asked["seconds"] = left_s()
             frame, _ = await process.ask(json.dumps(asked, default=_plain).encode())
             try:
                 answer, text = unpacked(frame) if len(frame) <= _LARGE else await asyncio.to_thread(unpacked, frame)
@@ -373,7 +373,9 @@ class PythonWorkers:
                 raise Gone(None) from error
 
         try:
-            result = await self._pool.run(work, until=call.deadline)
+            # What is asked again was lost once by waiting, perhaps.
+            is_patient = bool(asked_again.get())
+            result = await self._pool.run(work, until=call.deadline, is_patient=is_patient)
         except StartFailed as error:
             raise EpisodeError(
                 f"a worker process of tool '{self._name}' did not start: {error}", reason="worker"

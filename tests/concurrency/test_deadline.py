@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -13,12 +14,13 @@ import anyio
 import pytest
 
 from rlenv.calls.executor import Executor
-from rlenv.concurrency.deadline import Expired, drive, stopped
+from rlenv.concurrency.deadline import Expired, bounded_by_itself, drive, stopped
 from rlenv.errors import ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.testing.tools import Gate, context, fake_tool
 from rlenv.tools.base import policy_of
+from tests.support.clock import passes, run_skipping
 
 
 @pytest.mark.parametrize("said", [stopped("stalled"), ToolFailed("over", reason="stalled")])
@@ -162,6 +164,49 @@ def test_what_a_coroutine_raises_is_raised_where_it_was_asked_for(error: BaseExc
         assert raised.value is error
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("spare_s", "ends_at"), [(0.0, None), (1.0, None), (9.0, 5.5)])
+def test_what_is_bounded_by_itself_does_not_count_as_long_as_there_is_time_to_spare(
+    spare_s: float, ends_at: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starts_first() -> float:
+        with bounded_by_itself():
+            await passes(5.0)
+        await passes(0.5)
+        return time.monotonic()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        if ends_at is not None:
+            assert await drive(starts_first(), 1.0, spare_s=spare_s) == ends_at
+            return
+        with pytest.raises(Expired):
+            await drive(starts_first(), 1.0, spare_s=spare_s)
+        assert loop.time() == pytest.approx(1.0 + spare_s)
+
+    run_skipping(main())
+
+
+def test_who_has_worked_all_of_a_moment_that_was_left_has_not_used_up_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def works(_arguments: Mapping[str, Any]) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise stopped("timeout") from error
+        return ""
+
+    async def main() -> None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        runner = Executor({"t": replace(fake_tool("t", works), concurrency=1)}, calls=CallsSpec(timeout_s=2))
+        for turn, seconds, whose in ((0, 60.0, "policy"), (0, 0.02, "unclear"), (-1, 1.0, "policy")):
+            (result,) = await runner.run([ToolCall("t", {})], replace(context(seconds=seconds), turn=turn))
+            assert (result.outcome, result.whose) == ("timeout", whose)
+
+    run_skipping(main())
 
 
 def test_what_never_waits_needs_no_timer() -> None:

@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.deadline import Countdown, Expired, running_under
 from rlenv.concurrency.pool import Pool
 from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending
 
@@ -45,6 +45,8 @@ def act(body, fd):
     return body[::-1], None
 
 def serve(host, told):
+    while told.get("gate") and not os.path.exists(told["gate"]):
+        time.sleep(0.002)
     if told.get("is_broken"):
         raise KeyError("not there")
     served.answer(host, act)
@@ -63,11 +65,11 @@ def opened(folder: Path, *, limit: int = 1, told: dict[str, Any] | None = None, 
         pool.close()
 
 
-async def ask(pool: Pool, what: str, *, seconds: float | None = None, cpu_s: float | None = None) -> str:
+async def ask(pool: Pool, what: str, *, seconds: float | None = None, cpu_s: float | None = None, **keys: Any) -> str:
     async def work(process: Process) -> str:
         return (await process.ask(what.encode(), cpu_s=cpu_s))[0].decode()
 
-    return await pool.run(work, until=None if seconds is None else time.monotonic() + seconds)
+    return await pool.run(work, until=None if seconds is None else time.monotonic() + seconds, **keys)
 
 
 @pytest.mark.parametrize(("name", "cause"), CAUSES.items())
@@ -132,6 +134,53 @@ def test_who_finds_no_place_in_its_time_is_told_so_and_takes_none(tmp_path: Path
         busy.cancel()
         assert await next_one == "ba"
         assert busy.cancelled()
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+
+
+@pytest.fixture
+def hop(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
+    """Puts the clock forward, and lets what is due then run."""
+    real, skipped = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + skipped)
+
+    async def hop(seconds: float) -> None:
+        nonlocal skipped
+        skipped += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    return hop
+
+
+def test_the_start_of_a_process_counts_for_no_limit(tmp_path: Path, hop: Callable[[float], Awaitable[None]]) -> None:
+    async def main() -> None:
+        limit = Countdown(20.0)
+        with running_under(limit):
+            asked = asyncio.ensure_future(ask(pool, "ab", seconds=20.0))
+        await asyncio.sleep(0)
+        await hop(40.0)
+        assert limit.left_s > 10
+        (tmp_path / "gate").touch()
+        assert await asked == "ba"
+
+    with opened(tmp_path, told={"gate": str(tmp_path / "gate")}) as pool:
+        asyncio.run(main())
+
+
+def test_who_is_patient_waits_for_a_place_as_long_as_it_takes(
+    tmp_path: Path, hop: Callable[[float], Awaitable[None]]
+) -> None:
+    async def main() -> None:
+        busy = asyncio.ensure_future(ask(pool, "wait"))
+        await asyncio.sleep(0)
+        asked = [asyncio.ensure_future(ask(pool, "ab", seconds=20.0, is_patient=each)) for each in (True, False)]
+        await asyncio.sleep(0)
+        await hop(40.0)
+        busy.cancel()
+        patient, hasty = await asyncio.gather(*asked, return_exceptions=True)
+        assert (patient, getattr(hasty, "reason", None)) == ("ba", "busy")
 
     with opened(tmp_path) as pool:
         asyncio.run(main())

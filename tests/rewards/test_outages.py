@@ -7,11 +7,12 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from rlenv.concurrency.deadline import Countdown, paused_for, running_under
+from rlenv.concurrency.deadline import Countdown, bounded_by_itself, paused_for, running_under
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
 from rlenv.messages import ToolResult
@@ -95,6 +96,30 @@ def test_a_call_that_fails_at_once_and_stalls_when_it_is_asked_again_masks_nothi
         return loop.time()
 
     assert run_skipping(main()) <= 36.0
+
+
+def test_who_ends_a_process_that_takes_long_to_start_is_asked_as_often_as_anybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, is_there = {"known": 0, "very": 0}, False
+
+    async def ask(which: str) -> Answered[str] | Refused:
+        nonlocal is_there
+        asked[which] += 1
+        if not is_there:
+            with bounded_by_itself():
+                await passes(15.0)
+        is_there = which == "known"
+        await passes(0.01)
+        return Answered("well") if is_there else Refused("it fell")
+
+    async def main() -> None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        known, very = partial(ask, "known"), partial(ask, "very")
+        assert await in_turn(known, very, within_s=36.0, took_s=0.01, is_dear=True) is None
+
+    run_skipping(main())
+    assert asked == {"known": 80, "very": 4}
 
 
 def test_the_terms_of_an_episode_ask_again_once() -> None:

@@ -184,7 +184,7 @@ def test_results_are_what_they_are_in_a_thread(folder: Path) -> None:
             there = await call(what=what)
             executor = Executor({"do": compiled(folder, "do", run_in="thread", workers=None)}, calls=CallsSpec())
             (here,) = await executor.run([ToolCall("do", {"what": what})], context())
-            assert replace(there, seconds=0.0, started=None) == replace(here, seconds=0.0, started=None)
+            assert replace(there, seconds=0.0, waited=0.0, started=None) == replace(here, seconds=0.0, started=None)
             assert there.outcome == "ok"
 
     session(compiled(folder, "do"), steps)

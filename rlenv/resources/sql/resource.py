@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -27,7 +26,7 @@ import orjson
 
 from rlenv._base.paths import RefusedPath
 from rlenv._base.text import nearest
-from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.deadline import Expired, left_s
 from rlenv.concurrency.pool import MARGIN_S, Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.concurrency.served import ENDED_FULL
@@ -275,7 +274,7 @@ class StatementRequest:
             "sql": self.sql,
             "key": self.key,
             "next": self.next_key,
-            "cpu_s": min(self.limits.cpu_s, left),
+            "cpu_s": self.limits.cpu_s,
             "wall_s": left + MARGIN_S,
             "max_rows": self.limits.max_rows,
             "max_size": self.limits.max_size,
@@ -330,7 +329,7 @@ class SqlWorkers:
 async def _asked(process: Process, request: StatementRequest) -> WorkerAnswer:
     image = request.image if process.holds != request.key else None
     async with contextlib.nullcontext() if image is None else image() as fd:
-        left = request.limits.deadline - time.monotonic()
+        left = left_s()
         if left <= 0:
             raise ToolFailed(_OUT_OF_TIME, reason="stalled", retryable=True)
         body, fd = await process.ask(orjson.dumps(request.as_json(left)), fd, cpu_s=request.limits.cpu_s)
