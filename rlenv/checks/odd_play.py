@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from rlenv.checks.odd_rows import NO_GOLD
 from rlenv.checks.subject import Subject
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
@@ -34,6 +35,8 @@ _UNKNOWN: Final = "\u2026 not called by validation \u2026"
 _ROWS, _OTHERS = 16, 3
 """So many rows of each split the oracle plays, and so many of the first everything else."""
 _WITHIN_S: Final = 8.0
+_ANEW: Final = "draw from the seed, and let the world begin anew with each episode"
+_WORK: Final = ("the oracle's work", "the answer of", "a list of")  # what begins with what the oracle does
 _REACHES_OUT: Final = re.compile(
     r"^\s*(?:import|from)\s+(?:aiohttp|boto3|ftplib|http|httpx|openai|paramiko|requests|shutil|smtplib|socket"
     r"|subprocess|urllib3?|websockets?)\b|\bos\.(?:system|remove|rename|unlink|popen|exec|spawn)",
@@ -307,13 +310,17 @@ def _of_oracle(
     yield from _nothing(subject, got, where)
 
 
-def _is_known(subject: Subject, played: _Played) -> bool:
-    """True where all that `success` reads was measured."""
+def _asked_by_success(subject: Subject) -> list[str]:
+    """The names of the terms that decide on success."""
     spec = subject.loaded.spec
     if spec.success is None:
-        names = [name for name, one in spec.rewards.items() if one.weight > 0 and one.required]
-    else:
-        names = list(compile_expression(spec.success, names=spec.rewards).names)
+        return [name for name, one in spec.rewards.items() if one.weight > 0 and one.required]
+    return list(compile_expression(spec.success, names=spec.rewards).names)
+
+
+def _is_known(subject: Subject, played: _Played) -> bool:
+    """True where all that `success` reads was measured."""
+    spec, names = subject.loaded.spec, _asked_by_success(subject)
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
 
 
@@ -333,12 +340,13 @@ def _unlike(subject: Subject, played: _Played) -> Iterator[Finding]:
     """Rows whose answer is not what the oracle's last call gave, where that of most rows is."""
     pairs = [(key, got.answer or "", got.turns[-2].results[-1].text.strip()) for key, got in played.oracle.items()
              if len(got.turns) > 1 and got.turns[-2].results and not got.turns[-2].results[-1].is_error]  # fmt: skip
-    odd = [(key, answer, text) for key, answer, text in pairs if not _is_in(answer, text)]
+    odd = [
+        (key, answer, text) for key, answer, text in pairs if not _is_in(answer, text) and not NO_GOLD.fullmatch(answer)
+    ]
     if odd and len(pairs) >= 3 and 3 * len(odd) <= len(pairs):
         (split, index), answer, text = odd[0]
-        message = (
-            f"row {index + 1} of split '{split}' has the answer {answer[:40]!r}, and its last call gives {text[:40]!r}"
-        )
+        row = f"row {index + 1} of split '{split}'"
+        message = f"{row} has the answer {answer[:40]!r}, and its last call gives {text[:40]!r}"
         yield subject.document.warning(f"tasks.{split}", message, "mend the row", "odd-gold", at="key")
     limit = subject.loaded.spec.limits.response_tokens
     longest = max((sum(len(turn.action) for turn in got.turns) // 4 for got in played.oracle.values()), default=0)
@@ -375,21 +383,16 @@ def _again(subject: Subject, played: _Played) -> Iterator[Finding]:
         return
     for name, term in first.reward.terms.items():
         other = played.again.reward.terms[name]
-        if subject.loaded.spec.rewards[name].kind != "tests" and (term.value, term.status) != (
-            other.value,
-            other.status,
-        ):
-            message = (
-                f"the same episode, played twice, earns {_said(term.value)} and then {_said(other.value)} of '{name}'"
-            )
-            hint = "draw from the seed, and let the world begin anew with each episode"
-            yield subject.document.warning(f"rewards.{name}", message, hint, "unsteady", at="key")
+        is_same = (term.value, term.status) == (other.value, other.status)
+        if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
+            twice = f"{_said(term.value)} and then {_said(other.value)}"
+            message = f"the same episode, played twice, earns {twice} of '{name}'"
+            yield subject.document.warning(f"rewards.{name}", message, _ANEW, "unsteady", at="key")
             return
     told = [[result.text for turn in one.turns for result in turn.results] for one in (first, played.again)]
     if told[0] != told[1]:
         message = "the same calls, made in a second episode, give something else"
-        hint = "draw from the seed, and let the world begin anew with each episode"
-        yield subject.document.warning("tools", message, hint, "unsteady", at="key")
+        yield subject.document.warning("tools", message, _ANEW, "unsteady", at="key")
 
 
 def _said(value: float | None) -> str:
@@ -400,30 +403,30 @@ def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].weight > 0 for name in played.unknown)
+    # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
+    decides = any(_compares(subject, name, spec.rewards[name]) for name in _asked_by_success(subject))
     judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.weight > 0)
     for way, got in played.ways.items() if judges else ():
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
         if known and totals and all(a is not None and b is not None and b >= a for a, b in totals):
             message = f"{way} earns {totals[0][1]:g}, and the oracle {totals[0][0]:g}"
-            hint = "pay for what only a right answer has"
-            yield warn("rewards", message, hint, "paid-for-nothing", at="key")
+            yield warn("rewards", message, "pay for what only a right answer has", "paid-for-nothing", at="key")
             return
-        if got and all(one.success for one in got.values()):
+        if got and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
-            message = f"{way} is a success"
-            hint = "ask for what only a right answer has"
-            yield warn(place, message, hint, "free-success", at="value" if place == "success" else "key")
+            names = [name for name in _asked_by_success(subject) if all(_value(one, name) for one in got.values())]
+            message = f"{way} is a success" + (f": '{names[0]}' holds for it" if names else "")
+            yield warn(place, message, "ask for what only a right answer has", "free-success")
             return
     for way, got in played.ways.items():
         for key, one in got.items():
             broken = next((term for term in one.reward.terms.values() if term.status == "invalid"), None)
             if broken is not None and key in played.oracle and played.oracle[key].reward.total is not None:
-                message = (
-                    f"{way} makes '{broken.name}' invalid, so that whoever is wrong is masked: {broken.error[:120]}"
-                )
-                hint = "give 0 for what an answer can cause"
-                yield warn(f"rewards.{broken.name}", message, hint, "self-masking", at="key")
+                masked = f"invalid, so that whoever is wrong is masked: {broken.error[:120]}"
+                message = f"{way} makes '{broken.name}' {masked}"
+                where = f"rewards.{broken.name}"
+                yield warn(where, message, "give 0 for what an answer can cause", "self-masking", at="key")
                 return
     for name, reward in spec.rewards.items():
         if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
@@ -437,9 +440,8 @@ def _worth(subject: Subject, played: _Played) -> Iterator[Finding]:
             yield warn(f"rewards.{name}", message, "let it tell them apart", "constant-term", at="key")
         known_golds = [value for value in golds if value is not None]
         if reward.weight > 0 and known_golds and measured and max(known_golds) < min(measured):
-            message = (
-                f"'{name}' is {max(known_golds):g} for the oracle, and {min(measured):g} for no answer or a wrong one"
-            )
+            most = f"{max(known_golds):g} for the oracle"
+            message = f"'{name}' is {most}, and {min(measured):g} for no answer or a wrong one"
             yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text, gold_of, gold_term, golds_of
+from rlenv.checks.odd_rows import NO_GOLD, RenderedPrompts, asked_of, fixed_text, gold_of, gold_term, golds_of
 from rlenv.checks.subject import Subject, strings_in
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.kinds import gold_key
@@ -99,9 +99,9 @@ def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> I
     spec = subject.loaded.spec
     limits, tokens = spec.limits, spec.limits.response_tokens
     questions = "|questions" if spec.user is not None else ""
-    nouns: list[tuple[str, str, float]] = [
-        (f"turns|steps|attempts|tries|rounds{questions}", "limits.turns", limits.turns)
-    ]
+    nouns: list[tuple[str, str, float]] = []
+    if spec.tools or spec.user is not None:
+        nouns.append((f"turns|steps|attempts|tries|rounds{questions}", "limits.turns", limits.turns))
     if spec.tools:
         nouns.append((r"(?:tool )?calls|searches|queries|lookups|times", "limits.tool_calls", limits.tool_calls))
     if tokens is not None:
@@ -119,6 +119,8 @@ def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> I
             sentence = re.split(r"[.!?]\s", text[: found.start()])[-1]
             is_call = re.search(r"(?i)\b(?:call|search|use|ask|look|query|run|calculat|try)", sentence)
             number = _COUNTS.get(found[1].lower()) or int(found[1] if found[1].isdigit() else 0)
+            if found[0].lower().endswith("steps") and re.search(r"(?i)\b(?:write|recipe|plan|list|describ)", sentence):
+                continue  # those of what is written
             if number > most and (is_call or not found[0].lower().endswith("times")):
                 what = "the prompt" if text is said else "the description"
                 kept_is = tokens if noun == "words" else most
@@ -248,6 +250,9 @@ def _forms(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[st
         loose += ["a unit"] if rule in ("math_equal", "f1", "contains") else []
         loose += ["a fraction"] if rule in ("math_equal", "numeric_match") else []
         loose += ["a whole number"] if getattr(term.spec, "tolerance", 0) >= 0.5 else []
+        # Of kinds that are listed ("a time (HH:MM), a number, yes or no") one is enough.
+        if re.search(r"(?i),\s(?:or\s)?(?:an? (?:whole )?number,? (?:or )?)?(?:yes or no|true or false)\b", text):
+            asked = []
         if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
             message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
@@ -407,7 +412,7 @@ def _sizes(subject: Subject, text: str) -> Iterator[Finding]:
 def _labels(subject: Subject, path: str, term: Term, golds: Sequence[str]) -> Iterator[Finding]:
     """Labels of which the prompt names some and not others, or all with other capitals than the golds have."""
     told = fixed_text(subject)
-    said, labels = told.lower(), sorted({gold.strip() for gold in golds})
+    said, labels = told.lower(), sorted({gold.strip() for gold in golds if not NO_GOLD.fullmatch(gold)})
     written = [(label, re.search(rf"(?i)(?<!\w){re.escape(label)}(?!\w)", told)) for label in labels[:13]]
     is_exact = getattr(term.spec, "rule", "") == "exact_match" and getattr(term.spec, "normalise", "") == "none"
     if is_exact and 2 <= len(labels) <= 12 and len(golds) >= 4 and all(found for _, found in written):

@@ -19,7 +19,7 @@ from rlenv.language.templates import Template, TemplateError, compile_template, 
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
 
-__all__ = ["RenderedPrompts", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
+__all__ = ["NO_GOLD", "RenderedPrompts", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
 _DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
@@ -39,7 +39,7 @@ _SHAPES: Final = (
     ("verdict", "true or false", r"(?i:true|false)"),
 )
 """Forms of values that are written in several ways, by what they are."""
-_NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
+NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence
     """Golds that are broken, that are questions, or that their prompt says."""
     name = one.split.name
     for what, odd, least in (
-        ("is no gold value", [bool(_NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
+        ("is no gold value", [bool(NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
         ("is a question", [gold.endswith("?") for gold in golds], -1.0),
         ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds], 0.0),
         ("stands behind a word such as 'answer' in its own prompt", [_is_told(text, gold) for text, gold

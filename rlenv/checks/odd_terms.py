@@ -279,6 +279,8 @@ def _longer(subject: Subject, term: Term) -> Iterator[Finding]:
     row = next((row for split in subject.splits.values() for row in split.rows), None)
     if not hasattr(spec, "python") or row is None or found is None or not (groups or spec.weight > 0) or spec.gate:
         return
+    if subject.loaded.spec.resources and "resources" in (subject.code or "resources"):
+        return  # it looks at a world, which is there only in an episode
     short, long = (_measured(subject, term, row, before + found[0], answer=found[1]) for before in ("", "word " * 400))
     if short is not None and long is not None and long > short:
         path = f"rewards.{groups[0] if groups else term.name}"

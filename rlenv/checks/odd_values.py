@@ -166,7 +166,7 @@ def _nowhere(found: re.Match[str]) -> str:
         return "servers on this machine seldom speak https"
     if host == "0.0.0.0":
         return "0.0.0.0 is where a server listens, and no address to ask"
-    if nearest(host, ["localhost"]) and host != "localhost":
+    if nearest(host, ["localhost"]) and not re.fullmatch(r"(?:.+\.)?localhost", host):
         return f"'{host}' is nearly localhost"
     if scheme == "http" and port == "443":
         return "port 443 speaks https"

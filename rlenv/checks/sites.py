@@ -208,7 +208,9 @@ def _rows(subject: Subject, site: Site, template: Template, split: ReadSplit) ->
                 where = f"row {index + 1} of split '{split.name}'"
                 yield document.fault(site.path, f"the template fails for {where}: {error}", "guard it with {% if %}")
             return
-        if is_gold and not _needs_episode(template) and (value is None or value == [] or value == ()):
+        takes_lists = getattr(subject.loaded.spec.rewards.get(str(site.path[1])), "rule", "") == "json_match"
+        is_empty = value is None or (not takes_lists and value in ([], ()))
+        if is_gold and not _needs_episode(template) and is_empty:
             shown = "an empty list" if value is not None else "null"
             message = f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value"
             yield document.fault(site.path, message, "drop such rows, or fill the column")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -301,7 +302,7 @@ class ValidateCommand(WithSet):
                 found.append(find(file))
             except UsageError as error:  # the others are checked all the same
                 lacking.append(Finding("fault", error.message, error.hint, file=file))
-        with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
+        with contextlib.redirect_stdout(io.StringIO()):  # what imported files and tools print is no part of the report
             report = validate(found, set=self.overrides)
         report = replace(report, files=len(self.files), faults=(*lacking, *report.faults))
         verdicts = _verdicts(self, report)

@@ -99,6 +99,8 @@ SOUND: dict[str, tuple[str, Mapping[str, Any]]] = {
     "times from one form into the other": ("Turn 24-hour into 12-hour times.", answers("2 pm", "3 pm", "4 pm", "5 pm")),
     "a tool that gives JSON": ("The tool returns a JSON object.", {}),
     "units that golds have": ("Answer in kilometres.", answers("12 km", "3 km", "4 km", "5 km")),
+    "kinds that are listed": ("Write a time (HH:MM), a number, yes or no.", answers("14:25", "no", "40", "06:20")),
+    "steps of what is written": ("Write a recipe in at most twelve steps.", {"limits": {"turns": 4}}),
     "calls that are explained": ("Look it up with <search>1 + 1</search>.", SEARCH),
 }  # fmt: skip
 

@@ -1023,6 +1023,13 @@ LONG = {"rewards.long": {"kind": "rule", "rule": "length", "of": "message", "min
 SHORT = {"prompt.user": "{{ task.question[:4000] }}"}
 SMALL = golds("7", "1,200", "950", "23,450")
 SOUND_TOO += [SHORT, SMALL | {"oracle": [{"say": "<answer>{{ task.answer }}</answer>"}]}]
+NONE = rows({"question": "Which of 1 and 2?", "answer": [1]}, {"question": "Which of 3 and 5?", "answer": []})
+NONE |= {
+    "rewards.correct": {"kind": "rule", "rule": "json_match"},
+    "prompt.system": "Write a JSON list between <answer> and </answer>.",
+    "oracle.1": {"say": "<answer>{{ task.answer|tojson }}</answer>"},
+}
+SOUND_TOO += [NONE, {"vars": {"u": "http://rates.localhost:8931"}, "tools.look.url": "{{ vars.u }}/{{ args.place }}"}]
 SOUND_TOO += [PANEL, FOUND, HELD, POSTED, FLAKY, LONG]
 SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
