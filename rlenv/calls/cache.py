@@ -323,12 +323,12 @@ class DiskStore:
         if self._raw is None or self._process != os.getpid():  # SQLite's connections do not survive a fork
             self._path.parent.mkdir(parents=True, exist_ok=True)
             raw = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._raw, self._process = raw, os.getpid()  # closed where what follows fails
             raw.execute("PRAGMA journal_mode = WAL")
             raw.execute("PRAGMA synchronous = NORMAL")
             raw.execute(
                 "CREATE TABLE IF NOT EXISTS kept (owner TEXT, key BLOB, at REAL, packed BLOB, PRIMARY KEY (owner, key))"
             )
-            self._raw, self._process = raw, os.getpid()
         return self._raw
 
     def _give_up(self, error: Exception) -> None:

@@ -1030,11 +1030,11 @@ NONE |= {
     "oracle.1": {"say": "<answer>{{ task.answer|tojson }}</answer>"},
 }
 SOUND_TOO += [NONE, {"vars": {"u": "http://rates.localhost:8931"}, "tools.look.url": "{{ vars.u }}/{{ args.place }}"}]
-SOUND_TOO += [PANEL, FOUND, HELD, POSTED, FLAKY, LONG]
+SOUND_TOO += [PANEL, FOUND, POSTED, FLAKY, LONG]
 SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
 
-@pytest.mark.parametrize("given", SOUND_TOO, ids=str)
+@pytest.mark.parametrize("given", [*SOUND_TOO, pytest.param(HELD, marks=pytest.mark.sandbox)], ids=str)
 def test_what_is_sound_is_left_alone(sound: Path, given: Mapping[str, Any]) -> None:
     allowed = {"no-oracle"} if "user" in given else set()
     sound.write_text(without_none(given, SOUND), encoding="utf-8")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -162,35 +161,34 @@ def test_a_template_is_found_by_name_or_said_to_be_missing(model: Model, tmp_pat
         template_text(tmp_path / "empty.jinja")
 
 
-def _made(target: Path, began: int | None) -> None:
-    """Makes the folder; with `began` says so there and never ends."""
+_MADE = """
+import os, signal, sys
+from pathlib import Path
+from rlenv.models.place import made_once
 
-    def make(folder: Path) -> dict[str, Any]:
-        (folder / "a").write_text("half")
-        if began is not None:
-            os.write(began, b"!")
-            signal.pause()
-        (folder / "a").write_text("whole")
-        return {"by": os.getpid()}
+def make(folder):
+    (folder / "a").write_text("half")
+    if sys.argv[2] == "never ends":
+        print("!", flush=True)
+        signal.pause()
+    (folder / "a").write_text("whole")
+    return {"by": os.getpid()}
 
-    made_once(target, make)
+made_once(Path(sys.argv[1]), make)
+"""
 
 
 def test_of_two_processes_one_makes_a_folder_and_a_killed_one_leaves_none(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
     target = tmp_path / "made"
-    reading, writing = os.pipe()
-    first = context.Process(target=_made, args=(target, writing))
-    first.start()
-    assert os.read(reading, 1) == b"!"
-    second = context.Process(target=_made, args=(target, None))
-    second.start()
-    assert not target.exists()
-    first.kill()
-    for process in (first, second):
-        process.join(60)
-    os.close(reading)
-    os.close(writing)
+    command = [sys.executable, "-c", _MADE, str(target)]
+    with subprocess.Popen([*command, "never ends"], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        assert first.stdout.read(1) == b"!"
+        with subprocess.Popen([*command, "ends"]) as second:
+            assert not target.exists()
+            first.kill()
+            assert second.wait(60) == 0
+    assert first.returncode == -signal.SIGKILL
     assert json.loads((target / "rlenv_model.json").read_text())["by"] == second.pid
     assert (target / "a").read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".made.lock", "made"]
