@@ -238,7 +238,9 @@ class Runner:
             with Waited():
                 await self._places.wait(turn, until=until)
         began, waited = time.monotonic(), waited_s()
-        whole_s = self.whole_s if context.turn >= 0 else min(self.whole_s, context.deadline - began)
+        # A reward gives each call its time anew, and what changes state is not asked again: what it used up is its own.
+        is_bound = context.turn < 0 or self.tool.mutates
+        whole_s = min(self.whole_s, context.deadline - began) if is_bound else self.whole_s
         try:
             within = context.until(until)
             if self._shared is not None:

@@ -201,9 +201,15 @@ def test_who_has_worked_all_of_a_moment_that_was_left_has_not_used_up_the_whole_
 
     async def main() -> None:
         monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
-        runner = Executor({"t": replace(fake_tool("t", works), concurrency=1)}, calls=CallsSpec(timeout_s=2))
-        for turn, seconds, whose in ((0, 60.0, "policy"), (0, 0.02, "unclear"), (-1, 1.0, "policy")):
-            (result,) = await runner.run([ToolCall("t", {})], replace(context(seconds=seconds), turn=turn))
+        tools = {name: fake_tool(name, works, mutates=name == "writes") for name in ("reads", "writes")}
+        runner = Executor(tools, calls=CallsSpec(timeout_s=2))
+        for name, turn, seconds, whose in (
+            ("reads", 0, 60.0, "policy"),
+            ("reads", 0, 0.02, "unclear"),
+            ("reads", -1, 1.0, "policy"),
+            ("writes", 0, 0.02, "policy"),
+        ):
+            (result,) = await runner.run([ToolCall(name, {})], replace(context(seconds=seconds), turn=turn))
             assert (result.outcome, result.whose) == ("timeout", whose)
 
     run_skipping(main())
