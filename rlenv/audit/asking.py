@@ -26,6 +26,8 @@ _MOST_OWN = 8
 _MOST_AIMS = 6
 _GUESSED = 200
 _SHORT = 60
+# A game whose rule it is to ask until it is found.
+_GUESSES = re.compile(r"\bguesses\b|\bguess (?:the|my|a|an|it)\b|\bhigher or lower\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,12 @@ class Target:
 def targets_of(subject: AuditSubject) -> dict[str, Target]:
     """The targets on a task: each parameter that an answer fits, and each code that the oracle gives to a call.
 
-    A code that the prompt says is no search, and one beside another that it does not say is no simple one.
+    A code that the prompt says is no search, and one beside another that it does not say is no simple one. Where a
+    prompt tells how to guess, to ask is the task.
     """
     found: dict[str, Target] = {}
+    if _GUESSES.search(" ".join(message.content for message in subject.gold.messages)):
+        return found
     for tool in subject.environment.parts.tools.values():
         for name, part in tool.parameters.get("properties", {}).items() if not subject.submits(tool.name) else ():
             if subject.right and _fitting(subject.right, part) is not None and len(found) < _MOST_AIMS:

@@ -49,6 +49,7 @@ _ALIKE = 0.7
 """A control that earns this share of what it is a control of shows that the right answer is not what is paid."""
 _LUCK = 0.001
 _CHANCE = 0.15
+_OPTIONS = 4
 _FEW = 5
 _SPARSE = 0.5
 _WHOLE = 0.9
@@ -107,7 +108,7 @@ def judge_chapter(
             _judge(verdicts, named["near_answer"], chapter)
     _judge_foreign(verdicts, chapter)
     _judge_tried(verdicts, chapter, "commonest")
-    if _is_few(chapter):
+    if chapter.answers <= _FEW:
         _judge_guesses(verdicts, chapter)
         _judge_rest(verdicts, named, chapter)
     else:
@@ -238,10 +239,6 @@ def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Cha
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
     for name in ("every_option", "pasted", "joined", "odd_answer"):
         _judge(verdicts, named[name], chapter)
-
-
-def _is_few(chapter: Chapter) -> bool:
-    return chapter.answers <= _FEW
 
 
 def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
@@ -401,10 +398,16 @@ def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
             does=f"gives every task the same answer ('{answer:.40}')",
             hint=hint + ("ask for the reason too" if is_coin else "let no answer be right on so many tasks"),
         )
-        if verdicts.judge(suspect, [best]):
+        if _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
             return
     if chapter.choices:
         _judge_choice(verdicts, chapter)
+
+
+def _is_no_more_than_choice(share: float, chapter: Chapter) -> bool:
+    """True where each task lists four options or more and one answer for all earns no more than a choice of them."""
+    least = min((sum(key in one for one in chapter.choices) for _, way in chapter.constants for key in way), default=0)
+    return least >= _OPTIONS and share <= 1 / least + SLACK
 
 
 def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:

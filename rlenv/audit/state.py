@@ -391,7 +391,9 @@ def _other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[A
                 if not changed or (at and None in changed.values()):
                     continue
                 made = [_with(call, changed, tools[name]) if call.name == name else call for call in calls]
-                found[name, key, at] = [*subject.turns_of(made), last]
+                # What is empty may be right.
+                if any(dict(one.arguments) != dict(call.arguments) for one, call in zip(made, calls, strict=True)):
+                    found[name, key, at] = [*subject.turns_of(made), last]
     return found
 
 

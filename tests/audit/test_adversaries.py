@@ -90,6 +90,12 @@ def move(source: str, goal: str, board) -> str:
     return "moved"
 
 
+def switch(room: str, on: bool, board) -> str:
+    """Switches."""
+    board.target = [*(board.target or []), (room, on)]
+    return "switched"
+
+
 def refund(board, task, order: str = "") -> str:
     """Refunds."""
     board.target = order or task["answer"]
@@ -107,6 +113,10 @@ def moved(context):
 
 def moved_ashore(context):
     return float((context.resources["board"].target or []) == [(context.task["answer"], "ashore")])
+
+
+def is_off(context):
+    return float((context.resources["board"].target or []) == [(context.task["answer"], False)])
 
 
 def every_move(context):
@@ -210,6 +220,14 @@ def test_an_argument_that_every_task_gives_alike_is_not_called_unchecked(tmp_pat
 
 
 @pytest.mark.slow
+def test_an_argument_that_is_right_where_it_is_empty_is_not_left_out(tmp_path: Path) -> None:
+    rows = rows_of(14, lambda index: {**capital(index), "on": False})
+    keys = {"more": TOOL % ("switch", "switch", "board"), "say": "<answer>done</answer>"}
+    call = "{switch: {room: '{{ task.answer }}', on: '{{ task.on }}'}}"
+    assert found(tmp_path, rows, PYTHON % "is_off", **keys, call=call) == set()
+
+
+@pytest.mark.slow
 def test_a_tool_that_fills_in_what_it_is_not_told_gives_it_away(tmp_path: Path) -> None:
     assert found(tmp_path, rows_of(14, capital), PYTHON % "refunded", **REFUNDS) == {"leak"}
 
@@ -219,6 +237,12 @@ def test_a_tool_that_fills_in_what_it_is_not_told_gives_it_away(tmp_path: Path) 
 def test_a_number_is_found_by_halves_where_the_turns_are_enough(tmp_path: Path, turns: int, expected: set[str]) -> None:
     keys = {"more": GUESSES["more"] % turns}
     assert found(tmp_path, rows_of(14, product), NUMBER, **keys) == expected
+
+
+@pytest.mark.slow
+def test_a_prompt_that_tells_how_to_guess_makes_asking_the_task(tmp_path: Path) -> None:
+    rows = rows_of(14, lambda index: {**product(index), "question": f"Round {index}: you have eighteen guesses."})
+    assert found(tmp_path, rows, NUMBER, more=GUESSES["more"] % 20) == set()
 
 
 @pytest.mark.slow

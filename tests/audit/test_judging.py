@@ -676,6 +676,13 @@ def test_a_planted_hole_is_found_by_its_name(kind: str, tmp_path: Path) -> None:
 
 
 SOUND: dict[str, Case] = {
+    "four options, each as often": Case(
+        [
+            {"question": f"A: town {i}\nB: hill {i}\nC: lake {i}\nD: cape {i}", "answer": "ABCD"[(i * 7 + i // 4) % 4]}
+            for i in range(20)
+        ],
+        tools={},
+    ),
     "the tool has it": Case(
         oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"]
     ),
