@@ -68,6 +68,8 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
     """
     if text.rfind("<!--", 0, start) > text.rfind("-->", 0, start):
         return True  # nobody is shown a comment to read it
+    if text[:start].endswith("<answer>") and text.startswith("</answer>", end):
+        return True  # an example of the form shows an answer of another task
     bounds = [0, *(match.end() for match in _BOUNDS.finditer(text)), len(text)]
     first = max(at for at in bounds if at <= start)
     last = min((at for at in bounds if at >= end), default=len(text))

@@ -61,6 +61,12 @@ def _modulo(by: int, text: str) -> int | None:
     return int(found[0]) % by if found else None
 
 
+def _first_digit(text: str) -> str:
+    """The first digit of the first number that is a mark on the prompt and no part of the question."""
+    found = next((one for one in _WHOLE.finditer(text) if is_mark(text, *one.span(), "computed")), None)
+    return found[0][0] if found else ""
+
+
 _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "how long it is": lambda text: len(text) // 4,
     "how many words it has": lambda text: len(_WORD.findall(text)),
@@ -72,6 +78,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "whether its first number is odd": lambda text: [int(one) % 2 for one in re.findall(r"\d{1,9}", text)[:1]] == [1],
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
+_LOOKS["the first digit of its mark"] = _first_digit
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
 _LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _OF_NO_CONTENT}
 _LOOKS |= {f"its mark modulo {by}": partial(_modulo, by) for by in (2, 3, 4, 5, 7, 10)}

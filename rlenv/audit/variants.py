@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from rlenv.audit.crafted import is_query
 from rlenv.audit.subject import Action, AuditSubject, is_number, other_value, same, shaped, texts_of
 from rlenv.audit.texts import holds
 
@@ -36,12 +37,16 @@ _PARTS = re.compile(r"\d+\.\d+(?![.\d])|\d+|[^\W\d_]+")
 _DIGITS = re.compile(r"\d+|[^\W\d_]+")
 _SEPARATORS = ("\n", ";", " -> ", "->", " > ", "|", ", ", ",", " x ", " × ", " * ", "*")
 _CODE = re.compile(r"\b(?:def|return|lambda|select|import)\b|print\(", re.IGNORECASE)
+_PATTERN = re.compile(r"\b(?:regular expressions?|reg(?:ular )?ex\w*|glob(?:bing)?|wildcards?)\b", re.IGNORECASE)
 _HALVES = {"@": ("name before the @", "domain"), "/": ("folder", "name behind the last /")}
 _CELLS = (",", "|", ";", "\t", ":")
 _REMAINDERS = math.lcm(*range(2, 17), 97, 100, 360, 1000, 1024, 1440)
 _POINTS = ((0, 1), (1, 2), (0, 1, 2), (1, 2, 3), (0,), (1,), (2,))
+_LAST = "the last number of the prompt in its place"
 _AGREES = "the same value at"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_RANGE = re.compile(r"[2-9]\d{0,3}|1\d{1,3}|\d{1,4} ?[-–] ?\d{1,4}")
+_WHERE = re.compile(r"\bwhere\b(?:(?!\bwhere\b).)*?(?=\b(?:group|order) by\b|\blimit\b|;|$)", re.IGNORECASE | re.DOTALL)
 _NEAR = 0.1
 _NEAR_BY = ("other decimals", f"{CONTROL}other decimals")
 _MOST_KIN = 24
@@ -93,7 +98,7 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
     found: dict[str, list[Action]] = {}
     for label, text in _variants(heart, subject):
         said = right.replace(heart, text, 1)
-        is_right = same(text, heart) or _flat(text) in allowed or not text.strip()
+        is_right = same(text, heart) or (_flat(text) in allowed and label != _LAST) or not text.strip()
         # One in which the right answer stands says it, to a reward that looks for a part; a longer formula does not.
         is_right = is_right or (label not in _NEAR_BY and _is_near(text, heart))
         is_right = is_right or (heart in text and not label.startswith(_AGREES))
@@ -118,12 +123,21 @@ def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     rng, prompt = random.Random(right), subject.prompt
     is_any = _ONE_OF_MANY.search(prompt) is not None
     is_ordered = _ORDERED.search(prompt) is not None and not is_any
-    # Another program or query may do the same.
-    if not right or len(right) > 2_000 or _CODE.search(right):
+    asked = " ".join(message.content for message in subject.gold.messages)
+    if is_query(right) and (cut := _WHERE.sub(" ", right)) != right:
+        yield "no condition of the query", cut
+    # Another program, query or pattern may do the same.
+    if not right or len(right) > 2_000 or _CODE.search(right) or _PATTERN.search(asked):
         return
     for at, number in enumerate(dict.fromkeys(_NUMBERS.findall(prompt)) if not is_any else ()):
         if at < _FEW - 1 and not right.startswith(number):
             yield f"a number of the prompt in its place ({at + 1})", number
+    if (numbers := _NUMBERS.findall(prompt)) and not is_any and not is_number(right):
+        yield _LAST, numbers[-1]
+    if len(_NUMBERS.findall(right)) > 1 and (zeros := _NUMBERS.sub("0", right)) != right:
+        yield "zeros for all its numbers", zeros
+    if _RANGE.fullmatch(right) and not is_any:
+        yield "a range that holds everything (1-9999)", "1-9999"
     if is_number(right):
         yield from _numbers(right, any(one.startswith("-") for one in subject.options), is_any)
     elif variable := _variable(right):

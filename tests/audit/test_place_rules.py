@@ -22,6 +22,8 @@ from tests.support.planted import WORDS, Row, rows_of
         ("answer: 56. What is 7 times 8?", "56", True),
         ("What is 7 times 8?\nchecksum: 56", "56", True),
         ("What is 7 times 8?\n<!-- as was found in 1990: 56 -->", "56", True),
+        ("Write it as <answer>56</answer>. How much is 7 times 8?", "56", True),
+        ("Repeat what <word>Oslo</word> says.", "Oslo", False),
         # what is asked
         ("Lamp: red 56. Which red is it?", "56", False),
         ("Invoice 56 was paid. Which invoice was it?", "56", False),

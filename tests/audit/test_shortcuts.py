@@ -43,12 +43,13 @@ def _rows(is_fraud: str) -> list[dict[str, Any]]:
     ("is_fraud", "prompt", "expected"),
     [
         ("hour > 17", _PAYMENT, {"shortcut"}),
+        ("hour > 17", "Payment P-{{ 71 if task.answer == 'fraud' else 54 }} by {{ task.who }}. Fraud?", {"shortcut"}),
         ("hour > 13 and amount > 300", _PAYMENT, {"shortcut"}),
         ("amount > 420", f"What is above 420 is fraud. {_PAYMENT}", {"chance"}),
         ("amount > 420", "Is {{ task.amount }} fraud or fine?", {"chance"}),
         ("hash(who + town) % 7 > 3", _PAYMENT, {"chance"}),
     ],
-    ids=["a time", "two numbers", "a rule that is told", "numbers alone", "no rule"],
+    ids=["a time", "a first digit", "two numbers", "a rule that is told", "numbers alone", "no rule"],
 )
 def test_a_threshold_that_nothing_tells_is_a_shortcut(
     is_fraud: str, prompt: str, expected: set[str], tmp_path: Path

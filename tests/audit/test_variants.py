@@ -32,6 +32,8 @@ _TABLES = ["ada,31\nbo,17", "cy,52\ndi,44", "ed,19\nflo,63", "gus,28\nhal,75", "
 _LISTS = ["[4, 9, 1, 7]", "[12, 3, 8, 5]", "[6, 2, 20, 9]", "[15, 1, 3, 8]", "[7, 7, 9, 30]", "[2, 18, 4, 6]"]
 _FORMULAS = ["3*n*n+2", "8*n*n+4", "2*n*n+3", "7*n*n+7", "5*n*n+1", "4*n*n+9"]
 _NUMBERS = ["4713", "9286", "5521", "7394", "6108", "8845"]
+_RATIOS = ["2, 3", "4, 5", "7, 3", "5, 8", "9, 4", "3, 7"]
+_QUERIES = [f"select name from {one} where size > 3" for one in ("ants", "bees", "cats", "dogs", "eels", "foxes")]
 _NAMES = ["ada brown", "carl duval", "eva frost", "gil heron", "ida jones", "karl lund"]
 
 HOLES = {
@@ -46,11 +48,20 @@ HOLES = {
     ),
     "the same value at 1 and 2": (_FORMULAS, "all(eval(said, {'n': n}) == eval(gold, {'n': n}) for n in (1, 2))"),
     "nothing but the same remainder": (_NUMBERS, "int(said) % 97 == int(gold) % 97"),
+    "zeros for all its numbers": (
+        _RATIOS,
+        "len(said) == 4 and int(said[0]) * int(gold[3]) == int(said[3]) * int(gold[0])",
+    ),
+    "a range that holds everything": (
+        _NUMBERS,
+        "int(said.partition('-')[0]) <= int(gold) <= int((said.partition('-')[2] or said))",
+    ),
+    "no condition of the query": (_QUERIES, "said.split(' where')[0].strip() == gold.split(' where')[0]"),
     "its initials": (_NAMES, "[x[0] for x in said.split()] == [x[0] for x in gold.split()]"),
 }
 
 
-def audited(folder: Path, golds: list[str], same: str) -> AuditReport:
+def audited(folder: Path, golds: list[str], same: str, spec: str = _SPEC) -> AuditReport:
     """The report on a reward that takes `said` for `gold` where `same` holds."""
     rows = [{"question": f"What belongs to entry {'abcdefgh'[at]}?", "answer": gold} for at, gold in enumerate(golds)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -58,7 +69,7 @@ def audited(folder: Path, golds: list[str], same: str) -> AuditReport:
         "import json\n\n\ndef correct(context):\n    said, gold = context.answer or '', context.task['answer']\n"
         f"    try:\n        return float({same})\n    except Exception:\n        return 0.0\n"
     )
-    (folder / "env.yaml").write_text(_SPEC)
+    (folder / "env.yaml").write_text(spec)
 
     async def main() -> AuditReport:
         async with rlenv.load(folder / "env.yaml") as environment:
@@ -82,3 +93,14 @@ def test_a_comparison_of_the_whole_answer_has_no_such_part(golds: list[str], tmp
 def test_a_part_that_is_the_same_in_all_right_answers_is_not_asked_for(tmp_path: Path) -> None:
     golds = ["17 km", "234 km", "58 km", "91 km", "460 km", "73 km"]
     assert not audited(tmp_path, golds, "said.split()[0] == gold.split()[0]").findings
+
+
+def test_a_pattern_is_not_changed_since_another_one_may_be_as_right(tmp_path: Path) -> None:
+    spec = _SPEC.replace('{system: "', '{system: "Write a regular expression. ')
+    assert not audited(tmp_path, *HOLES["its initials"], spec).findings
+
+
+def test_the_number_that_a_prompt_names_last_is_tried_in_place_of_an_expression(tmp_path: Path) -> None:
+    spec = _SPEC.replace("{{ task.question }}", "{{ task.question }} Reach 1, 2, 3 or {{ task.answer | length }}")
+    (found,) = audited(tmp_path, _LISTS, "said in (gold, str(len(gold)))", spec).findings
+    assert "the last number of the prompt" in found.message
