@@ -216,6 +216,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
         if held is not None:
             message = f"the model's folder holds {held.name}, the tasks with their answers"
             yield warn(f"resources.{name}.copy_from", message, "copy a folder of its own", "gold-in-prompt")
+        yield from _given_away(subject, f"resources.{name}.copy_from", copied, pairs)
         try:
             script = (
                 (subject.loaded.base_of(f"resources.{name}.init") / init).read_text(encoding="utf-8") if init else ""
@@ -230,6 +231,27 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
         changes = any(re.search(r"(?i)\b(?:insert|update)\b", text) for text in _texts(subject))
         if re.search(r"(?i)\bcreate\s+table\b", script) and written is None and not changes:
             yield warn(f"resources.{name}.init", "its tables are made and never filled", "add INSERT INTO …", "no-rows")
+
+
+def _given_away(
+    subject: Subject, path: str, copied: str | None, pairs: Sequence[tuple[str, int, str, str]]
+) -> Iterator[Finding]:
+    """A file of the folder of each episode that holds nothing but the row's right answer."""
+    held: Counter[str] = Counter()
+    for split, index, _, gold in pairs[:20] if copied else ():
+        try:
+            part = compile_template(copied or "").text(
+                task=subject.splits[split].rows[index], vars=subject.loaded.spec.vars
+            )
+            files = [one for one in (subject.loaded.base_of(path) / part).iterdir() if one.is_file()]
+            held.update(one.name for one in files[:50] if one.stat().st_size < 200 and one.read_text().strip() == gold)
+        except (TemplateError, OSError, ValueError):
+            return
+    for name, count in held.items():
+        if count > 1 and 2 * count > len(pairs[:20]):
+            message = f"the model's folder holds {name}, which is the right answer of its row"
+            yield subject.document.warning(path, message, "take it out of the folder", "gold-in-prompt")
+            return
 
 
 def _texts(subject: Subject) -> Iterator[str]:

@@ -350,6 +350,11 @@ def _function(
             message = f"the function never reads its parameter '{name}'"
             yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
             break
+    typed = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
+    worlds = [name for name in names if name in subject.loaded.spec.resources and name not in inject]
+    if lost := [name for name in worlds if typed.get(name, "") not in _TYPES]:
+        message = f"the model fills in '{lost[0]}', which has the name of a resource: the function never sees that one"
+        yield warn(f"{path}.function", message, f"write inject: [{lost[0]}]", "unread-parameter")
     told = re.search(r"(?s)\n\s*Args:\n(.*?)(?:\n\s*\n|\n\s*\w+:\n|$)", ast.get_docstring(node) or "")
     described = re.findall(r"(?m)^ {1,8}(\w+)(?: \([^)]*\))?:", told[1]) if told is not None else []
     if node.args.kwarg is None and (lost := [name for name in described if name not in names]):

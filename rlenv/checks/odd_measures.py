@@ -1,4 +1,4 @@
-"""Warnings of terms that run or ask something: judges, `verify` and hidden tests."""
+"""Warnings of terms that run or ask something (judges, `verify`, hidden tests), and of those of an extended spec."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from rlenv.checks.files import tables_of
 from rlenv.checks.subject import Subject, strings_in
-from rlenv.errors import Finding
-from rlenv.language.kinds import kind_of
+from rlenv.errors import Finding, RlenvError
+from rlenv.language.kinds import gold_in, kind_of
+from rlenv.language.loader import load_spec
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 
@@ -32,9 +33,11 @@ def check_measures(subject: Subject) -> Iterator[Finding]:
             yield from _queries(subject, path, spec)
     yield from _judges(subject)
     yield from _panels(subject)
+    yield from _extends(subject)
 
 
 _PENALTY = re.compile(r"(?i)penal|malus|too_(?!few)|banned|forbidden|toxic|wasted?_")
+_SHORT = re.compile(r"(?i)terse|short|brief|concis|succinct|frugal|quick|fast|few|cheap|small|sparing|economy|effici")
 _NOT = r"(?i)(?<!no )(?<!not )(?<!nothing )(?<!without )(?<!never )(?<!any )\b"
 _BAD = re.compile(
     rf"{_NOT}(?:bad|poor|terrible|awful|wrong|useless|incorrect|unreadable|worst|rude|fails?|off topic"
@@ -51,6 +54,9 @@ _LOWER = re.compile(
 _REFERENCE = re.compile(
     r"(?i)(?:right|correct|gold|reference|expected|true)(?: one| answer| solution| reply)?(?: is| was|:| =)\s*[\"']?"
     r"\{\{-?\s*task\.(\w+)"
+)
+_TRUTH = re.compile(
+    r"(?i)\b(?:(?:is|are|was|be|answer(?:ed)?) \w{0,8} ?(?:right(?!ly? formatted)|correct)(?:ly)?\b|accurate)"
 )
 _FAILS = re.compile(r"\bassert|\braise\b|\bexit\(|\bunittest\b|\bpytest\b|\bcheck\w*\(|\bimport\b")
 _WRITTEN = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
@@ -72,6 +78,11 @@ def _signs(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.clip is not None and spec.weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
         message = f"what is wrong earns {spec.clip[0]:g} too"
         yield warn(f"{path}.clip", message, f"write clip: [0, {spec.clip[1]:g}]", "paid-for-nothing")
+    size = re.compile(r"(?i)\b(?:n_)?(?:words|length|chars|characters|tokens|size|turns|steps|calls|cost)\b")
+    measures = counts or size.search(f"{getattr(spec, 'of', '')} {getattr(of, 'python', '')}".replace(":", " "))
+    if spec.kind == "group" and spec.weight > 0 and spec.gate is not None and measures and _SHORT.search(name):
+        message = f"'{name}' pays who has most of '{getattr(spec, 'of', '')}': a higher value is the better one"
+        yield warn(path, message, "let the function give the number below 0", "wrong-sign", at="key")
     if spec.kind == "group" and counts and spec.weight > 0 and spec.gate is None and least and most is None:
         message = "who is longer than the others of the group earns more, be it right or wrong"
         yield warn(path, message, "add a gate: correct >= 1", "paid-for-length", at="key")
@@ -194,7 +205,7 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     whole = re.fullmatch(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*", given) if isinstance(given, str) else None
     if whole is not None:
         for place in ("system", "user"):
-            shown = re.search(rf"\{{\{{-?\s*task\.{whole[1]}\s*(?:\||-?\}}\}})",
+            shown = re.search(rf"\{{\{{-?\s*task\.{whole[1]}\s*(?:\||-?\}}\}})|\bin task\.{whole[1]}\s*-?%\}}",
                               getattr(subject.loaded.spec.prompt, place) or "")  # fmt: skip
             if shown is not None:
                 message = f"the prompt shows task.{whole[1]}, the hidden tests with what they expect"
@@ -296,6 +307,8 @@ def _queries(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]
                 why = f"it cannot be read: {str(error).splitlines()[0][:120]}"
             if order == "always" and not why and not tree.args.get("order"):
                 why = "the order of its rows is compared, and it has no ORDER BY"
+            if order == "never" and not why and tree.args.get("order") and not tree.args.get("limit"):
+                why = "its ORDER BY is not looked at, by compare.order: never"
             is_cut = not why and tree.args.get("limit") is not None and not tree.args.get("order")
             if is_cut and not tree.args.get("where") and not list(tree.find_all(sqlglot.exp.AggFunc)):
                 why = "it has a LIMIT and no ORDER BY, so that chance decides which rows it gives"
@@ -312,11 +325,9 @@ def _judges(subject: Subject) -> Iterator[Finding]:
             continue
         path, prompt = f"rewards.{name}", str(getattr(spec, "prompt", ""))
         other = getattr(getattr(spec, "pairwise", None), "with_", None) or ""
-        if (
-            not re.search(r"\btask\b", prompt + other)
-            and "transcript" not in prompt
-            and not getattr(spec, "rubric", None)
-        ):
+        is_blind = not re.search(r"\b(?:task|transcript|resources|vars)\b", prompt + other)
+        of_truth = document.has(f"{path}.prompt") and _TRUTH.search(prompt)
+        if is_blind and "transcript" not in prompt and (of_truth or not getattr(spec, "rubric", None)):
             message = "the judge is told neither what was asked nor what is right"
             yield document.warning(f"{path}.prompt", message, "add {{ task.question }}", "blind-judge")
         rubric = document.get(f"{path}.rubric")
@@ -360,3 +371,29 @@ def _panels(subject: Subject) -> Iterator[Finding]:
         if kind_of("rewards", reward).asks_models and spec.limits.reward_s < 3:
             message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
             yield warn("limits.reward_s", message, "write 30 or more", "limits")
+
+
+def _extends(subject: Subject) -> Iterator[Finding]:
+    """A spec under the name of the one that it changes, and terms of that one that pay beside new ones."""
+    document, spec = subject.document, subject.loaded.spec
+    if len(document.files) < 2 or document.value_span("name").file != document.key_span("extends").file:
+        return
+    try:
+        other = load_spec(document.files[1]).spec
+    except (RlenvError, OSError):
+        return
+    for name, old in other.rewards.items():
+        kept = spec.rewards.get(name)
+        gold = gold_in(kept) if kept is not None and kept == old and kept.weight > 0 else None
+        new = next((one for one, reward in spec.rewards.items() if one not in other.rewards and gold
+                    and gold_in(reward) == gold and reward.weight >= old.weight), "")  # fmt: skip
+        if new:
+            message = (
+                f"'{name}' of {document.files[1].name} still pays for the same right answer: the two files are merged"
+            )
+            hint = f"call it '{name}' to replace that one"
+            yield document.warning(f"rewards.{new}", message, hint, "same-term", at="key")
+            return
+    if (other.name, other.version) == (spec.name, spec.version) and other != spec:
+        message = f"'{spec.name}' version {spec.version} is what it extends too: their results are mixed up"
+        yield document.warning("name", message, "give it another name", "same-name")

@@ -241,10 +241,11 @@ def _anchored(subject: Subject, row: Mapping[str, Any], said: str) -> Iterator[F
 def _forms(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str], term: Term) -> Iterator[Finding]:
     """Golds that are not of the form that their own prompt asks for."""
     warn, where = subject.document.warning, f"of split '{one.split.name}'"
-    rule, name = getattr(term.spec, "rule", ""), one.split.name
+    rule = getattr(term.spec, "rule", "")
     if rule in ("json_match", "json_schema", "sql_match") or term.spec.kind != "rule":
         return
     for index, (text, gold) in enumerate(zip(one.texts, golds, strict=False)):
+        row = f"row {index + 1} {where}"
         asked = [(word, fits) for word, said, fits in _FORMS if re.search(said, text, re.IGNORECASE)]
         loose = ["capital letters", "lower case"] if getattr(term.spec, "normalise", "case") != "none" else []
         loose += ["a unit"] if rule in ("math_equal", "f1", "contains") else []
@@ -254,30 +255,36 @@ def _forms(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[st
         if re.search(r"(?i),\s(?:or\s)?(?:an? (?:whole )?number,? (?:or )?)?(?:yes or no|true or false)\b", text):
             asked = []
         if word := next((word for word, fits in asked if word not in loose and not fits(gold)), ""):
-            message = f"row {index + 1} {where} asks for {word}, and its gold value is {gold[:40]!r}"
+            message = f"{row} asks for {word}, and its gold value is {gold[:40]!r}"
             yield warn(path, message, "ask for what is right, or mend the row", "gold-form")
+            return
+        if rule == "math_equal" and _SIGNED.search(text) and re.fullmatch(r"-?[\d.]+", gold):
+            message = f"{row} asks for per cent, where 30% is 0.3 (a hundredth), and its gold value is {gold}"
+            yield warn(path, message, f"write {gold}% as its gold value", "gold-form")
             return
         found = re.search(r"\b(\d|one|two|three|four) decimal(?:s| places?)\b", text, re.IGNORECASE)
         places = 0 if found is None else _COUNTS.get(found[1].lower()) or int(found[1])
         if found is not None and getattr(term.spec, "tolerance", 0) >= 10 * 0.1**places:
-            message = f"row {index + 1} {where} asks for {found[0]}, and the tolerance is {term.spec.tolerance:g}"  # type: ignore[attr-defined]
+            message = f"{row} asks for {found[0]}, and the tolerance is {term.spec.tolerance:g}"  # type: ignore[attr-defined]
             yield warn(f"rewards.{term.name}.tolerance", message, "make it smaller", "any-answer")
             return
+        comma = re.fullmatch(r"-?\d+,(\d{1,3})", gold) if rule == "numeric_match" else None
+        if comma is not None and len(comma[1]) in (1, 2, places):
+            message = f"the comma of {gold!r} is read as one of thousands, and decimals are asked for ({row})"
+            yield warn(path, message, "write the gold values with a decimal point", "gold-form")
+            return
         if found is not None and re.fullmatch(r"-?\d+\.\d+", gold):
-            places = _COUNTS.get(found[1].lower()) or int(found[1])
             most = max(
                 getattr(term.spec, "tolerance", 0), abs(float(gold)) * getattr(term.spec, "relative_tolerance", 0)
             )
             if abs(float(gold) - round(float(gold), places)) > most + 1e-12:
-                message = f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value is {gold}"
+                message = f"{row} asks for {found[0]}, and its gold value is {gold}"
                 yield warn(path, message, "round the gold value, or allow a tolerance", "gold-form")
                 return
         found = re.search(r"(?:at most|no more than|up to|fewer than|under) (\d+|\w+) words\b", text, re.IGNORECASE)
         most_words = None if found is None else _COUNTS.get(found[1].lower()) or (found[1].isdigit() and int(found[1]))
         if found is not None and most_words and len(gold.split()) > most_words:
-            message = (
-                f"row {index + 1} of split '{name}' asks for {found[0]}, and its gold value has {len(gold.split())}"
-            )
+            message = f"{row} asks for {found[0]}, and its gold value has {len(gold.split())}"
             yield warn(path, message, "shorten the gold value", "gold-form")
             return
 
@@ -352,6 +359,9 @@ def _units(subject: Subject, golds: Sequence[str]) -> Iterator[Finding]:
                     return
 
 
+_SIGNED: Final = re.compile(
+    r"(?i)(?:such as|like|e\.g\.,?|for example)[^.\n]{0,20}?\d ?%|\bper ?cent\b[^.\n]{0,60}\bwith (?:the|a|its) sign"
+)
 _WORDS: Final = re.compile(
     r"\b(at most|no more than|up to|under|at least|no fewer than|more than) (\d+) (words|characters)\b"
 )
@@ -397,11 +407,16 @@ def _sizes(subject: Subject, text: str) -> Iterator[Finding]:
     for found in _WORDS.finditer(text):
         size = int(found[2])
         for name, reward in subject.loaded.spec.rewards.items():
-            if getattr(reward, "rule", "") != "length" or getattr(reward, "unit", "") != found[3].replace(
-                "aracter", "ar"
-            ):
+            if getattr(reward, "rule", "") != "length":
                 continue
             least, most = getattr(reward, "min", None), getattr(reward, "max", None)
+            if getattr(reward, "unit", "") != found[3].replace("aracter", "ar"):
+                if size in (least, most):
+                    message = f"the prompt speaks of {size} {found[3]}, and '{name}' counts {reward.unit}"  # type: ignore[attr-defined]
+                    yield subject.document.warning(
+                        f"rewards.{name}", message, f"write unit: {found[3]}", "limits", at="key"
+                    )
+                continue
             is_most = found[1] in ("at most", "no more than", "up to", "under")
             if (is_most and least and least > size) or (not is_most and most and most < size):
                 message = f"the prompt asks for {found[0]}, and '{name}' pays for {least or 0} to {most or 'any'}"

@@ -45,6 +45,7 @@ _CAPITALS: Final = re.compile(
     r"(?i)\b(?:capital letters?|capitals\b(?! of)|capitali[sz]ed|(?:upper|lower)[- ]?case|small letters?)"
 )
 _SUM: Final = re.compile(r"\btask\.(\w+)\s*(\+|\*|==)\s*(?:task\.(\w+)|-?\d[\d.]*)(?![\w.]*\s*[|(])")
+_TESTED: Final = re.compile(r"\bif\s+(?:not\s+)?task\.(\w+)(?=\s*(?:-?%\}|\}\}|else\b|and\b|or\b))")
 _NO_TABLE: Final = (
     "is|are|was|has|have|had|with|below|above|of|in|on|at|for|and|or|to|that|which|you|can|must|named|called"
 )
@@ -419,6 +420,13 @@ def _joined(subject: Subject) -> Iterator[Finding]:
     """Sums and products of columns that hold texts, such as those of a csv file: 2 + 3 is 23."""
     rows = [row for split in subject.splits.values() for row in split.rows[:20]]
     for path, text in strings_in(subject.document.data, ()):
+        for found in _TESTED.finditer(text) if path[0] not in ("tasks", "description") else ():
+            told = {str(row.get(found[1])).lower() for row in rows if isinstance(row.get(found[1]), str)}
+            if told & {"false", "no", "0", "n"} and told <= {"false", "no", "0", "n", "true", "yes", "1", "y", ""}:
+                message = f"'{found[0].strip()}': task.{found[1]} is a text, and any text counts as true, 'False' too"
+                hint = f"compare it: task.{found[1]} == 'True'"
+                yield subject.document.warning(path, message, hint, "other-type", find=found[0].strip())
+                return
         for found in _SUM.finditer(text) if path[0] not in ("tasks", "description") and "{" in text else ():
             names = [name for name in (found[1], found[3]) if name]
             cells = [row.get(name) for row in rows for name in names]

@@ -22,7 +22,8 @@ from rlenv.tasks.rows import load_tasks
 __all__ = ["NO_GOLD", "RenderedPrompts", "asked_of", "check_rows", "fixed_text", "gold_of", "gold_term", "golds_of"]
 
 _NUMBER: Final = re.compile(r"[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?")
-_DAMAGED: Final = re.compile(r"Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);")
+_MOJIBAKE: Final = re.compile(r"[ÃÅÄ][\x80-\xbfŸœŽ¼€‚ƒ„…†‡ˆ‰Š‹Œ˜™š›ž]|â€|Â[\xa0-\xbf]|ï»¿|\ufffd")
+_DAMAGED: Final = re.compile(rf"{_MOJIBAKE.pattern}|&(?:amp|lt|gt|quot|nbsp|#39);")
 _TOLD: Final = re.compile(r"(?i)\b(?:answer|solution|label|gold|result)\W{1,4}")
 _LOOKED_AT: Final = 1_000
 _SHAPES: Final = (
@@ -285,6 +286,7 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence
     for what, odd, least in (
         ("is no gold value", [bool(NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
         ("is a question", [gold.endswith("?") for gold in golds], -1.0),
+        ("holds damaged characters (UTF-8 read as Latin-1)", [bool(_MOJIBAKE.search(gold)) for gold in golds], -1.0),
         ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds], 0.0),
         ("stands behind a word such as 'answer' in its own prompt", [_is_told(text, gold) for text, gold
          in zip(one.users, golds, strict=False)], 0.5),
@@ -416,6 +418,11 @@ def _options(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[
             else -1
             for gold, is_letter, options in zip(golds, letters, found, strict=False)
         ]
+        counts = re.search(r"\bloop\.index\b(?!0)", subject.loaded.spec.prompt.user) and f"in task.{column}"
+        if counts and "0" in golds and counts in subject.loaded.spec.prompt.user:
+            message = "a gold value is 0, and the prompt numbers the options from 1"
+            yield subject.document.warning(path, message, "add 1, or write loop.index0", "odd-gold")
+            return
         lost = [index for index, place in enumerate(at) if not 0 <= place < len(found[index])]
         where = f"of split '{one.split.name}'"
         if lost and not golds[lost[0]].isdigit():

@@ -155,6 +155,10 @@ def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Seq
         (rule == "exact_match" and are_numbers and decimal, f"{path}.rule",
          f"the gold values are numbers, and {decimal}0 is another text than {decimal}",
          "write rule: numeric_match", "other-rule"),
+        (rule == "numeric_match" and not getattr(spec, "tolerance", 0) and not getattr(spec, "relative_tolerance", 0)
+         and 2 * sum(bool(re.fullmatch(r"-?\d+\.\d{9,}", gold)) for gold in given) > len(given), at,
+         f"the gold values have decimals that nobody writes, such as {decimal}, and there is no tolerance",
+         "round them, or write tolerance: 0.005", "gold-form"),
         (rule == "math_equal" and are_words, f"{path}.rule",
          f"the gold values are words, such as {first[:40]!r}, and math_equal compares formulas",
          "write rule: exact_match", "other-rule"),
@@ -251,7 +255,8 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
     others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.weight > 0]
-    if not spec.required and rule in _ENDS and all(_is_form(one) for one in others):
+    tells = rule in _ENDS or spec.kind in ("judge", "verify", "tests")
+    if not spec.required and tells and all(_is_form(one) or getattr(one, "rule", "") == "length" for one in others):
         message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
         yield document.warning(f"{path}.required", message, "take it out", "only-form")
     if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec):
@@ -266,6 +271,11 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     ):
         message = "the sum over all turns is paid: the longer an episode, the more it earns"
         yield document.warning(f"{path}.over_turns", message, "write mean", "paid-for-length")
+    forbids = {*compile_expression(subject.loaded.spec.success or "1 > 0", names=subject.loaded.spec.rewards).names}
+    name = path.partition(".")[2]
+    if spec.gate is not None and spec.weight < 0 and name in forbids:
+        message = f"success forbids it, and where '{spec.gate}' does not hold it costs nothing: what fails may do it"
+        yield document.warning(f"{path}.gate", message, "take the gate out", "wrong-gate")
     if spec.gate is not None and _holds_always(spec.gate):
         message = f"'{spec.gate}' holds for every value of a share"
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")

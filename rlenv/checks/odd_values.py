@@ -63,6 +63,12 @@ _UNFILLED: Final = re.compile(
     r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
     r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
 )
+_COMMON: Final = (
+    "about after also another because been book come could find first from give good have here into know like look "
+    "make many most need night nothing now not number only order other over people please some take than that their "
+    "them then there they think this time very want what when where which will with work would year your"
+)
+"""Words that are in most dialogues."""
 _ROLE: Final = re.compile(
     r"(?i)\byou are (?:an?|the) (?:(?!customer|user|guest|client|caller|patient|who|of|with|to)\w+ ){0,3}?"
     r"(?:assistant|agent|representative|chatbot|support|helpdesk|advis[eo]r|clerk)\b(?!'s)"
@@ -95,7 +101,6 @@ def check_values(subject: Subject) -> Iterator[Finding]:
     for path, given in _samplings(subject):
         yield from _sampling(subject, path, given)
     yield from _entries(subject)
-    yield from _extends(subject)
     yield from _user(subject)
     yield from _told_gold(subject)
     for index, kind in enumerate(subject.loaded.spec.calls.coerce or ()):
@@ -137,6 +142,7 @@ def _texts(subject: Subject) -> Iterator[Finding]:
     """Addresses that lead nowhere, places that nobody has filled in, and a shell's signs where there is no shell."""
     warn = subject.document.warning
     for path, text in strings_in(subject.document.data, ()):
+        yield from _written(subject, path, text)
         if path[0] in ("tasks", "prompt", "oracle", "user", "dialect") or path[-1] in (
             "description",
             "prompt",
@@ -156,6 +162,37 @@ def _texts(subject: Subject) -> Iterator[Finding]:
         if path[-1] == "response" and re.match(r"\s*['`]", text):
             message = "it is a constant, and selects nothing of the answer"
             yield warn(path, message, "take the quotes away", "constant-term")
+
+
+def _written(subject: Subject, path: tuple[str | int, ...], text: str) -> Iterator[Finding]:
+    """Anchors that hold for one alternative each, texts that a comment cuts, and lines that a folded block joins."""
+    if path[-1] in ("pattern", "when"):
+        bare = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "x", re.sub(r"^\(\?[a-z]+\)", "", text))
+        while bare != (less := re.sub(r"\([^()]*\)", "x", bare)):
+            bare = less
+        first, last = bare.partition("|")[0], bare.rpartition("|")[2]
+        if "|" in bare and first[:1] == "^" and last[-1:] == "$" and first[-1:] != "$" and last[:1] != "^":
+            message = "'^' holds for the first alternative alone, and '$' for the last"
+            yield subject.document.warning(path, message, "write a group: ^(?:…|…)$", "any-answer")
+    if path[0] not in ("prompt", "user", "oracle") and path[-1] != "description":
+        return
+    span = subject.document.value_span(path)
+    raw = span.source.text[span.start :] if span.source is not None else ""
+    line = raw.partition("\n")[0]
+    cut = re.match(r" #", raw[span.end - span.start :]) and raw[:1] not in ("'", '"', "|", ">")
+    if cut and re.search(r"[\w,;]$", text) and len(text.split()) > 3:
+        message = f"' #' begins a comment: the text ends with '{text[-30:]}'"
+        yield subject.document.warning(path, message, "put the text in quotes", "unfinished")
+    if re.match(r">[-+\d]*\s*$", line) and len(_LINES.findall(raw[: span.end - span.start])) > 1:
+        message = "a folded block (>) joins its lines, which are code or a list, into one"
+        yield subject.document.warning(path, message, "write | in place of >", "answer-form")
+
+
+_LINES: Final = re.compile(
+    r"(?m)^ *(?:[-*•] \S|\d+[.)] \S|[a-z_]\w*(?:, \w+)* [-+*/]?= \S|(?:print|assert)\(|(?:def|for|if|while) .*:$"
+    r"|return \S)"
+)
+"""Lines of code and of lists."""
 
 
 def _nowhere(found: re.Match[str]) -> str:
@@ -314,20 +351,6 @@ def _told(subject: Subject, entry: str) -> Iterator[Finding]:
             yield subject.document.warning(place, message, "describe what it takes", "odd-example", at="key")
 
 
-def _extends(subject: Subject) -> Iterator[Finding]:
-    """A spec under the name of the one that it changes."""
-    document, spec = subject.document, subject.loaded.spec
-    if len(document.files) < 2 or document.value_span("name").file != document.key_span("extends").file:
-        return
-    try:
-        other = load_spec(document.files[1]).spec
-    except (RlenvError, OSError):
-        return
-    if (other.name, other.version) == (spec.name, spec.version) and other != spec:
-        message = f"'{spec.name}' version {spec.version} is what it extends too: their results are mixed up"
-        yield document.warning("name", message, "give it another name", "same-name")
-
-
 def _user(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
     user = spec.user
@@ -378,6 +401,13 @@ def _script(subject: Subject, user: Any) -> Iterator[Finding]:
         message = "the user tells every task the same: nothing that it says reads the row"
         yield document.warning("user.cues", message, "tell what the row wants: {{ task.… }}", "same-prompt", at="key")
     for index, cue in enumerate(user.cues):
+        lone = next((one for one in cue.when.split("|") if re.fullmatch(r"[A-Za-z]{1,3}", one)
+                     and re.search(rf"(?i)\w{one}|{one}\w", _COMMON)), "")  # fmt: skip
+        if lone:
+            inside = next(word for word in _COMMON.split() if lone.lower() in word and lone.lower() != word)
+            message = f"'{lone}' is met inside other words too, such as '{inside}'"
+            yield document.warning(("user", "cues", index, "when"), message, rf"write \b{lone}\b", "hidden-cue")
+            return
         plain = [part for part in cue.when.split("|") if re.fullmatch(r"[\w\s']+", part)]
         for above, one in enumerate(patterns[:index]):
             if one is not None and (one.search("") or any(one.search(part) for part in plain)):

@@ -81,6 +81,24 @@ ODD: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "JSON": ("gold-form", "Answer with a JSON object.", {}),
     "a script": ("gold-form", "Answer in Russian.", answers("dog", "cat", "cow", "hen")),
     "units": ("other-unit", "Answer in kilometres.", answers("12 miles", "3 miles", "4 miles", "5 miles")),
+    "words that are counted as characters": (
+        "limits",
+        "Explain in at most 60 words.",
+        {"rewards": SPEC["rewards"] | {"short": {"kind": "rule", "rule": "length", "max": 60, "weight": 0.2}}},
+    ),
+    "per cent without the sign": (
+        "gold-form",
+        "Write per cent, such as 30%.",
+        {**answers("45", "15", "88", "5"), "rewards": {"correct": {"kind": "rule", "rule": "math_equal"}}},
+    ),
+    "decimals behind a comma": (
+        "gold-form",
+        "Write three decimals.",
+        {
+            **answers("1,590", "2,500", "3,125", "7,250"),
+            "rewards": {"correct": {"kind": "rule", "rule": "numeric_match"}},
+        },
+    ),
     "a user in the policy's part": ("odd-role", "Ask what is wanted.", PLAYER),
     "calls that nobody explains": ("untold-tool", "Look it up.", SEARCH),
 }

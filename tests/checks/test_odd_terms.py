@@ -207,6 +207,55 @@ def gold(query: str) -> dict[str, Any]:
 
 
 ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
+    # what is written otherwise than it is meant
+    "anchors of one alternative each": (
+        "any-answer",
+        {"rewards.number": {"kind": "rule", "rule": "regex", "pattern": r"^\d{1,4}|none$", "weight": 0.1}},
+    ),
+    "a text that is tested as if it were true or false": (
+        "other-type",
+        {
+            "tasks": {
+                "train": {
+                    "rows": [{"question": "q", "much": one, "answer": n} for n, one in enumerate(("True", "False"))]
+                }
+            }
+        }
+        | {"prompt.user": "{{ task.question }} {% if task.much %}much{% endif %}"},
+    ),
+    "damaged golds alone": (
+        "odd-gold",
+        golds("GemÃ¤lde", "MusÃ©e", "SchloÃŸ", "FundaÃ§Ã£o") | {"rewards.correct": EXACT},
+    ),
+    "labels from 0 of options from 1": (
+        "odd-gold",
+        {"tasks": {"train": {"rows": [{"question": f"q{n}", "options": ["a", "b"], "answer": n} for n in (0, 1)]}}}
+        | {"prompt.user": "{{ task.question }}{% for one in task.options %} {{ loop.index }}. {{ one }}{% endfor %}"},
+    ),
+    "decimals that nobody writes": ("gold-form", rows(*({"question": f"q{n}", "answer": n / 7} for n in (1, 2, 3)))),
+    "a cue inside other words": ("hidden-cue", scripted(cues=[{"when": "no|never", "say": "{{ task.question }}"}])),
+    "a judge of what is right who knows nothing": (
+        "blind-judge",
+        judged(prompt="Is what they answered right? {{ answer }}", rubric=["5: right", "1: wrong"]),
+    ),
+    "a penalty for what succeeds alone": (
+        "wrong-gate",
+        {
+            "rewards.harm": {"kind": "rule", "rule": "regex", "pattern": "zq", "weight": -2, "gate": "correct >= 1"},
+            "success": "correct >= 1 and harm < 1",
+        },
+    ),
+    "a length beside a judge that may be down": (
+        "only-form",
+        judged(required=False) | {"rewards.correct": {"kind": "rule", "rule": "length", "max": 60, "weight": 0.3}},
+    ),
+    "a rank that is the longest's": (
+        "wrong-sign",
+        {
+            "rewards.words": {"kind": "rule", "python": "own.py:size", "weight": 0},
+            "rewards.terse": {"kind": "group", "of": "words", "by": "rank", "weight": 0.2, "gate": "correct >= 1"},
+        },
+    ),
     # rows
     "a prompt that names no column": ("same-prompt", {"prompt.user": "Say something."}),
     "rows that ask the same": ("same-prompt", rows({"question": "q", "answer": 1}, {"question": "q", "answer": 2})),
@@ -1075,6 +1124,27 @@ def test_a_comment_on_its_line_allows_a_warning_by_its_code(sound: Path) -> None
     for comment, count in (("limits", 0), ("same-prompt limits", 0), ("same-prompt", 1)):
         sound.write_text(text.replace("calls_per_turn: 4}", f"calls_per_turn: 4}} # rlenv: allow {comment}"))
         assert len(validate([sound]).warnings) == count
+
+
+WRITTEN = {
+    "a comment that cuts a text": ("unfinished", "user: Write the sum of the two numbers after #### and no more"),
+    "lines that are joined": (
+        "answer-form",
+        "user: >-\n    What is printed?\n\n    a = {{ task.question }}\n    print(a)",
+    ),
+    "a term that an extended spec still pays": ("same-term", ""),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_text_of_a_spec_does_otherwise_than_it_looks_is_said(sound: Path, name: str) -> None:
+    code, text = WRITTEN[name]
+    sound.write_text(SOUND.replace('user: "{{ task.question }}"', text or 'user: "{{ task.question }}"'))
+    if not text:
+        child = "extends: env.yaml\nrlenv: 1\nname: other\nrewards: {exact: {kind: rule, rule: exact_match}}\n"
+        sound = sound.with_name("child.yaml")
+        sound.write_text(child)
+    assert code in {one.code for one in validate([sound]).warnings}
 
 
 def test_a_number_that_yaml_reads_as_another_is_said_where_texts_are_compared(sound: Path) -> None:
