@@ -82,7 +82,8 @@ def table() -> str:
     """The ground floor as a table: each room with the first line of its docstring, in the order of the arrows."""
     rows = ["| part | what stands in it |", "|---|---|"]
     for room in ORDER:
-        file = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
+        file = PACKAGE / f"{room}.py"  # a folder of that name may be left of an older state
+        file = file if file.is_file() else PACKAGE / room / "__init__.py"
         said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         rows.append(f"| `{room}` | {' '.join(said.split(chr(10) * 2)[0].split())} |")
     return "\n".join(rows)
