@@ -117,6 +117,7 @@ def test_a_fault_of_the_engine_is_the_statements_own_and_no_other_episode_sees_i
     assert [path.name for path in folder.iterdir()] == ["t.duckdb"]
 
 
+@pytest.mark.slow
 def test_a_result_is_given_up_to_its_bound(folder: Path) -> None:
     async def work() -> None:
         async with compiled(folder).open(ResourceContext()) as database:

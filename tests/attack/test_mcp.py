@@ -94,6 +94,7 @@ def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:
     assert after.outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_server_that_something_stopped_is_replaced_and_nobody_knows_by_whom() -> None:
     (tool,) = bad()
 

@@ -262,6 +262,7 @@ def test_a_run_that_is_stopped_and_resumed_counts_each_attempt(
     assert (shown["requests"], shown["cost"]) == (usage["requests"], pytest.approx(usage["cost"]))
 
 
+@pytest.mark.slow
 def test_other_commands_count_what_they_ask_and_nothing_recorded(
     spec: Path, books: Books, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +304,7 @@ def test_other_commands_count_what_they_ask_and_nothing_recorded(
     )
 
 
+@pytest.mark.slow
 def test_collect_and_calls_by_hand_count_too(
     spec: Path, books: Books, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

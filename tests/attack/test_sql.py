@@ -139,6 +139,7 @@ def test_nothing_of_a_statement_goes_on_after_its_end(folder: Path, sql: str) ->
     run(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGSTOP, "stalled"), (signal.SIGKILL, "worker"), (signal.SIGTERM, "worker")]
 )

@@ -117,6 +117,7 @@ def test_a_large_result_keeps_a_value_within_what_a_trajectory_keeps(tmp_path: P
     asyncio.run(asyncio.wait_for(main(), 110))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_invalid(tmp_path: Path) -> None:
     answer = "WITH r AS (SELECT a FROM t) SELECT sum(a) FROM r"
 

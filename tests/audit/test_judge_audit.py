@@ -102,6 +102,7 @@ def test_a_judge_that_says_the_same_to_all_does_not_agree(tmp_path: Path) -> Non
     assert any(finding.startswith("agreement: ") for finding in report.findings)
 
 
+@pytest.mark.slow
 def test_replies_that_cannot_be_read_are_counted_and_are_no_scores(tmp_path: Path) -> None:
     report = held(tmp_path, lambda text: INVALID if "Quality 2" in text else quality(text))
     assert report.invalid == 4

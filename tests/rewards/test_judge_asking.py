@@ -117,6 +117,7 @@ def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> Non
     assert found.details["judges"][1]["error"] == "no verdict within 0.2 s"
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_keeps_failing_is_asked_by_no_later_episode() -> None:
     server = panel(writer=DOWN)
     texts = [lambda scope, text=str(index): context(scope, text) for index in range(6)]

@@ -171,6 +171,7 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(kind: str, samples: int, ra
     assert 366 <= reward <= 393
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [lambda seed: random.Random(seed).random() < 0.5, lambda seed: seed % 2])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_a_world_that_is_drawn_by_the_seeds_of_tasks_is_many_draws(world: Any, samples: int) -> None:
