@@ -672,7 +672,10 @@ def test_a_planted_hole_is_found_by_its_name(kind: str, tmp_path: Path) -> None:
     assert found[0].hint
     assert found[0].episode is not None
     assert found[0].episode.actions
-    assert len(report.findings) == 1, [(one.hole, one.message) for one in report.findings]
+    # Where any answer is right, one of which a part is changed is too, and is said beside it.
+    beside = {"loose_match"} if kind == "what cannot be read is right" else set()
+    names = [one.hole for one in report.findings if one.hole not in beside]
+    assert names == [hole], [(one.hole, one.message) for one in report.findings]
 
 
 SOUND: dict[str, Case] = {
