@@ -106,9 +106,11 @@ _DIALECTS = """
 BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "agent": "rlenv.tools.model:AGENT",
+        "bash": "rlenv.tools.workspace.bash:BASH",
         "calculator": "rlenv.tools.calculator:KIND",
         "code": "rlenv.tools.code:KIND",
         "command": "rlenv.tools.command:KIND",
+        "files": "rlenv.tools.workspace.files:FILES",
         "gymnasium": "rlenv.tools.gymnasium:TOOL",
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
@@ -123,6 +125,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "python": "rlenv.resources.base:PYTHON",
         "sqlite": "rlenv.resources.sql.sqlite:KIND",
         "tempdir": "rlenv.resources.base:TEMPDIR",
+        "workspace": "rlenv.tools.workspace.resource:KIND",
     },
     "rewards": {
         "rule": "rlenv.rewards.rule:KIND",
@@ -131,6 +134,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "judge": "rlenv.rewards.judge:KIND",
         "group": "rlenv.rewards.group:KIND",
         "tests": "rlenv.rewards.tests:KIND",
+        "workspace": "rlenv.rewards.workspace:KIND",
     },
     "rules": {
         "answered": "rlenv.rewards.rules.text:ANSWERED",

@@ -170,6 +170,7 @@ ELSEWHERE = {
     "python": "a function of the author's own; it reads whose failure a result is",
     "judge": "reads no outcome; what its endpoint fails by is in tests/rewards/test_judge.py",
     "tests": "reads no outcome; what its sandboxes fail by is in tests/rewards/test_tests.py",
+    "workspace": "reads no outcome; what its machines fail by is in tests/rewards/test_workspace.py",
 }
 EPISODES = [
     pytest.param(rule, row, reason, id=f"{rule}-{index}-{reason}")
@@ -181,8 +182,8 @@ EPISODES = [
 
 def test_every_rule_and_every_kind_has_its_rows() -> None:
     assert set(registry.names("rules")) == EPISODE.keys() | {"python"}
-    assert set(registry.names("rewards")) == {"rule", "verify", "state", "judge", "group", "tests"}
-    assert {"python", "judge", "tests"} == ELSEWHERE.keys()
+    assert set(registry.names("rewards")) == {"rule", "verify", "state", "judge", "group", "tests", "workspace"}
+    assert {"python", "judge", "tests", "workspace"} == ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize(("rule", "row", "reason"), EPISODES)

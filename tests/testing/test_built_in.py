@@ -20,11 +20,12 @@ from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import nest
 from rlenv.errors import MissingExtra
-from rlenv.language.kinds import BUILT_IN
+from rlenv.language.kinds import BUILT_IN, Group
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.policies.scripted import OraclePolicy, RandomPolicy, ScriptPolicy
+from rlenv.resources.base import ResourceContext
 from rlenv.testing import (
     check_environment,
     check_policy_async,
@@ -65,6 +66,11 @@ def score(answer):
     return float(answer == "4")
 """
 pytestmark = pytest.mark.timeout(240)
+
+
+def in_sandboxes(group: Group, *names: str) -> list[Any]:
+    """The kinds of a group, those that need bubblewrap marked."""
+    return [pytest.param(one, marks=pytest.mark.sandbox) if one in names else one for one in BUILT_IN[group]]
 
 
 def endpoint(server: FakeEndpoint) -> dict[str, Endpoint]:
@@ -156,9 +162,31 @@ async def of_gymnasium(folder: Path) -> AsyncIterator[dict[str, Any]]:
     }
 
 
+@asynccontextmanager
+async def of_bash(folder: Path) -> AsyncIterator[dict[str, Any]]:
+    yield {
+        "tool": {"kind": "bash", "resource": "machine", "timeout_s": 30.0},
+        "resources": {"machine": compiled("resources", {"kind": "workspace"}, base=folder)},
+        "good": [{"command": "echo a > file; cat file"}, {"command": "exit 3"}, {"command": "☃"}],
+        "bad": [{}, {"command": 3}],
+    }
+
+
+@asynccontextmanager
+async def of_files(folder: Path) -> AsyncIterator[dict[str, Any]]:
+    yield {
+        "tool": {"kind": "files", "resource": "machine", "timeout_s": 30.0},
+        "resources": {"machine": compiled("resources", {"kind": "workspace"}, base=folder)},
+        "good": [{"command": "create", "path": "a", "file_text": "☃"}, {"command": "view", "path": "/app"}],
+        "bad": [{}, {"command": "undo", "path": "a"}, {"command": "view"}],
+        "failing": [{"command": "view", "path": "none"}, {"command": "create", "path": "a"}],
+    }
+
+
 TEXT = {"text": "string"}
 Opens = Callable[[Path], AbstractAsyncContextManager[dict[str, Any]]]
 TOOLS: dict[str, Opens] = {
+    "bash": of_bash,
     "agent": lambda folder: of_endpoint(
         folder,
         "<answer>5</answer>",
@@ -179,6 +207,7 @@ TOOLS: dict[str, Opens] = {
         bad=[{}, {"text": 1}],
         failing=[{"text": "nul\0l"}],
     ),
+    "files": of_files,
     "gymnasium": of_gymnasium,
     "http": of_http,
     "mcp": of_mcp,
@@ -202,7 +231,7 @@ TOOLS: dict[str, Opens] = {
 }
 
 
-@pytest.mark.parametrize("kind", BUILT_IN["tools"])
+@pytest.mark.parametrize("kind", in_sandboxes("tools", "bash", "files"))
 def test_a_built_in_tool_keeps_the_laws(kind: str, folder: Path) -> None:
     async def main() -> None:
         async with TOOLS[kind](folder) as keys:
@@ -226,6 +255,13 @@ def asked(sql: str) -> Callable[[Any], Any]:
     return ask
 
 
+def in_a_shell(command: str) -> Callable[[Any], Any]:
+    async def run(workspace: Any) -> Any:
+        return (await workspace.run(command, 60)).output.decode()
+
+    return run
+
+
 TABLE: dict[str, Any] = {"look": asked("SELECT name FROM toy"), "change": asked("INSERT INTO toy VALUES ('doll')")}
 RESOURCES: dict[str, dict[str, Any]] = {
     "duckdb": {"entry": {"path": "toys.duckdb", "access": "copy"}, **TABLE},
@@ -245,10 +281,11 @@ RESOURCES: dict[str, dict[str, Any]] = {
         "look": lambda place: sorted(path.name for path in place.path.iterdir()),
         "change": lambda place: (place.path / "note").touch(),
     },
+    "workspace": {"entry": {}, "look": in_a_shell("ls"), "change": in_a_shell("touch note")},
 }
 
 
-@pytest.mark.parametrize("kind", BUILT_IN["resources"])
+@pytest.mark.parametrize("kind", in_sandboxes("resources", "workspace"))
 def test_a_built_in_resource_keeps_the_laws(kind: str, folder: Path) -> None:
     if kind == "duckdb":
         with closing(pytest.importorskip("duckdb").connect(str(folder / "toys.duckdb"))) as raw:
@@ -419,8 +456,20 @@ def check_tests(folder: Path) -> None:
     check_reward(entry, said, within=(0, 1), base=folder)
 
 
+def check_workspace(folder: Path) -> None:
+    async def main() -> None:
+        machine = compiled("resources", {"kind": "workspace"}, base=folder)
+        async with machine.open(ResourceContext()) as opened:
+            entry = {"kind": "workspace", "resource": "machine", "run": "test -e note", "by": "status"}
+            said = [reward_context(answer=None, task={}, resources={"machine": opened})]
+            await check_reward_async(entry, said, within=(0, 1), base=folder, resources={"machine": machine})
+
+    asyncio.run(main())
+
+
 REWARDS = {
     "tests": check_tests,
+    "workspace": check_workspace,
     "rule": check_rule,
     "verify": check_verify,
     "state": check_state,
@@ -429,9 +478,7 @@ REWARDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=pytest.mark.sandbox) if one == "tests" else one for one in BUILT_IN["rewards"]]
-)
+@pytest.mark.parametrize("kind", in_sandboxes("rewards", "tests", "workspace"))
 def test_a_built_in_reward_keeps_the_laws(kind: str, folder: Path) -> None:
     REWARDS[kind](folder)
 

@@ -1,0 +1,398 @@
+"""One boot of a machine: processes over an image and a layer, and one shell in it.
+
+An image is a folder that nothing changes, a layer one that takes all changes (overlayfs), a boot the processes over
+them. Three nested starts make one: a user namespace whose root is a user without rights outside; a process namespace
+whose first process is bubblewrap; and what bubblewrap starts, in a process namespace of its own, in which nothing can
+see the other two. Bubblewrap says when that has ended. So a shell that ends is told from a machine that somebody
+outside has killed: no signal from inside reaches bubblewrap, and silence is not the policy's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from rlenv.concurrency.processes import ended
+from rlenv.errors import UsageError
+from rlenv.tools._bubblewrap import bubblewrap
+from rlenv.tools._seccomp import system_call_filter
+
+__all__ = ["OUTSIDE_ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root"]
+
+OUTSIDE_ROOT: Final = 0x7000_0000
+"""The user outside that is root inside where rlenv runs as root; the 65,535 after it are the others inside."""
+_OWNERS: Final = 0x7100_0000
+"""Where rlenv is root, each machine's namespace belongs to one of the 16 million users from here on: what the kernel
+counts for a user (processes, watches of files) is counted for that machine alone."""
+_USERS: Final = 65_536
+_KEPT: Final = 65_536
+"""Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
+_ROOM: Final = 65_536
+_SHARED: Final = 64 * 1024 * 1024
+_BOOT_S: Final = 30.0
+_GRACE_S: Final = 2.0
+"""Seconds that what was interrupted may take to end."""
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CAPABILITIES: Final = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+)
+# Constant scripts: all that differs reaches them as variables.
+_USER = (
+    '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
+    'ulimit -p "$RLENV_PROCESSES"; } 2>/dev/null; exec unshare --user $RLENV_MAP sh -c "$RLENV_INSIDE" sh "$@"'
+)
+_INSIDE = (
+    "echo ready; read go || exit 1; exec setpriv ${RLENV_IS_ROOT:+--reuid 0 --regid 0 --clear-groups} --pdeathsig KILL "
+    'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
+)
+_FIRST = (
+    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
+    "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
+    '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
+    'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
+)
+_ENDED: Final = b'"exit-code":'
+"""A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
+# The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
+_SHELL = (
+    'mkdir -p -- "$1" && cd -- "$1"; shift $#; '
+    "if command -v bash >/dev/null; then exec bash --noprofile --norc; else exec sh; fi"
+)
+
+
+class MachineFailed(Exception):
+    """A machine did not come up, or was ended from outside (`is_cut`)."""
+
+    def __init__(self, message: str, *, is_cut: bool = False) -> None:
+        super().__init__(message)
+        self.is_cut = is_cut
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The limits of a machine. `disk_mb` bounds the layer, `memory_mb` the address space of each process."""
+
+    processes: int = 256
+    memory_mb: int = 4_096
+    disk_mb: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The file system of a boot: `lowers` are read-only folders, the first wins, `upper` takes the changes.
+
+    `binds` are folders of the host that stand at the same place, read-only.
+    """
+
+    lowers: Sequence[Path]
+    upper: Path
+    binds: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The end of a command. `code` is None where it gave none: it did not end in time, or the shell ended.
+
+    `dropped` bytes of the middle of the output were not kept. `why` says how a command without a status ended: "late"
+    where it was stopped and the shell goes on, otherwise the machine has to be booted again.
+    """
+
+    code: int | None
+    output: bytes
+    dropped: int = 0
+    why: Literal["", "late", "ended", "cut", "full", "broken"] = ""
+
+
+def _escaped(path: Path) -> str:
+    """A path within the options of an overlay."""
+    return "".join("\\" + character if character in "\\,:" else character for character in str(path))
+
+
+@dataclass(slots=True)
+class _Output:
+    """What is kept of a command's output while it comes: its beginning and its end, joined where `dropped` is not 0."""
+
+    most: int
+    data: bytearray = field(default_factory=bytearray)
+    dropped: int = 0
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
+        if len(self.data) > 2 * self.most + _ROOM:
+            self._cut(2 * self.most)
+
+    def _cut(self, most: int) -> None:
+        if (over := len(self.data) - most) > 0:
+            self.dropped += over
+            del self.data[self.most // 2 : self.most // 2 + over]
+
+    def cut_at(self, mark: bytes) -> bytes | None:
+        """What follows the mark, once a whole line of it is there; it is taken out with the mark."""
+        at = self.data.rfind(mark)
+        if at < 0 or b"\n" not in (rest := bytes(self.data[at + len(mark) :])):
+            return None
+        del self.data[at:]
+        return rest
+
+    def ran(self, code: int | None, why: Literal["", "late", "ended", "cut"] = "") -> Ran:
+        self._cut(self.most)
+        return Ran(code, bytes(self.data), self.dropped, why)
+
+
+class Machine:
+    """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened.
+
+    Args:
+        folder: an empty folder of the boot's own, beside the layer, on its file system.
+        root: the file system.
+        workdir: where the shell starts; made where it is missing.
+        env: the shell's environment beside PATH, HOME and LANG.
+    """
+
+    def __init__(
+        self, folder: Path, root: Root, *, workdir: str, env: Mapping[str, str] | None = None,
+        limits: MachineLimits = MachineLimits(),
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._root = root
+        self._workdir = workdir
+        self._env = dict(env or {})
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader = asyncio.StreamReader(limit=1 << 20)
+        self._output: asyncio.BaseTransport | None = None
+        self._input: asyncio.WriteTransport | None = None
+        self._status = -1
+        self._began = 0.0
+        self._rest = b""
+        self._of_boot: frozenset[int] = frozenset()
+
+    async def boot(self) -> None:
+        """Starts it, until its shell answers.
+
+        Raises:
+            MachineFailed: it does not come up; the message has the reason.
+            UsageError: a program that starts machines is missing.
+        """
+        try:
+            await self._start()
+            async with asyncio.timeout(_BOOT_S):
+                if await self._reader.readline() != b"ready\n":
+                    raise MachineFailed(await self._said())
+                self._map_users()
+                self._write(b"go\n")
+            ran = await self.run("true", _BOOT_S)
+            self._of_boot = frozenset(_below(self.pid))
+            if ran.code != 0:
+                raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
+        except (OSError, TimeoutError, MachineFailed) as error:
+            await self.end()
+            raise MachineFailed(f"it did not come up: {error or 'it took too long'}") from error
+        except BaseException:
+            await self.end()
+            raise
+
+    async def _start(self) -> None:
+        work, root = self._folder / "work", self._folder / "root"
+        for made in (work, root):
+            made.mkdir()
+            own(made)
+        lower = ":".join(map(_escaped, self._root.lowers))
+        overlay = f"userxattr,lowerdir={lower},upperdir={_escaped(self._root.upper)},workdir={_escaped(work)}"
+        env = {
+            "PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", "RLENV_OVERLAY": overlay, "RLENV_ROOT": str(root),
+            "RLENV_PROCESSES": str(self._limits.processes), "RLENV_MEMORY": str(self._limits.memory_mb * 1024),
+            "RLENV_FILE": str(self._limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
+            "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
+        }  # fmt: skip
+        filter_fd = os.memfd_create("filter")
+        (given, into), (out, output), (self._status, status) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            os.pwrite(filter_fd, system_call_filter("program"), 0)
+            argv = [*_outer(), *self._bubblewrap(root, filter_fd, status)]
+            # About a millisecond; the pipe's end says what asyncio's own processes would.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                argv, stdin=given, stdout=output, stderr=output, env=env, pass_fds=(filter_fd, status),
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            for fd in (filter_fd, given, output, status):
+                os.close(fd)
+            os.set_blocking(self._status, False)
+            loop = asyncio.get_running_loop()
+            protocol = asyncio.StreamReaderProtocol(self._reader)
+            self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
+            self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(into, "wb", 0))
+
+    def _bubblewrap(self, root: Path, filter_fd: int, status: int) -> list[str]:
+        argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+        argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
+        argv += ["--json-status-fd", str(status)]
+        argv += ["--bind", str(root), "/", "--dev", "/dev", "--proc", "/proc"]
+        argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+        for folder in self._root.binds:
+            argv += ["--ro-bind", folder, folder]
+        argv += ["--chdir", "/", "--cap-drop", "ALL"]
+        for capability in _CAPABILITIES:
+            argv += ["--cap-add", capability]
+        argv += ["--seccomp", str(filter_fd), "--clearenv"]
+        for name, value in {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", **self._env}.items():
+            argv += ["--setenv", name, value]
+        return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", self._workdir]
+
+    def _map_users(self) -> None:
+        """As root, the users inside; otherwise the one user there is has been mapped by `unshare`."""
+        if os.geteuid() == 0 and self._process is not None:
+            for name in ("gid_map", "uid_map"):
+                Path(f"/proc/{self._process.pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {_USERS}\n", encoding="ascii")
+
+    async def _said(self) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                return (await self._reader.read(400)).decode(errors="replace").strip()
+        return ""
+
+    def _write(self, data: bytes) -> None:
+        """Writes a whole line, without waiting; what the shell does not take is seen by its silence."""
+        if self._input is not None:
+            self._input.write(data)
+
+    @property
+    def pid(self) -> int:
+        """The process outside that all of it descends from; 0 where there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """True where it was ended between two commands: no command lost anything."""
+        return self._process is None or self._process.poll() is not None or self._reader.at_eof()
+
+    async def run(self, command: str, timeout_s: float, *, most: int = _KEPT) -> Ran:
+        """A command in the shell, whose folder, variables and background jobs stay. `most` bytes of output are kept.
+
+        One that does not end in time is interrupted; where the shell does not answer then either, the machine has to
+        be ended (`why` is "cut"), as where the shell ended ("ended").
+
+        Raises:
+            MachineFailed: it was ended from outside.
+        """
+        mark = secrets.token_hex(16)
+        word = "'" + command.replace("\0", "").replace("'", "'\\''") + "'"
+        line = f"eval {word} </dev/null 2>&1; printf '\\n%s %d\\n' {mark} $?\n".encode(errors="replace")
+        self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        found = _Output(most)
+        found.add(self._rest)
+        self._rest = b""
+        self._write(line)
+        for seconds, number in ((timeout_s, signal.SIGINT), (_GRACE_S, signal.SIGKILL), (_GRACE_S, None)):
+            try:
+                async with asyncio.timeout(seconds):
+                    code = await self._answer(found, f"\n{mark} ".encode())
+            except TimeoutError:
+                if number is not None:
+                    await asyncio.to_thread(self._interrupt, number)
+                continue
+            if code is None:
+                return found.ran(None, "ended")
+            return found.ran(code) if number is signal.SIGINT else found.ran(None, "late")
+        return found.ran(None, "cut")
+
+    async def _answer(self, found: _Output, mark: bytes) -> int | None:
+        """The status that follows the mark; None where the shell has ended."""
+        while True:
+            if (rest := found.cut_at(mark)) is not None:
+                digits, _, self._rest = rest.partition(b"\n")  # what background jobs wrote since
+                return int(digits) if digits.isdigit() and len(digits) < 4 else 1
+            piece = await self._reader.read(1 << 16)
+            if not piece:
+                if _ENDED not in self._told():
+                    said = bytes(found.data[-300:]).decode(errors="replace").strip()
+                    raise MachineFailed(f"the machine was ended from outside ({said})", is_cut=True)
+                return None
+            found.add(piece)
+
+    def _told(self) -> bytes:
+        """What bubblewrap has said: that what it started has ended."""
+        with contextlib.suppress(OSError):
+            return os.read(self._status, 1 << 16)
+        return b""
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """A signal to all that the command started."""
+        hertz = os.sysconf("SC_CLK_TCK")
+        for pid in set(_below(self.pid)) - self._of_boot:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[19]) / hertz >= self._began - 1 / hertz:
+                    os.kill(pid, number)
+
+    async def end(self) -> None:
+        """Ends all of its processes, and returns once they are gone. Its layer stays."""
+        process, self._process = self._process, None
+        given, self._input = self._input, None
+        if given is not None and not given.is_closing():
+            given.abort()
+        status, self._status = self._status, -1
+        if status >= 0:
+            os.close(status)
+        if process is not None:
+            for pid in _children(process.pid):  # the namespace's first: its end is the end of all in it
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                async with asyncio.timeout(_BOOT_S):
+                    await asyncio.shield(asyncio.ensure_future(ended(process)))
+            except TimeoutError:
+                process.kill()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+
+def _outer() -> list[str]:
+    """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
+    missing = next((name for name in ("setpriv", "unshare") if shutil.which(name) is None), None)
+    if missing is not None:
+        raise UsageError(f"a machine needs the program {missing}", hint="install it: apt-get install util-linux")
+    shell = ["sh", "-c", _USER, "sh"]
+    if os.geteuid():
+        return shell
+    owner = str(_OWNERS + secrets.randbelow(1 << 24))
+    return ["setpriv", "--reuid", owner, "--regid", owner, "--clear-groups", "--inh-caps=-all", *shell]
+
+
+def _who() -> dict[str, str]:
+    return {"RLENV_IS_ROOT": "1", "RLENV_MAP": "--keep-caps"} if os.geteuid() == 0 else {"RLENV_MAP": "--map-root-user"}
+
+
+def own(path: Path) -> None:
+    """Gives a file to who is root inside; nothing where rlenv is not root, since it is the same user then."""
+    if os.geteuid() == 0:
+        os.chown(path, OUTSIDE_ROOT, OUTSIDE_ROOT, follow_symlinks=False)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii").split())
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    """All processes that descend from one."""
+    found, rest = [], _children(pid)
+    while rest:
+        found.append(one := rest.pop())
+        rest += _children(one)
+    return found

@@ -1,0 +1,430 @@
+"""The resource `workspace`: a machine for each episode, which is a folder of changes over an image."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from rlenv._base.paths import RefusedPath
+from rlenv.concurrency.threads import ThreadPool
+from rlenv.errors import ResourceError, UsageError
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Int, ResourceSpec, Text
+from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.resources.base import ResourceContext, path_template
+from rlenv.tools._bubblewrap import check_bubblewrap
+from rlenv.tools.workspace.images import Image, prepared
+from rlenv.tools.workspace.machine import OUTSIDE_ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
+
+__all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
+
+_threads: Final = ThreadPool(size=8)
+_PREFIX: Final = "rlenv-machine-"
+RESULTS: Final = ("reward.json", "reward.txt")
+"""The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
+_MOST_RESULT: Final = 65_536
+"""Bytes of a file that tests leave."""
+_LEAST: Final = 1_024
+_WATCH_S: Final = 1.0
+"""Seconds between two looks at the layer's size while a command runs."""
+
+
+class WorkspaceSpec(ResourceSpec):
+    """A Linux machine of the episode's own, without a network: its files, and commands that run on them.
+
+    It starts with the first command. Needs bubblewrap and a kernel that lets users mount overlays (Linux 5.11).
+    """
+
+    kind: Literal["workspace"]
+    image: Text | None = None
+    """The machine's files: a folder or a .tar file, relative to the spec; a template over `task` and `vars`. By default
+    the programs of the machine that rlenv runs on, which the episode can use and not change."""
+    copy_from: Text | None = None
+    """A folder whose content stands in `workdir` at first, relative to the spec; a template over `task` and `vars`."""
+    workdir: Annotated[Text, Field(pattern=r"^/")] = "/app"
+    """Where commands start; made where it is missing."""
+    env: Mapping[str, Text] = Field(default_factory=dict)
+    """The shell's environment beside PATH, HOME and LANG; values are templates over `task` and `vars`."""
+    memory_mb: Annotated[Int, Field(ge=16)] = 4_096
+    """Address space of each process."""
+    disk_mb: Annotated[Int, Field(ge=1)] = 1_024
+    """What the episode may write."""
+    most_processes: Annotated[Int, Field(ge=8)] = 256
+    """Processes and threads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that was run: `code` is its status, None where it gave none, and `why` says why (see `Ran`)."""
+
+    command: str
+    code: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The end of tests: how their command ended, and those of `RESULTS` that they left."""
+
+    ran: Ran
+    files: Mapping[str, bytes]
+
+
+@dataclass(slots=True)
+class Workspace:
+    """An opened workspace.
+
+    `log` are the commands so far. `is_cut` is true once a command was ended from outside: what it did is lost.
+    """
+
+    folder: Path
+    image: Image
+    workdir: str
+    env: Mapping[str, str]
+    limits: MachineLimits
+    log: list[Command] = field(default_factory=list)
+    is_cut: bool = False
+    boots: int = 0
+    _machine: Machine | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def layer(self) -> Path:
+        """The folder of all changes, as the overlay writes it."""
+        return self.folder / "layer"
+
+    @property
+    def has_ended(self) -> bool:
+        """True where no machine is running."""
+        return self._machine is None or self._machine.has_ended
+
+    async def run(self, command: str, timeout_s: float, *, most: int = 65_536) -> Ran:
+        """A command in the episode's shell; `most` bytes of its output are kept.
+
+        Raises:
+            MachineFailed: the machine does not come up, or was ended from outside; the next call boots it again.
+        """
+        async with self._lock:
+            try:
+                if self._machine is not None and self._machine.has_ended:
+                    await self._end()
+                if self._machine is None:
+                    self._machine = await self._of_the_episode()
+                if self._machine is None:
+                    ran = Ran(None, b"", why="broken")
+                else:
+                    ran = await self._watched(self._machine, self.layer, command, timeout_s, most)
+            except MachineFailed as error:
+                self.is_cut |= error.is_cut
+                self.log.append(Command(command, None, str(error)))
+                await self._end()
+                raise
+            except asyncio.CancelledError:  # half a command: its shell is of no use any more
+                self.log.append(Command(command, None, "late"))
+                await self._end()
+                raise
+            self.log.append(Command(command, ran.code, ran.why))
+            if ran.why in ("ended", "cut", "full"):
+                await self._end()
+            return ran
+
+    async def _of_the_episode(self) -> Machine | None:
+        """A boot over the layer; None where that alone is what stands in its way."""
+        try:
+            return await self._booted(Root([self.image.folder], self.layer, self.image.binds))
+        except MachineFailed:
+            base = self.folder / f"empty-{self.boots}"
+            try:
+                machine = await self._booted(Root([self.image.folder], self._laid(base, None), self.image.binds))
+                await machine.end()
+            finally:
+                remove(base)
+            return None
+
+    async def _watched(self, machine: Machine, layer: Path, command: str, timeout_s: float, most: int = 65_536) -> Ran:
+        """Runs a command, and ends it where what the machine has written grows beyond its limit."""
+
+        def is_full() -> bool:
+            return written_to(layer, self.limits.disk_mb * 1_000_000) > self.limits.disk_mb * 1_000_000
+
+        running = asyncio.ensure_future(machine.run(command, timeout_s, most=most))
+        try:
+            while not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
+                if await _threads.finish(is_full):
+                    return Ran(None, b"", why="full")
+            ran = running.result()
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, MachineFailed):
+                await running
+        return Ran(ran.code, ran.output, ran.dropped, "full") if await _threads.finish(is_full) else ran
+
+    async def _booted(self, root: Root, *, env: Mapping[str, str] | None = None) -> Machine:
+        self.boots += 1
+        folder = self.folder / f"boot-{self.boots}"
+        folder.mkdir()
+        own(folder)
+        machine = Machine(folder, root, workdir=self.workdir, env=self.env if env is None else env, limits=self.limits)
+        await machine.boot()
+        return machine
+
+    async def _end(self) -> None:
+        machine, self._machine = self._machine, None  # also where ending it is cancelled
+        if machine is not None:
+            await machine.end()
+
+    async def freeze(self) -> None:
+        """Ends all processes: nothing changes the layer any more."""
+        async with self._lock:
+            await self._end()
+
+    async def tested(
+        self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, over_layer: bool = True
+    ) -> Verified:
+        """The end of tests in a machine of their own, over what the episode left or over the image alone.
+
+        The episode's processes are ended first. `/tests` and `/logs` are the tests' own, whatever stands there in the
+        layer, and the layer stays as it is.
+
+        Args:
+            tests: a folder whose content stands in `/tests`.
+            keep: absolute paths of the layer; all others are the image's. `/` keeps all.
+
+        Raises:
+            MachineFailed: the machine did not come up, or was ended from outside.
+        """
+        async with self._lock:
+            await self._end()
+            self.boots += 1
+            base = self.folder / f"tests-{self.boots}"
+            upper = await _threads.finish(lambda: self._laid(base, tests))
+            lowers = [self.image.folder]
+            if over_layer:
+                lowers.insert(0, await _threads.finish(lambda: self._kept(base / "kept", keep)))
+            try:
+                machine = await self._booted(Root(lowers, upper, self.image.binds))
+                try:
+                    ran = await self._watched(machine, upper, command, time_s)
+                finally:
+                    await machine.end()
+                return Verified(ran, await _threads.finish(lambda: _left(upper / "logs" / "verifier", RESULTS)))
+            finally:
+                await _threads.finish(lambda: remove(base))
+
+    def _laid(self, base: Path, tests: Path | None) -> Path:
+        upper = base / "upper"
+        for name in ("tests", "logs"):
+            (upper / name).mkdir(parents=True)
+            os.setxattr(upper / name, "user.overlay.opaque", b"y")  # hides what lies below, a link of that name too
+        (upper / "logs" / "verifier").mkdir()
+        if tests is not None:
+            shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
+        for path in (base, upper, *upper.rglob("*")):
+            own(path)
+        return upper
+
+    def _kept(self, target: Path, keep: Sequence[str]) -> Path:
+        """The part of the layer that is kept: a copy of it, in which no link leads out."""
+        if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
+            return self.layer
+        target.mkdir()
+        own(target)
+        for one in keep:
+            source, copy = self.layer, target
+            for part in PurePosixPath(one).parts[1:]:
+                if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
+                    source = self.folder / "nothing"
+                    break
+                if not os.path.lexists(copy):
+                    copy.mkdir()
+                    _like(source, copy)
+                source, copy = source / part, copy / part
+            if os.path.lexists(source) and not os.path.lexists(copy):
+                argv = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(copy)]
+                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        return target
+
+    async def aclose(self) -> None:
+        """Ends all processes and removes the folder."""
+        try:
+            await self._end()
+        finally:
+            await _threads.finish(lambda: remove(self.folder))
+
+
+def _like(source: Path, copy: Path) -> None:
+    """The owner, mode and marks of a folder of the layer, for its copy."""
+    shutil.copystat(source, copy, follow_symlinks=False)
+    status = os.lstat(source)
+    with contextlib.suppress(PermissionError):
+        os.chown(copy, status.st_uid, status.st_gid)
+
+
+def _left(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Regular files of a folder that programs of the policy's may have written to: no link is followed."""
+    found: dict[str, bytes] = {}
+    try:
+        place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            inner = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        finally:
+            os.close(place)
+    except OSError:
+        return found
+    try:
+        for name in names:
+            with contextlib.suppress(OSError):
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inner)
+                with os.fdopen(file, "rb") as opened:
+                    if stat.S_ISREG(os.fstat(file).st_mode):
+                        found[name] = opened.read(_MOST_RESULT)
+    finally:
+        os.close(inner)
+    return found
+
+
+def written_to(folder: Path, most: int) -> int:
+    """Bytes below a folder, each file and folder with what it takes at least; beyond `most` it is not exact.
+
+    What lies too deep for a path counts as beyond it.
+    """
+    size, seen, rest = 0, set[int](), [str(folder)]
+    while rest and size <= most:
+        try:
+            with os.scandir(rest.pop()) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_ino not in seen:
+                        size += max(status.st_blocks * 512, _LEAST)
+                    if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
+                        seen.add(status.st_ino)
+                    if entry.is_dir(follow_symlinks=False):
+                        rest.append(entry.path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return most + 1
+    return size
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
+    for argv in (["chmod", "-R", "u+rwX", str(folder)], ["rm", "-rf", "--", str(folder)]):
+        if argv[0] == "rm" or os.geteuid() != 0:
+            with contextlib.suppress(OSError):
+                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+@lru_cache(maxsize=1)
+def _swept_once() -> None:
+    swept()
+
+
+def swept() -> None:
+    """Removes the machines' folders of processes that were killed."""
+    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
+        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
+            remove(path)
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in ticks of the system since its start; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+class WorkspaceResource:
+    """A compiled `workspace` entry."""
+
+    template_attributes: ClassVar[tuple[str, ...]] = ()
+    scope: Literal["episode", "process"] = "episode"
+
+    def __init__(self, name: str, spec: WorkspaceSpec, context: CompileContext) -> None:
+        self.name = name
+        self.spec = spec
+        self._context = context
+        self._paths = {
+            key: path_template(key, value, scope="episode")
+            for key in ("image", "copy_from") if (value := getattr(spec, key)) is not None
+        }  # fmt: skip
+        self._env: dict[str, Template] = {
+            key: template_of(value, key=f"env.{key}", names=("task", "vars")) for key, value in spec.env.items()
+        }
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> AsyncIterator[Workspace]:
+        """The workspace for as long as it is entered; nothing of it is left then.
+
+        Raises:
+            ResourceError: its image or what it starts with is not there.
+        """
+        values: dict[str, Any] = {"task": context.task, "vars": context.vars}
+        try:
+            await _threads.finish(_swept_once)
+            found = {
+                key: self._context.finder(key, one, vars=context.vars)(one.text(**values))
+                for key, one in self._paths.items()
+            }
+            image = await _threads.finish(lambda: prepared(found.get("image")))
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
+        except (TemplateError, RefusedPath, OSError) as error:
+            raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
+        spec = self.spec
+        limits = MachineLimits(spec.most_processes, spec.memory_mb, spec.disk_mb)
+        env = {key: one.text(**values) for key, one in self._env.items()}
+        workspace = Workspace(folder, image, spec.workdir, env, limits)
+        try:
+            await _threads.finish(lambda: self._filled(workspace, found.get("copy_from")))
+            yield workspace
+        finally:
+            closing = asyncio.ensure_future(workspace.aclose())
+            while not closing.done():  # to its end, whoever is cancelled meanwhile: nothing may be left behind
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((closing,))
+            closing.result()
+
+    def _filled(self, workspace: Workspace, source: Path | None) -> None:
+        try:
+            target = workspace.layer / workspace.workdir.strip("/")
+            target.mkdir(parents=True)
+            if source is not None:
+                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+            own(workspace.folder)
+            workspace.folder.chmod(0o755)
+            for path in (workspace.layer, *workspace.layer.rglob("*")):
+                own(path)
+        except (OSError, shutil.Error) as error:
+            raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
+
+
+def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -> WorkspaceResource:
+    """The resource of one entry.
+
+    Raises:
+        UsageError: a template is wrong, or bubblewrap does not work here.
+    """
+    if spec.scope != "episode":
+        raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
+    check_bubblewrap()
+    return WorkspaceResource(name, spec, context)
+
+
+KIND = Kind(WorkspaceSpec, compile_workspace)

@@ -1,0 +1,78 @@
+"""Machines of this computer's own programs, and episodes that are played in one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.episodes.environment import load
+from rlenv.trajectory import Trajectory
+
+TEST = """
+right=0
+[ "$(printf '1\\n2\\n3\\n' | python3 /app/total.py)" = 6 ] && right=$((right + 1))
+[ "$(printf -- '-5\\n12\\n' | python3 /app/total.py)" = 7 ] && right=$((right + 1))
+python3 -I -c "print($right / 2)" > /logs/verifier/reward.txt
+"""
+SOLVE = "printf 'import sys\\nprint(sum(map(int, sys.stdin)))\\n' > /app/total.py"
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A new folder that other users can reach: who is root inside is somebody else outside."""
+    folder = Path(tempfile.mkdtemp(prefix="rlenv-test-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def written(folder: Path, **keys: Any) -> Path:
+    """A spec whose task is to write a program that sums numbers; `keys` are the reward's."""
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test.sh").write_text(TEST, encoding="utf-8")
+    reward = {"kind": "workspace", "resource": "machine", "tests": "tests", "time_s": 20, **keys}
+    spec = {
+        "rlenv": 1,
+        "name": "sum",
+        "tasks": {"test": {"rows": [{"id": "a"}]}},
+        "prompt": {"user": "Write /app/total.py, which prints the sum of the numbers that it reads."},
+        "resources": {"machine": {"kind": "workspace", "disk_mb": 8}},
+        "tools": {"bash": {"kind": "bash", "resource": "machine", "timeout_s": 2}},
+        "limits": {"turns": 12},
+        "rewards": {"solved": reward},
+    }
+    (folder / "env.yaml").write_text(json.dumps(spec), encoding="utf-8")
+    return folder / "env.yaml"
+
+
+def played(spec: Path, acts: Sequence[str | Callable[[Any], Awaitable[None]]]) -> tuple[Trajectory, list[str]]:
+    """An episode of commands, and what each showed; a function is called with the episode's resources instead."""
+
+    async def play() -> tuple[Trajectory, list[str]]:
+        async with load(spec) as environment, environment.start(task=0, split="test", seed=1) as episode:
+            for act in acts:
+                if not isinstance(act, str):
+                    await act(episode.resources["machine"])
+                    continue
+                call = json.dumps({"name": "bash", "arguments": {"command": act}})
+                await episode.step(f"<tool_call>\n{call}\n</tool_call>")
+            await episode.step("Done.")
+            turns = episode.trajectory.turns
+            return episode.trajectory, [result.text for turn in turns for result in turn.results]
+
+    return asyncio.run(play())
+
+
+def children() -> list[int]:
+    """The processes that this one has started for machines, the outermost of each."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for task in tasks for pid in task.read_text(encoding="ascii").split()]
+    return [pid for pid in pids if b"--json-status-fd" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,0 +1,200 @@
+"""The resource `workspace`: what commands leave in an episode, what is told of them, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import ResourceError, UsageError
+from rlenv.language.kinds import CompileContext
+from rlenv.resources.base import ResourceContext
+from rlenv.tools.workspace.machine import MachineFailed, own
+from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceResource, WorkspaceSpec, swept
+from tests.support.machines import children, reachable  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.sandbox
+
+
+def compiled(base: Path, **keys: Any) -> WorkspaceResource:
+    spec = WorkspaceSpec.model_validate({"kind": "workspace", **keys})
+    resource = KIND.factory("machine", spec, CompileContext(base=base))
+    assert isinstance(resource, WorkspaceResource)
+    return resource
+
+
+def opened(base: Path, work: Any, *, task: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """Plays `work` on a workspace; its folder, which is gone."""
+
+    async def main() -> Path:
+        async with compiled(base, **keys).open(ResourceContext(task=task or {})) as workspace:
+            await work(workspace)
+            folder: Path = workspace.folder
+        return folder
+
+    folder = asyncio.run(main())
+    assert not folder.exists()
+    return folder
+
+
+async def said(workspace: Workspace, command: str) -> str:
+    ran = await workspace.run(command, 30)
+    return ran.output.decode() + ran.why
+
+
+def test_nothing_is_started_before_the_first_command(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        assert (workspace.boots, children()) == (0, [])
+        await workspace.run("true", 30)
+        assert (workspace.boots, len(children())) == (1, 1)
+
+    opened(reachable, work)
+    assert children() == []
+
+
+def test_it_starts_with_a_folder_and_the_rows_values(reachable: Path) -> None:  # noqa: F811
+    (reachable / "data" / "a" / "sub").mkdir(parents=True)
+    (reachable / "data" / "a" / "sub" / "file").write_text("content\n")
+    (reachable / "data" / "a" / "run.sh").write_text("echo ran\n")
+    (reachable / "data" / "a" / "run.sh").chmod(0o755)
+
+    async def work(workspace: Workspace) -> None:
+        assert await said(workspace, "cat sub/file; sh run.sh; echo $WORD; pwd") == "content\nran\n5 x\n/srv/work\n"
+        await workspace.run("echo changed > sub/file", 30)
+
+    keys = {"copy_from": "data/{{ task.id }}", "env": {"WORD": "{{ task.n }} x"}, "workdir": "/srv/work"}
+    opened(reachable, work, task={"id": "a", "n": 5}, **keys)
+    assert (reachable / "data" / "a" / "sub" / "file").read_text() == "content\n"
+    with pytest.raises(ResourceError, match="machine"):
+        opened(reachable, work, task={"id": "none", "n": 5}, **keys)
+
+
+def test_an_image_is_what_the_machine_may_change(reachable: Path) -> None:  # noqa: F811
+    image = reachable / "image"
+    for path in ("/bin/busybox",):
+        if not Path(path).exists():
+            pytest.skip("busybox-static is not installed")
+        (image / "bin").mkdir(parents=True)
+        shutil.copy2(path, image / "bin" / "busybox")
+    for name in ("sh", "cat", "ls", "rm", "id", "echo"):
+        (image / "bin" / name).symlink_to("busybox")
+    (image / "etc").mkdir()
+    (image / "etc" / "word").write_text("image\n")
+
+    async def work(workspace: Workspace) -> None:
+        assert (
+            await said(workspace, "cat /etc/word; echo other > /etc/word; cat /etc/word; id -u") == "image\nother\n0\n"
+        )
+        assert (await workspace.run("rm /bin/sh; kill -9 $$", 30)).why == "ended"
+        assert (await workspace.run("echo here", 30)).why == "broken"
+
+    opened(reachable, work, image="image")
+    assert (image / "etc" / "word").read_text() == "image\n"
+
+
+def test_a_shell_that_ends_is_started_again_over_the_same_files(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        assert await said(workspace, "A=1; echo kept > file; cd /tmp; exit 3") == "ended"
+        assert await said(workspace, 'cat file; echo "[$A]"; pwd') == "kept\n[]\n/app\n"
+        assert (workspace.boots, workspace.is_cut) == (2, False)
+        assert [(one.code, one.why) for one in workspace.log] == [(None, "ended"), (0, "")]
+
+    opened(reachable, work)
+
+
+def test_a_machine_that_is_killed_between_commands_lost_nothing(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("echo kept > file", 30)
+        os.kill(children()[0], signal.SIGKILL)
+        while not workspace.has_ended:  # noqa: ASYNC110 - it is told by the system alone
+            await asyncio.sleep(0.01)
+        assert await said(workspace, "cat file") == "kept\n"
+        assert not workspace.is_cut
+
+    opened(reachable, work)
+
+
+def test_one_that_is_killed_in_a_command_says_so(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("true", 30)
+        running = asyncio.ensure_future(workspace.run("sleep 1000", 30))
+        await asyncio.sleep(0)
+        os.kill(children()[0], signal.SIGKILL)
+        with pytest.raises(MachineFailed):
+            await running
+        assert workspace.is_cut
+        assert await said(workspace, "echo again") == "again\n"
+
+    opened(reachable, work)
+
+
+def test_what_grows_beyond_its_disk_is_stopped(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        fill = "for i in 1 2 3; do head -c 900000 /dev/zero > f$i; done"
+        assert await said(workspace, fill) == "full"
+        assert await said(workspace, "ls; rm f*; ls") == "f1\nf2\nf3\n"
+        assert await said(workspace, "echo on > a; cat a") == "on\n"
+
+    opened(reachable, work, disk_mb=2)
+
+
+def test_commands_come_one_after_the_other(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        found = await asyncio.gather(*[workspace.run(f"echo {n}; sleep 0.01; echo {n}", 30) for n in range(5)])
+        assert [one.output for one in found] == [f"{n}\n{n}\n".encode() for n in range(5)]
+
+    opened(reachable, work)
+
+
+def test_a_cancelled_command_leaves_no_shell_half_way(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("true", 30)
+        running = asyncio.ensure_future(workspace.run("touch begun; sleep 1000", 3_000))
+        while not (workspace.layer / "app" / "begun").exists():  # noqa: ASYNC110 - told by files alone
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await said(workspace, "echo again") == "again\n"
+
+    opened(reachable, work)
+    assert children() == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(reachable: Path) -> None:  # noqa: F811
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = Path(tempfile.gettempdir()) / f"rlenv-machine-{ended.pid}-1-x"
+    again = Path(tempfile.gettempdir()) / f"rlenv-machine-{os.getpid()}-1-x"  # another process had this number
+    for folder in (left, again):
+        (folder / "layer" / "closed").mkdir(parents=True)
+        (folder / "layer" / "closed").chmod(0)
+        own(folder)
+
+    async def work(workspace: Workspace) -> None:
+        swept()
+        assert (left.exists(), again.exists(), workspace.folder.exists()) == (False, False, True)
+
+    opened(reachable, work)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"scope": "process"}, "an episode's own"),
+        ({"image": "{{ answer }}"}, "answer"),
+        ({"env": {"A": "{{ resources.x }}"}}, "resources"),
+    ],
+)
+def test_what_no_machine_can_have_is_refused(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as failed:
+        compiled(tmp_path, **keys)
+    assert says in str(failed.value)
