@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlenv.checks.odd_rows import NO_GOLD, all_golds, gold_term
-from rlenv.checks.odd_terms import LONG, NOISE, Played, longer, said_of, unearned, value_of
+from rlenv.checks.odd_terms import LONG, NOISE, OwnPlays, longer, said_of, unearned, value_of
 from rlenv.checks.subject import ReadSplit, Subject, is_in, step_in
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
@@ -48,7 +48,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
     if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
         return
-    played = Played()
+    played = OwnPlays()
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
     thread.start()
@@ -81,7 +81,7 @@ def _may_play(subject: Subject) -> bool:
     return subject.code is not None and _REACHES_OUT.search(subject.code) is None
 
 
-def _run(subject: Subject, played: Played) -> None:
+def _run(subject: Subject, played: OwnPlays) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
@@ -106,7 +106,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return raised is None
 
 
-async def _play(subject: Subject, played: Played) -> None:
+async def _play(subject: Subject, played: OwnPlays) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
     tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
@@ -246,7 +246,7 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
-def _oracles(subject: Subject, played: Played) -> Iterator[Finding]:
+def _oracles(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     warn, seen = subject.document.warning, set[str]()
     for (split, index), got in played.oracle.items():
@@ -258,7 +258,7 @@ def _oracles(subject: Subject, played: Played) -> Iterator[Finding]:
 
 
 def _of_oracle(
-    subject: Subject, played: Played, got: Trajectory, where: str
+    subject: Subject, played: OwnPlays, got: Trajectory, where: str
 ) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
@@ -316,7 +316,7 @@ def _asked_by_success(subject: Subject) -> list[str]:
     return list(compile_expression(spec.success, names=spec.rewards).names)
 
 
-def _is_known(subject: Subject, played: Played) -> bool:
+def _is_known(subject: Subject, played: OwnPlays) -> bool:
     """True where all that `success` reads was measured."""
     spec, names = subject.loaded.spec, _asked_by_success(subject)
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
@@ -334,7 +334,7 @@ def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str,
         yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
 
 
-def _unlike(subject: Subject, played: Played) -> Iterator[Finding]:
+def _unlike(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """Rows whose answer is not what the oracle's last call gave, where that of most rows is."""
     pairs = [(key, got.answer or "", got.turns[-2].results[-1].text.strip()) for key, got in played.oracle.items()
              if len(got.turns) > 1 and got.turns[-2].results and not got.turns[-2].results[-1].is_error]  # fmt: skip
@@ -364,7 +364,7 @@ def _nothing(
             yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
 
 
-def _unread_golds(subject: Subject, played: Played) -> Iterator[Finding]:
+def _unread_golds(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
     for name, spec in subject.loaded.spec.rewards.items():
@@ -374,7 +374,7 @@ def _unread_golds(subject: Subject, played: Played) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], hint, at="key")
 
 
-def _again(subject: Subject, played: Played) -> Iterator[Finding]:
+def _again(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     first = next(iter(played.oracle.values()), None)
     if first is None or played.again is None:
@@ -393,7 +393,7 @@ def _again(subject: Subject, played: Played) -> Iterator[Finding]:
         yield subject.document.warning("tools", message, _ANEW, "unsteady", at="key")
 
 
-def _worth(subject: Subject, played: Played) -> Iterator[Finding]:
+def _worth(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].weight > 0 for name in played.unknown)

@@ -346,7 +346,7 @@ def _gold_columns(reward: RewardSpec) -> Sequence[str]:
 
 
 @dataclass(slots=True)
-class Played:
+class OwnPlays:
     """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
@@ -360,7 +360,7 @@ class Played:
     """What tools raised that they do not declare, by name."""
 
 
-def unearned(subject: Subject, played: Played) -> Iterator[Finding]:
+def unearned(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """The first row whose own gold value, given as the answer, does not earn what it should."""
     term = gold_term(subject)
     for (split, index), got in played.oracle.items():
@@ -375,7 +375,7 @@ def unearned(subject: Subject, played: Played) -> Iterator[Finding]:
             return
 
 
-def longer(subject: Subject, played: Played) -> Iterator[Finding]:
+def longer(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """Functions that give more for the same wrong answer with many words before it."""
     rewards, short = subject.loaded.spec.rewards, played.ways.get(f"the answer '{NOISE}'", {})
     groups = {getattr(one, "of", ""): name for name, one in rewards.items() if one.kind == "group" and one.weight > 0

@@ -81,7 +81,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "runs": Entry(
         "list, show, lock, report, pack, export and remove runs that were kept",
         modes={
-            "list": Entry("list the runs in and below folders", "cli.runs:ListCommand"),
+            "list": Entry("list the runs in and below folders", "cli.runs:RunsCommand"),
             "show": Entry("say what a run is and what it holds", "cli.runs:ShowCommand"),
             "lock": Entry(
                 "show what made a run's episodes, by content, or what differs between two", "cli.runs:LockCommand"

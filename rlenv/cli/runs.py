@@ -39,7 +39,7 @@ _SPARE: Final = ("kind", "started", "cost", "tokens", "state", "step", "invalid"
 
 
 @dataclass
-class ListCommand(WithPrices):
+class RunsCommand(WithPrices):
     """`rlenv runs list`."""
 
     folders: list[str] = argument("the current one by default", default=["."], metavar="FOLDER", nargs="*")
@@ -222,7 +222,7 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _list(args: ListCommand) -> int:
+def _list(args: RunsCommand) -> int:
     found = []
     for path in find_runs(args.folders):
         try:

@@ -1,8 +1,8 @@
 """Several players in one episode: each has an episode of its own, on the same resources, and they wait for each other.
 
-The `Table` knows whose turn it is and what was said. `Seated` is the episode of one player: what answers its action is
-there once it is its turn again. The episode that was asked for is driven as any other; those of the other players are
-tasks beside it, and end with it. When one has ended all end, and a failure of one makes all of them invalid.
+The `Seating` knows whose turn it is and what was said. `Seated` is the episode of one player: what answers its action
+is there once it is its turn again. The episode that was asked for is driven as any other; those of the other players
+are tasks beside it, and end with it. When one has ended all end, and a failure of one makes all of them invalid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlenv.users.kinds import Players
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = ["Seat", "Seated", "Table", "opponent_of", "played_by", "seated"]
+__all__ = ["Seat", "Seated", "Seating", "opponent_of", "played_by", "seated"]
 
 Seat = Callable[["Seated"], Awaitable[object]]
 """Plays the episode of another player, which is not open yet, to its end."""
@@ -69,7 +69,7 @@ def seated(episode: Seated, others: Policy | Seat | None) -> Seated:
         hint = f"give the row 'player': one of {', '.join(players.roles)}"
         raise UsageError(f"the row's player is {name!r}", hint=hint)
     play = others or environment.opponent or RandomPolicy(environment.parts.dialect, environment.spec.answer)
-    episode.table = Table(players, episode, play if callable(play) else played_by(play))
+    episode.table = Seating(players, episode, play if callable(play) else played_by(play))
     return episode
 
 
@@ -102,7 +102,7 @@ class Seated(Episode):
     """The episode of one player of several: an ordinary one, but for what answers its actions."""
 
     __slots__ = ("_news", "table")
-    table: Table
+    table: Seating
     _news: str | None
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class Seated(Episode):
         super()._fail(reason, message)
 
 
-class Table:
+class Seating:
     """The players of one episode: whose turn it is, what they have said, and their episodes.
 
     Args:
