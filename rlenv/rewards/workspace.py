@@ -47,6 +47,10 @@ class WorkspaceTestsSpec(RewardSpec):
     """The machine: the name of a resource of kind workspace."""
     run: Text = "bash /tests/test.sh"
     """The command, as a template over `task` and `vars`; it starts in the machine's `workdir`."""
+    collect: Text | None = None
+    """A command that runs first, over what the episode left and in a machine without the tests; they see what it leaves
+    in `keep`, without links that lead elsewhere. The place to run programs of the policy's: none is there when the
+    tests run."""
     tests: Text | None = None
     """A folder whose content stands in `/tests` while they run, relative to the spec; a template over `task` and
     `vars`. The episode never sees it."""
@@ -88,30 +92,31 @@ class _Tests:
     spec: WorkspaceTestsSpec
     keep: tuple[str, ...]
     command: Callable[[RewardContext], str]
+    collect: Callable[[RewardContext], str]
     folder: Callable[[RewardContext], Path | None]
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
         try:
-            command, folder = self.command(context), self.folder(context)
+            command, collect, folder = self.command(context), self.collect(context), self.folder(context)
         except (TemplateError, RefusedPath) as error:
             raise RewardError(str(error)) from error
         if folder is not None and not folder.is_dir():
             raise RewardError(f"there is no folder of tests '{folder.name}'")
         with bounded_by_itself():
-            value, beside, said = await self._number(workspace, command, folder, over_layer=True)
+            value, beside, said = await self._number(workspace, command, collect, folder, over_layer=True)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": len(workspace.log), "boots": workspace.boots, "numbers": beside}
             if value is not None:
                 return Measured(value, said, details)
-            known, _, why = await self._number(workspace, command, folder, over_layer=False)
+            known, _, why = await self._number(workspace, command, collect, folder, over_layer=False)
         if known is None:
             raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
         return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
 
     async def _number(
-        self, workspace: Workspace, command: str, folder: Path | None, *, over_layer: bool
+        self, workspace: Workspace, command: str, collect: str, folder: Path | None, *, over_layer: bool
     ) -> tuple[float | None, Mapping[str, float], str]:
         """The number and what the tests said; asked twice where there is none, since what the machine did is not done
         again, and what the policy left is.
@@ -123,8 +128,9 @@ class _Tests:
             try:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
-                    f"(\n{command}\n)", tests=folder, keep=self.keep, time_s=self.spec.time_s, over_layer=over_layer
-                )
+                    f"(\n{command}\n)", tests=folder, keep=self.keep, time_s=self.spec.time_s, collect=collect,
+                    over_layer=over_layer,
+                )  # fmt: skip
             except MachineFailed as error:
                 lost += 1
                 said = str(error)
@@ -148,7 +154,10 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
     for index, path in enumerate(spec.keep or ()):
         if not path.startswith("/") or ".." in path.split("/"):
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
+    if spec.collect and "/" in (one.rstrip("/") or "/" for one in spec.keep or ()):
+        raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `run` reads")
     run = template_of(spec.run, key="run", names=("task", "vars"))
+    collect = template_of(spec.collect or "", key="collect", names=("task", "vars"))
     tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
 
     def folder(one: RewardContext) -> Path | None:
@@ -160,6 +169,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         spec=spec,
         keep=tuple(spec.keep or (found.spec.workdir,)),
         command=lambda one: run.text(task=one.task, vars=one.vars),
+        collect=lambda one: collect.text(task=one.task, vars=one.vars),
         folder=folder,
     )
     return Term(name=name, spec=spec, measure_async=term.measure)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlenv.errors import SpecError
 from rlenv.rewards.workspace import value_of
 from rlenv.tools.workspace.machine import Ran
 from rlenv.tools.workspace.resource import Verified, Workspace
@@ -77,6 +78,8 @@ def test_what_an_episode_leaves_is_worth(reachable: Path, name: str) -> None:  #
 def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Path) -> None:  # noqa: F811
     async def kill(workspace: Workspace) -> None:
         os.kill(children()[0], signal.SIGKILL)
+        while not workspace.has_ended:  # noqa: ASYNC110 - it is told by the system alone
+            await asyncio.sleep(0.01)
 
     trajectory, _ = played(written(reachable), [SOLVE, kill, "ls"])
     assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
@@ -130,6 +133,35 @@ def test_the_tests_see_what_is_kept(reachable: Path, keep: list[str], seen: str)
     act = "touch /app/a /app/b /srv/s"
     trajectory, _ = played(written(reachable, by="status", run=run, tests=None, keep=keep), [act])
     assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
+
+
+PROGRAMS: dict[str, tuple[str, float]] = {
+    "right": ("echo 6", 1.0),
+    "wrong": ("echo 7", 0.0),
+    "reads and forges": ("cat /tests/*; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; kill -9 -1", 0.0),
+    "leaves a daemon": ("(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.json; done' &) ; echo 7", 0.0),
+    "hangs": ("echo 6; sleep 1000", 1.0),
+    "ends the shell": ("echo 6 > /app/gives; kill -9 -1; kill -9 $PPID", 1.0),
+    "a link": ("ln -sf /tests/right /app/gives", 0.0),
+    "a link by another": ("ln -sf ../tests /app/t; ln -sf t/right /app/gives", 0.0),
+    "a pipe": ("rm /app/gives; mkfifo /app/gives", 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_the_policys_run_before_the_tests_and_without_them(reachable: Path, name: str) -> None:  # noqa: F811
+    program, worth = PROGRAMS[name]
+    keys = {"collect": "sh /app/program > /app/gives", "run": "cmp -s /app/gives /tests/right", "by": "status"}
+    spec = written(reachable, **keys, time_s=2)
+    (reachable / "tests" / "right").write_text("6\n")
+    trajectory, _ = played(spec, [f"cat > program <<'END'\n{program}\nEND"])
+    assert trajectory.failure is None
+    assert trajectory.reward.total == worth
+
+
+def test_what_is_collected_is_a_part(reachable: Path) -> None:  # noqa: F811
+    with pytest.raises(SpecError, match="a part of the files"):
+        played(written(reachable, collect="true", keep=["/"]), [])
 
 
 def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -194,8 +194,9 @@ class Workspace:
             await self._end()
 
     async def tested(
-        self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, over_layer: bool = True
-    ) -> Verified:
+        self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, collect: str = "",
+        over_layer: bool = True,
+    ) -> Verified:  # fmt: skip
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
         The episode's processes are ended first. `/tests` and `/logs` are the tests' own, whatever stands there in the
@@ -204,6 +205,7 @@ class Workspace:
         Args:
             tests: a folder whose content stands in `/tests`.
             keep: absolute paths of the layer; all others are the image's. `/` keeps all.
+            collect: a command that is run before, in another machine without the tests; they see what it left there.
 
         Raises:
             MachineFailed: the machine did not come up, or was ended from outside.
@@ -212,19 +214,29 @@ class Workspace:
             await self._end()
             self.boots += 1
             base = self.folder / f"tests-{self.boots}"
-            upper = await _threads.finish(lambda: self._laid(base, tests))
+            base.mkdir()
+            own(base)
             lowers = [self.image.folder]
-            if over_layer:
-                lowers.insert(0, await _threads.finish(lambda: self._kept(base / "kept", keep)))
             try:
-                machine = await self._booted(Root(lowers, upper, self.image.binds))
-                try:
-                    ran = await self._watched(machine, upper, command, time_s)
-                finally:
-                    await machine.end()
-                return Verified(ran, await _threads.finish(lambda: _left(upper / "logs" / "verifier", RESULTS)))
+                if over_layer:
+                    lowers.insert(0, await _threads.finish(lambda: self._kept(base / "kept", keep, self.layer)))
+                if collect:
+                    upper = await _threads.finish(lambda: self._laid(base / "collect", None))
+                    await self._once(lowers, upper, collect, time_s)
+                    lowers.insert(0, await _threads.finish(lambda: self._kept(base / "collected", keep, upper)))
+                    await _threads.finish(lambda: list(map(_unlinked, lowers[:-1])))
+                upper = await _threads.finish(lambda: self._laid(base, tests))
+                ran = await self._once(lowers, upper, command, time_s)
+                return Verified(ran, await _threads.finish(partial(_left, upper / "logs" / "verifier", RESULTS)))
             finally:
                 await _threads.finish(lambda: remove(base))
+
+    async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float) -> Ran:
+        machine = await self._booted(Root(lowers, upper, self.image.binds))
+        try:
+            return await self._watched(machine, upper, command, time_s)
+        finally:
+            await machine.end()
 
     def _laid(self, base: Path, tests: Path | None) -> Path:
         upper = base / "upper"
@@ -238,14 +250,14 @@ class Workspace:
             own(path)
         return upper
 
-    def _kept(self, target: Path, keep: Sequence[str]) -> Path:
-        """The part of the layer that is kept: a copy of it, in which no link leads out."""
+    def _kept(self, target: Path, keep: Sequence[str], layer: Path) -> Path:
+        """The part of a layer that is kept: a copy of it, in which no link leads out."""
         if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
-            return self.layer
+            return layer
         target.mkdir()
         own(target)
         for one in keep:
-            source, copy = self.layer, target
+            source, copy = layer, target
             for part in PurePosixPath(one).parts[1:]:
                 if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
                     source = self.folder / "nothing"
@@ -273,6 +285,14 @@ def _like(source: Path, copy: Path) -> None:
     status = os.lstat(source)
     with contextlib.suppress(PermissionError):
         os.chown(copy, status.st_uid, status.st_gid)
+
+
+def _unlinked(folder: Path) -> None:
+    """Removes links that may lead out of the folder, to what tests hold or read."""
+    for place, folders, files in os.walk(folder):
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            if os.path.islink(path) and ((to := os.readlink(path)).startswith("/") or ".." in to.split("/")):
+                os.unlink(path)
 
 
 def _left(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
