@@ -2,7 +2,7 @@
 
     python benchmarks/cold_start.py OUT
 
-Trains all weights of the run's model in float32 with `rlenv_verl.tiny.network`, as the tiny policy's warm start does,
+Trains all weights of the run's model in float32 with `rlenv_verl.tiny`, as the tiny policy's warm start does,
 by the settings of OUT/config.yaml, and prints both losses of each step. Exit status 1 where they are 1e-4 apart.
 """
 
@@ -20,7 +20,7 @@ import yaml
 from rlenv.collect.data import rows_of
 from rlenv_verl.sft.dataset import ordered
 from rlenv_verl.sft.plan import SftRun, read_steps
-from rlenv_verl.tiny.network import batch_of, take_step
+from rlenv_verl.tiny import batch_of, take_step
 
 BAR = 1e-4
 

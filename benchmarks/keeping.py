@@ -34,8 +34,8 @@ from rlenv.trajectory import Trajectory
 from rlenv_train.keeping import Keeper
 from rlenv_train.launch import run_to_end
 from rlenv_train.progress import Attempt
+from rlenv_verl.run import Run
 from rlenv_verl.run.inputs import run_environment
-from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main as train
 
 Episode = tuple[Trajectory, Sequence[Tokens]]

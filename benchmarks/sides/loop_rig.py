@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 import workload
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import Preset, load_preset, override
 from sides.tokenizer import TEMPLATE, path
 

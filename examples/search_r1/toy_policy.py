@@ -26,7 +26,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
-from rlenv_verl.tiny.network import build_tokenizer, new_model, save_model, warm_up
+from rlenv_verl.tiny import build_tokenizer, new_model, save_model, warm_up
 
 SPEC = Path(__file__).parent / "env.yaml"
 TAGS = tuple(mark for name in ("think", "search", "information", "answer") for mark in (f"<{name}>", f"</{name}>"))

@@ -34,7 +34,7 @@ def verl() -> Any:
         fault = ""
         try:
             import rlenv_verl.cpu.registries
-            import rlenv_verl.estimators.advantages
+            import rlenv_verl.estimators
             import rlenv_verl.loop.agent_loop
             import rlenv_verl.loop.replay_buffer  # noqa: F401
         except (ImportError, AttributeError) as error:

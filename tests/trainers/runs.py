@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from rlenv_verl.export.checkpoints import LATEST
+from rlenv_verl.export import LATEST
 from tests.trainers.conftest import quiet
 
 ROOT = Path(__file__).resolve().parents[2]

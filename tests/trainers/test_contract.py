@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from rlenv.errors import UsageError
 from rlenv_verl import VERL_RANGE, contract
 from rlenv_verl.contract import CLAUSES, Clause, breach
-from rlenv_verl.settings.keys import compose, preset_names
+from rlenv_verl.settings import compose, preset_names
 from rlenv_verl.settings.presets import load_preset
 
 ADAPTER = Path(contract.__file__).parent
@@ -109,7 +109,7 @@ def test_registries_know_the_cpu_backend_and_the_advantages(verl: Any) -> None:
 
     from rlenv_verl.cpu.registries import ROLLOUT_NAME
     from rlenv_verl.cpu.rollout import CpuReplica, CpuServerAdapter
-    from rlenv_verl.estimators.advantages import GRPO, GRPO_SHUFFLED
+    from rlenv_verl.estimators import GRPO, GRPO_SHUFFLED
 
     assert get_rollout_replica_class(ROLLOUT_NAME) is CpuReplica
     assert get_rollout_class(ROLLOUT_NAME) is CpuServerAdapter

@@ -95,7 +95,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.ppo.core_algos:register_adv_est",
         "parameters",
         "name_or_enum",
-        "estimators/advantages.py",
+        "estimators/__init__.py",
         "0.7.1",
     ),
     _clause(
@@ -109,7 +109,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.ppo.ray_trainer:compute_advantage",
         "says",
         '"token_level_rewards" "response_mask" "config" adv_kwargs["index"]',
-        "estimators/advantages.py (what estimators are called with)",
+        "estimators/__init__.py (what estimators are called with)",
         "0.7.1",
     ),
     # the rollout's servers
@@ -210,7 +210,7 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     _clause("transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", _OURS, "0.7.1"),
     _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", _OURS, "0.7.1"),
-    _clause(_BASE, "says", "val-aux", "run/figures.py, export/checkpoints.py (names of figures)", "0.9.0"),
+    _clause(_BASE, "says", "val-aux", "run/figures.py, export/__init__.py (names of figures)", "0.9.0"),
     _clause("verl.utils.tracking", "says", "VERL_FILE_LOGGER_PATH", "run/prepare.py", "0.7.1"),
     _clause("verl", "says", "VERL_USE_EXTERNAL_MODULES", "presets", "0.7.1"),
     # checkpoints
@@ -218,11 +218,11 @@ CLAUSES: tuple[Clause, ...] = (
         _BASE,
         "says",
         'latest_checkpointed_iteration.txt global_step_ "actor" data.pt',
-        "export/checkpoints.py, run/resume.py",
+        "export/__init__.py, run/resume.py",
         "0.9.0",
     ),
-    _clause(_SAVES, "says", "model_world_size_ fsdp_config.json huggingface", "export/checkpoints.py", "0.7.1"),
-    _clause(_SAVES, "says", "lora_train_meta.json", "export/checkpoints.py (LoRA)", "0.8.0"),
+    _clause(_SAVES, "says", "model_world_size_ fsdp_config.json huggingface", "export/__init__.py", "0.7.1"),
+    _clause(_SAVES, "says", "lora_train_meta.json", "export/__init__.py (LoRA)", "0.8.0"),
     _clause("verl.model_merger.fsdp_model_merger:FSDPModelMerger", "members", "merge_and_save", "tests alone", "0.7.1"),
     _clause(
         f"{_FSDP}:FSDPEngine.get_per_tensor_param", "parameters", "base_sync_done", "cpu/rollout.py (LoRA)", "0.7.1"
@@ -288,7 +288,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.utils.checkpoint.checkpoint_handler",
         "says",
         "global_step_ lora_train_meta.json",
-        "export/checkpoints.py",
+        "export/__init__.py",
         "0.9.1",
     ),
     # the generative reward model

@@ -136,7 +136,7 @@ def estimated(tokens: Tokens, estimator: str, **config: Any) -> tuple[list[list[
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     import rlenv_verl.estimators  # noqa: F401
-    from rlenv_verl.estimators.advantages import shuffle_generator
+    from rlenv_verl.estimators import shuffle_generator
 
     shuffle_generator().manual_seed(0)  # a control draws the same permutation for both
     found, returns = get_adv_estimator_fn(estimator)(

@@ -9,9 +9,9 @@ import torch
 
 @pytest.fixture
 def advantage(verl: Any) -> Any:
-    import rlenv_verl.estimators.advantages
+    import rlenv_verl.estimators
 
-    return rlenv_verl.estimators.advantages
+    return rlenv_verl.estimators
 
 
 def batch(rewards: list[float], valid: list[bool]) -> tuple[torch.Tensor, torch.Tensor]:

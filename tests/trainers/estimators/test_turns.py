@@ -12,9 +12,9 @@ import torch
 
 @pytest.fixture
 def estimators(verl: Any) -> Any:
-    import rlenv_verl.estimators.advantages
+    import rlenv_verl.estimators
 
-    return rlenv_verl.estimators.advantages
+    return rlenv_verl.estimators
 
 
 # Two turns of two tokens with an observation between them, and one failed episode whose mask is all zeros.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlenv.errors import UsageError
-from rlenv_verl.export.checkpoints import LATEST, choose, find_checkpoints, success_by_step
+from rlenv_verl.export import LATEST, choose, find_checkpoints, success_by_step
 from tests.trainers.conftest import quiet
 from tests.trainers.runs import add_checkpoint, changed, make_run, shard_over_two_ranks, with_adapter
 

@@ -383,7 +383,7 @@ def test_an_episodes_advantage_comes_from_the_estimator(queue: Queue, tmp_path: 
     """Through the labels that the trainer hands to it in any order."""
     import torch
 
-    from rlenv_verl.estimators.advantages import grpo
+    from rlenv_verl.estimators import grpo
 
     ids = keep(tmp_path, 3)
     queue.add("a", [episode(1.0, id=ids[0], rows=2), episode(0.0, id=ids[1]), episode(None, id=ids[2])])

@@ -9,7 +9,7 @@ import yaml
 from rlenv.errors import UsageError
 from rlenv_verl.loop.reward_model import ask_for_router, check_reward_model, served_by_reward_model
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import load_preset, override
 
 SPEC = """

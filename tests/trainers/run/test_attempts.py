@@ -15,7 +15,7 @@ import pytest
 from rlenv.runs.folder import STOP, RunInfo, read_info
 from rlenv_train.launch import terminated_as_interrupted
 from rlenv_train.progress import driving
-from rlenv_verl.run.runfile import Run, begun
+from rlenv_verl.run import Run, begun
 from rlenv_verl.run.train import main
 from tests.support.waiting import wait_until
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
+from rlenv_verl.run import Run
 from rlenv_verl.run.prepare import history_of
-from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import preset_names
+from rlenv_verl.settings import preset_names
 from rlenv_verl.settings.presets import load_preset, with_run_keys
 from tests.trainers.settings.test_specs import write
 

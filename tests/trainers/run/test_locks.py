@@ -17,10 +17,10 @@ from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.locks.lock import Lock, locks_of
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper
+from rlenv_verl.run import Run, attempt_locks, begun, changed_lines
 from rlenv_verl.run.resume import resumed, validation_of
-from rlenv_verl.run.runfile import Run, attempt_locks, begun, changed_lines
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from tests.support.kept import episode
 
 pytestmark = pytest.mark.filterwarnings("ignore")

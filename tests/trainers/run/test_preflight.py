@@ -15,7 +15,7 @@ from rlenv.models import template_text
 from rlenv.preflight import Machine, Pass
 from rlenv_verl.run.preflight import config_of, is_to_be_made, laid_out
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import UNMEASURED
+from rlenv_verl.settings import UNMEASURED
 from rlenv_verl.settings.machine import machine_of
 from rlenv_verl.settings.machine import tokens_a_pass as passes_of
 from rlenv_verl.settings.presets import load_preset, override

@@ -23,10 +23,10 @@ from rlenv.web.episode import token_rows
 from rlenv.web.shelf import Shelf
 from rlenv_train.keeping import Keeper, KeptEpisodes
 from rlenv_train.progress import plot_png, plot_text
+from rlenv_verl.run import Run, SpecEntry
 from rlenv_verl.run.figures import MetricsFile, figures_of, merged, series, without_failures
 from rlenv_verl.run.inputs import training_rows, validation_rows
-from rlenv_verl.run.runfile import Run, SpecEntry
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import flatten, load_preset, override
 from tests.support.kept import episode, keep
 

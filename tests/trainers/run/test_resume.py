@@ -17,12 +17,12 @@ from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Mode
 from rlenv_train.keeping import Keeper
 from rlenv_train.progress import merge_metrics
-from rlenv_verl.export.checkpoints import last_checkpoint
+from rlenv_verl.export import last_checkpoint
+from rlenv_verl.run import Run, begun, forget_after, locked
 from rlenv_verl.run.figures import MetricsFile, merged
 from rlenv_verl.run.resume import resumed, validation_of
-from rlenv_verl.run.runfile import Run, begun, forget_after, locked
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from tests.support.kept import episode, everything
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,8 +15,8 @@ from rlenv.language.document import parse_source
 from rlenv_train.specs import load_specs
 from rlenv_verl.run.prepare import RunSettings, _own_keys
 from rlenv_verl.run.train import main
+from rlenv_verl.settings import compose, preset_names
 from rlenv_verl.settings.checks import OF_THE_RUN, RUN_KEYS, preset_faults
-from rlenv_verl.settings.keys import compose, preset_names
 from rlenv_verl.settings.presets import flatten, load_preset
 
 MINE = """\

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.settings.keys import algorithm_names, compose, mode_names, preset_names
+from rlenv_verl.settings import algorithm_names, compose, mode_names, preset_names
 from rlenv_verl.settings.presets import control_estimator, flatten, load_preset, override
 
 DATA = ["data.train_files=a", "data.val_files=b", "actor_rollout_ref.model.path=/model"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.machine import bf16_keys, bf16_runs, packing_findings, processor_findings
 from rlenv_verl.settings.presets import load_preset
 

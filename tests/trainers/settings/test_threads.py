@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv_verl.run import Run
 from rlenv_verl.run.inputs import run_environment
-from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.keys import with_the_shell
+from rlenv_verl.settings import with_the_shell
 from rlenv_verl.settings.presets import Preset, load_preset, with_run_keys
 
 THREADS = ("OMP_NUM_THREADS", "RLENV_ROLLOUT_THREADS")

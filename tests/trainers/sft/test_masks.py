@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlenv.collect import EncodedRow
-from rlenv_verl.tiny.network import batch_of, loss_sum, token_losses
+from rlenv_verl.tiny import batch_of, loss_sum, token_losses
 
 ROWS = (
     # Two turns with a result between them; one turn, and something read behind it.

@@ -14,7 +14,7 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
 from rlenv_train.launch import Ending
 from rlenv_train.progress import begin_attempt
-from rlenv_verl.settings.keys import sft_preset_names
+from rlenv_verl.settings import sft_preset_names
 from rlenv_verl.settings.presets import load_sft_preset
 from rlenv_verl.sft.command import finish, main
 from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset

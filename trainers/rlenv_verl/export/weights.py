@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rlenv.errors import UsageError
-from rlenv_verl.export.checkpoints import Checkpoint
+from rlenv_verl.export import Checkpoint
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _PLAIN_ONLY = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "layer_replication")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlenv_train.keeping import KeptEpisodes
-from rlenv_verl.export.checkpoints import find_checkpoints
-from rlenv_verl.run.runfile import Run
+from rlenv_verl.export import find_checkpoints
+from rlenv_verl.run import Run
 
 SCRIPT_KEY = "rlenv_rehearsal"
 """The sampling parameter that carries an answer to the rehearsal's server."""

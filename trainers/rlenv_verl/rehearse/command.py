@@ -23,16 +23,16 @@ from rlenv.preflight import Preflight, lines_of
 from rlenv_train.launch import Ending, Peak, ending_lines, watched
 from rlenv_train.progress import driving
 from rlenv_train.specs import TrainedSpec
-from rlenv_verl.export.checkpoints import find_checkpoints
+from rlenv_verl.export import find_checkpoints
 from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
+from rlenv_verl.run import attempt_locks, begun, locked
 from rlenv_verl.run.figures import StepFigures
 from rlenv_verl.run.preflight import config_of, look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed, summarise
-from rlenv_verl.run.runfile import attempt_locks, begun, locked
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import Preset, flatten, override
 
 _WORKERS = 2  # processes that play episodes; each imports torch and veRL

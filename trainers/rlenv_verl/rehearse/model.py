@@ -142,7 +142,7 @@ def make_model(
     """
     import torch
 
-    from rlenv_verl.tiny.network import save_model
+    from rlenv_verl.tiny import save_model
 
     source = _source(model)
     texts = [text for environment in environments for text in asyncio.run(_prompts(environment, splits))]
@@ -175,7 +175,7 @@ def make_model(
 
 
 def _network(tokenizer: Any, positions: int) -> Any:
-    from rlenv_verl.tiny.network import new_model
+    from rlenv_verl.tiny import new_model
 
     network = new_model(tokenizer, hidden=8, layers=2, heads=1)
     network.config.max_position_embeddings = positions
@@ -190,7 +190,7 @@ def _source(model: str | None) -> _Source:
 
 
 def _own() -> _Source:
-    from rlenv_verl.tiny.network import CONTROL_TOKENS, MARKER_TOKENS, chat_template
+    from rlenv_verl.tiny import CONTROL_TOKENS, MARKER_TOKENS, chat_template
 
     tokens = (*CONTROL_TOKENS, *MARKER_TOKENS)
     return _Source("the tiny policy's", chat_template(), tokens, end="<|im_end|>", pad="<|endoftext|>")
@@ -214,7 +214,7 @@ def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: i
     """A byte-level tokenizer over `texts`, whose chat template writes `filler` tokens before each prompt."""
     from tokenizers import pre_tokenizers  # type: ignore[import-untyped]
 
-    from rlenv_verl.tiny.network import train_tokenizer
+    from rlenv_verl.tiny import train_tokenizer
 
     control = tuple(dict.fromkeys((source.pad, source.end, _FILL)))
     others = [token for token in dict.fromkeys(source.tokens) if token not in control]

@@ -25,8 +25,8 @@ from rlenv.runs.folder import check_out
 from rlenv_train.guard import RUN_MARK
 from rlenv_train.launch import EXIT_STATUS, terminated_as_interrupted
 from rlenv_train.progress import TimeIsUp
-from rlenv_verl.run.runfile import Mode, Run
-from rlenv_verl.settings.keys import algorithm_names, mode_names, preset_names, sft_preset_names
+from rlenv_verl.run import Mode, Run
+from rlenv_verl.settings import algorithm_names, mode_names, preset_names, sft_preset_names
 from rlenv_verl.settings.presets import override
 
 _MOST_ROWS = 5_000_000

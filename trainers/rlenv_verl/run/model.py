@@ -15,8 +15,8 @@ from rlenv.preflight import Finding
 from rlenv.preflight.memory import model_of
 from rlenv.tokens import TokenEncoder
 from rlenv_train.specs import TrainedSpec
-from rlenv_verl.run.runfile import Run
-from rlenv_verl.settings.keys import tokens_at, value_at
+from rlenv_verl.run import Run
+from rlenv_verl.settings import tokens_at, value_at
 
 __all__ = ["given_model", "lacking_of", "made_again", "made_of", "measure_prompts", "seeing", "stops_of"]
 

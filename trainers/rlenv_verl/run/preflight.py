@@ -30,10 +30,10 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
 from rlenv_train.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_verl.run import Run
 from rlenv_verl.run.model import lacking_of
 from rlenv_verl.run.prepare import preset_of
-from rlenv_verl.run.runfile import Run
-from rlenv_verl.settings.keys import UNMEASURED, compose, tokens_at, value_at, with_the_shell
+from rlenv_verl.settings import UNMEASURED, compose, tokens_at, value_at, with_the_shell
 from rlenv_verl.settings.machine import (
     device_memory,
     machine_of,

@@ -21,10 +21,10 @@ from rlenv_train.groups import stragglers
 from rlenv_train.keeping import KEEP_GB
 from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_overrides
 from rlenv_verl.loop.reward_model import check_reward_model
+from rlenv_verl.run import Mode, Run, SpecEntry
 from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
-from rlenv_verl.run.runfile import Mode, Run, SpecEntry
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.checks import check_masking, check_rows
-from rlenv_verl.settings.keys import compose
 from rlenv_verl.settings.presets import Preset, control_estimator, load_preset, lora_overrides, override, with_run_keys
 
 __all__ = ["Plan", "RunSettings", "asked_for", "history_of", "plan_of", "prepare", "preset_of"]

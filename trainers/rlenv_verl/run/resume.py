@@ -25,12 +25,12 @@ from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import STATES, Ending
 from rlenv_train.progress import plot_png
 from rlenv_train.specs import TrainedSpec, load_specs
-from rlenv_verl.export.checkpoints import find_checkpoints, last_checkpoint, versions
+from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
+from rlenv_verl.run import Run, attempt_locks, begun, forget_after
 from rlenv_verl.run.figures import StepFigures, phase_shares, series
 from rlenv_verl.run.inputs import validation_rows, write_rows
 from rlenv_verl.run.prepare import is_own_sampler
-from rlenv_verl.run.runfile import Run, attempt_locks, begun, forget_after
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import override
 
 

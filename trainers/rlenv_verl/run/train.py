@@ -23,6 +23,7 @@ from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, merge_metrics, plot_text, time_is_up_at
 from rlenv_train.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.loop.lost import told_at_the_end
+from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, locked
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
 from rlenv_verl.run.inputs import (
     FIXED_BY_A_RUN,
@@ -39,8 +40,7 @@ from rlenv_verl.run.model import given_model, made_again, made_of, measure_promp
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed, step_of, summarise, validation_of
-from rlenv_verl.run.runfile import Run, attempt_locks, begun, changed_lines, locked
-from rlenv_verl.settings.keys import UNMEASURED, Variables, with_the_shell
+from rlenv_verl.settings import UNMEASURED, Variables, with_the_shell
 from rlenv_verl.settings.machine import vllm_findings
 from rlenv_verl.settings.presets import Preset, override
 

@@ -23,7 +23,7 @@ from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_train.fate import failure_policy
 from rlenv_train.groups import stragglers
-from rlenv_verl.settings.keys import THREAD_VARIABLES, algorithm_names, mode_names, verl_keys
+from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, mode_names, verl_keys
 
 _SECTIONS: Final = ("environment", "run", "verl", "verl_add")
 _KEYS: Final = ("extends", "algorithm", "mode", *_SECTIONS, "with")

@@ -26,7 +26,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from rlenv.preflight import Finding, Machine, Pass
-from rlenv_verl.settings.keys import UNMEASURED, value_at
+from rlenv_verl.settings import UNMEASURED, value_at
 
 TRIED: Final = "0.27.1"
 """The version of vLLM that `make vllm` installs and `make test-vllm` runs."""

@@ -26,8 +26,8 @@ import yaml
 
 from rlenv.errors import Finding, SpecError, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument, parse_source
+from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, names_in, preset_names, thread_variables
 from rlenv_verl.settings.checks import RUN_KEYS, RUN_NEEDED, SFT_KEYS, Check, preset_faults
-from rlenv_verl.settings.keys import THREAD_VARIABLES, algorithm_names, names_in, preset_names, thread_variables
 
 _MAX_EXTENDS: Final = 16
 

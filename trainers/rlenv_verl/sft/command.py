@@ -22,11 +22,11 @@ from rlenv.models import local_model
 from rlenv.runs.folder import RunInfo
 from rlenv_train.launch import EXIT_STATUS, STATES, Ending, ending_lines, run_to_end
 from rlenv_train.progress import begin_attempt, driving, merge_metrics, plot_png, plot_text
-from rlenv_verl.export.checkpoints import versions, whole_checkpoints
+from rlenv_verl.export import versions, whole_checkpoints
+from rlenv_verl.run import locked
 from rlenv_verl.run.inputs import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
 from rlenv_verl.run.inputs import carried_out, command_text, fixed_by_a_run, trainer_variables
 from rlenv_verl.run.inputs import sft_parser as parser
-from rlenv_verl.run.runfile import locked
 from rlenv_verl.sft.plan import SftRun, Step, new_run, read_steps, resumed_run
 
 

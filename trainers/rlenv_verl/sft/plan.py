@@ -23,8 +23,8 @@ from rlenv.runs.folder import State
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_train.progress import Attempt, read_run, write_run
 from rlenv_train.specs import spec_and_overrides
-from rlenv_verl.export.checkpoints import whole_checkpoints
-from rlenv_verl.settings.keys import compose
+from rlenv_verl.export import whole_checkpoints
+from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import Preset, load_sft_preset, lora_keys, override, with_sft_keys
 from rlenv_verl.sft.dataset import HELD_OUT
 
