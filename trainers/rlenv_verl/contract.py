@@ -86,10 +86,10 @@ CLAUSES: tuple[Clause, ...] = (
         "loop/agent_loop.py",
         "0.7.1",
     ),
-    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "loop/outputs.py (rewards of turns)", "0.8.0"),
+    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "loop/process.py (rewards of turns)", "0.8.0"),
     _clause(f"{_LOOP}:AgentLoopMetrics", "fields", "generate_sequences tool_calls", "loop/agent_loop.py", "0.7.1"),
     _clause("verl.utils.profiler:simple_timer", "parameters", "name timing_raw", "loop/agent_loop.py", "0.7.1"),
-    _clause("verl.utils.tokenizer:get_processor_token_id", "parameters", "processor", "loop/outputs.py", "0.8.0"),
+    _clause("verl.utils.tokenizer:get_processor_token_id", "parameters", "processor", "loop/process.py", "0.8.0"),
     # advantages
     _clause(
         "verl.trainer.ppo.core_algos:register_adv_est",
@@ -154,7 +154,7 @@ CLAUSES: tuple[Clause, ...] = (
         "0.9.1",
     ),
     _clause(f"{_VLLM}.vllm_async_server", "source", "worker_extension_cls **engine_kwargs", "presets", "0.9.1"),
-    _clause("verl.third_party.vllm.__init__", "source", "get_version(package_name)", "cpu/vllm_name.py", "0.9.1"),
+    _clause("verl.third_party.vllm.__init__", "source", "get_version(package_name)", "cpu/__init__.py", "0.9.1"),
     # sampling and step metrics
     _clause(
         f"{_BUFFER}:ReplayBuffer.__init__",
@@ -274,7 +274,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.sft_trainer",
         "says",
         "custom_cls parquet_files train/global_tokens val/loss drop_last=True",
-        "sft/dataset.py, sft/plan.py",
+        "sft/dataset.py, sft/__init__.py",
         "0.9.1",
     ),
     _clause(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.cpu.vllm_name import answer_to_vllm
+from rlenv_verl.cpu import answer_to_vllm
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.machine import TRIED, vllm_findings
 from rlenv_verl.settings.presets import load_preset
@@ -43,7 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 @pytest.fixture
 def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is answered to, for one test."""
-    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if "vllm" not in type(one).__module__])
+    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if "Vllm" not in type(one).__name__])
     answer_to_vllm()
     answer_to_vllm()
 

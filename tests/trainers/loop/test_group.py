@@ -244,7 +244,7 @@ def test_validation_is_never_cut(verl: Any, tmp_path: Path, tokenizer: Any) -> N
     ],
 )
 def test_a_deadline_that_makes_no_sense_is_refused(given: Any, message: str) -> None:
-    from rlenv_train.groups import stragglers
+    from rlenv_train.samples import stragglers
 
     with pytest.raises(UsageError, match=message):
         stragglers(given)

@@ -236,7 +236,7 @@ class Sampled:
 def test_a_text_that_another_reading_of_the_ids_would_take_for_an_image_is_found(verl: Any) -> None:
     from rlenv.errors import EpisodeError
     from rlenv.tokens import ProcessorImages
-    from rlenv_verl.loop.outputs import Shown, shown_of
+    from rlenv_verl.loop.process import Shown, shown_of
 
     made = processor()
     images = ProcessorImages(made)

@@ -13,7 +13,7 @@ import pytest
 
 from rlenv.runs.schema import Facts
 from rlenv_train.progress import Attempt
-from rlenv_verl.rehearse.checks import Evidence, check_run
+from rlenv_verl.rehearse import Evidence, check_run
 from rlenv_verl.run import Run, SpecEntry
 from tests.support.kept import keep
 

@@ -152,7 +152,7 @@ def test_every_kind_is_played_at_the_limits_lengths_and_written_down(played: Any
 
 
 def test_the_server_refuses_what_an_engine_would(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlenv_verl.rehearse.checks import SCRIPT_KEY
+    from rlenv_verl.rehearse import SCRIPT_KEY
     from rlenv_verl.rehearse.loop import FOLDER_VARIABLE, RehearsalServer, digest
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from rlenv_verl.rehearse.checks import KINDS, Filler, kind_of, padded
+from rlenv_verl.rehearse import KINDS, Filler, kind_of, padded
 from rlenv_verl.rehearse.model import WINDOW, window_attention
 
 FILLER = Filler(tuple(range(100, 200)))

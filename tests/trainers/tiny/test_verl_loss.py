@@ -20,9 +20,9 @@ import torch
 from rlenv.collect import EncodedRow
 from rlenv.collect.data import rows_of
 from rlenv_verl.settings.presets import load_sft_preset, override
+from rlenv_verl.sft import process_variables
 from rlenv_verl.sft.command import alone
 from rlenv_verl.sft.dataset import HELD_OUT, ordered
-from rlenv_verl.sft.plan import process_variables
 from rlenv_verl.tiny import batch_of, take_step, token_losses
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(400)]

@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from rlenv_verl.cpu.vllm_name import answer_to_vllm
+from rlenv_verl.cpu import answer_to_vllm
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

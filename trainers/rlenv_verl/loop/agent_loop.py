@@ -30,12 +30,19 @@ from rlenv.tokens import TokenRows
 from rlenv.tokens.encoder import History
 from rlenv.trajectory import Failure, Trajectory
 from rlenv_train.fate import CRASH, SAFE, STRAGGLER, Row, failed_outcome, failure_policy, outcome_of
-from rlenv_train.groups import Sibling
-from rlenv_train.groups import stragglers as stragglers_of
 from rlenv_train.keeping import KEEP_GB, STEP, Activity, Keeper, Watch, nothing_of
-from rlenv_train.samples import Play, SampleTask, figures_of
-from rlenv_verl.loop.outputs import STRAY, clean_length, generation_fields, outputs_of, shown_of
-from rlenv_verl.loop.process import PROCESS, ProcessState, plain
+from rlenv_train.samples import Play, SampleTask, Sibling, figures_of
+from rlenv_train.samples import stragglers as stragglers_of
+from rlenv_verl.loop.process import (
+    PROCESS,
+    STRAY,
+    ProcessState,
+    clean_length,
+    generation_fields,
+    outputs_of,
+    plain,
+    shown_of,
+)
 from rlenv_verl.loop.reward_model import served_by_reward_model
 
 _MAX_MESSAGE_CHARS = 4_000
@@ -217,7 +224,7 @@ class RlenvAgentLoop(AgentLoopBase):
     def _rows(self, tokens: TokenRows) -> list[Row]:
         """The rows of an episode that veRL can take.
 
-        Raises EpisodeError: not even the first prompt (`rlenv_verl.loop.outputs.shown_of`).
+        Raises EpisodeError: not even the first prompt (`rlenv_verl.loop.process.shown_of`).
         """
         rows: list[Row] = []
         for row in tokens.rows:

@@ -32,7 +32,7 @@ from rlenv_train.samples import Play
 from rlenv_verl.cpu.rollout import CpuReplica, CpuServerActor
 from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
-from rlenv_verl.rehearse.checks import SCRIPT_KEY, Filler, Kind, kind_of, padded
+from rlenv_verl.rehearse import SCRIPT_KEY, Filler, Kind, kind_of, padded
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta

@@ -17,8 +17,8 @@ from rlenv.errors import UsageError, did_you_mean
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_train.fate import failure_policy
-from rlenv_train.groups import stragglers
 from rlenv_train.keeping import KEEP_GB
+from rlenv_train.samples import stragglers
 from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_overrides
 from rlenv_verl.loop.reward_model import check_reward_model
 from rlenv_verl.run import Mode, Run, SpecEntry

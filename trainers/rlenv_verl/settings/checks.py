@@ -22,7 +22,7 @@ from rlenv.errors import Finding, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_train.fate import failure_policy
-from rlenv_train.groups import stragglers
+from rlenv_train.samples import stragglers
 from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, mode_names, verl_keys
 
 _SECTIONS: Final = ("environment", "run", "verl", "verl_add")

@@ -1,1 +1,340 @@
 """`rlenv sft`: a policy started on supervised rows, by veRL's own trainer, unmodified; and the same loss without it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlenv.collect import Data, Identity, identity_of, read_data
+from rlenv.collect.data import rows_of
+from rlenv.errors import UsageError
+from rlenv.runs.folder import State
+from rlenv.tokens.bound import load_tokenizer
+from rlenv_train.progress import Attempt, read_run, write_run
+from rlenv_train.specs import spec_and_overrides
+from rlenv_verl.export import whole_checkpoints
+from rlenv_verl.settings import compose
+from rlenv_verl.settings.presets import Preset, load_sft_preset, lora_keys, override, with_sft_keys
+from rlenv_verl.sft.dataset import HELD_OUT
+
+CONFIG = "sft_trainer_engine"
+"""veRL's configuration of its supervised trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftRun:
+    """Everything that starts a run again. Paths are absolute.
+
+    `steps_an_epoch` are the steps that the rows give, `skipped` the rows that were too long. `processes` are those of
+    one machine, `machines` how many there are. `keeps` says whether checkpoints were asked for, to resume from.
+    `specs` and `environments` are those that the data's episodes were played in. `command` is the command line of the
+    last attempt, `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
+    """
+
+    folder: Path
+    preset: str
+    model: str
+    data: tuple[str, ...]
+    val: tuple[str, ...]
+    rows: int
+    skipped: int
+    batch: int
+    steps: int
+    steps_an_epoch: int
+    seed: int
+    lora: int | None
+    keeps: bool
+    time_limit_s: float | None
+    processes: int
+    machines: int
+    cwd: str
+    overrides: tuple[str, ...]
+    environment: Mapping[str, str]
+    attempts: tuple[Attempt, ...] = ()
+    specs: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    state: State = "stopped"
+    ended: float = 0.0
+
+    @property
+    def metrics(self) -> Path:
+        """The figures of all attempts, a line a step and one a validation."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """veRL's checkpoints, one folder a step."""
+        return self.folder / "checkpoints"
+
+    def save(self) -> None:
+        """Write run.json, whole or not at all."""
+        write_run(self, kind="sft", specs=self.specs, environments=self.environments, policy=self.model, facts=_FACTS)
+
+    @classmethod
+    def load(cls, folder: Path) -> SftRun:
+        """The run that a folder holds.
+
+        Raises:
+            UsageError: it holds none of `rlenv sft`, or one that another version wrote.
+        """
+        return cls(**read_run(folder, kinds=("sft",), command="rlenv sft"))
+
+
+_FACTS = ("preset", "rows", "batch", "steps", "seed", "lora")
+"""Of a run's own fields, those that say more of it to whoever looks at runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The figures of one optimiser step: the mean loss of its trained tokens, in nats, before the step was taken.
+
+    `val` is the held-out loss behind it, None where it was not measured. `tokens` are all of the step's rows. `lr` is
+    the rate of the next step.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float | None
+    lr: float | None
+    tokens: int | None
+    val: float | None = None
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The steps in a file of metrics, without the rest of a line that is being written."""
+    found: dict[int, Step] = {}
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        entry = json.loads(line)
+        number, values = int(entry["step"]), entry["data"]
+        if "train/loss" in values:
+            tokens = values.get("train/global_tokens")
+            found[number] = Step(
+                number,
+                float(values["train/loss"]),
+                values.get("train/grad_norm"),
+                values.get("train/lr"),
+                None if tokens is None else int(tokens),
+            )
+        if "val/loss" in values and number in found:
+            found[number] = dataclasses.replace(found[number], val=float(values["val/loss"]))
+    return [found[number] for number in sorted(found)]
+
+
+def compose_sft(overrides: Sequence[str], *, keep: Path | None = None) -> dict[str, Any]:
+    """veRL's whole configuration of the supervised trainer; also written to `keep`.
+
+    Raises:
+        UsageError: an override that veRL's configuration does not take, or one that rlenv stands on was changed.
+    """
+    config = compose(overrides, name=CONFIG)
+    if "file" not in config["trainer"]["logger"]:
+        raise UsageError("trainer.logger has to keep 'file', which progress and summary are read from")
+    if config["data"]["pad_mode"] != "no_padding":
+        raise UsageError("data.pad_mode has to stay no_padding: veRL's FSDP engine takes no other")
+    if keep is not None:
+        keep.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return config
+
+
+def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_in: str) -> SftRun:
+    """A run of these arguments; writes its configuration into the folder.
+
+    Raises:
+        UsageError: the data is not this model's or not whole, gives no step, or veRL's configuration does not take an
+            override.
+    """
+    folders, overrides = spec_and_overrides(arguments.items)
+    if not folders:
+        raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT", hint="`rlenv collect` makes it")
+    preset, overrides = with_sft_keys(load_sft_preset(arguments.preset or "cpu"), overrides)
+    data, val = _data(folders, model), _data(arguments.val or [], model)
+    own = _own_overrides(arguments, data, val, model=model, folder=folder)
+    settings = compose_sft([*preset.overrides(), *own, *overrides])
+    most = arguments.max_length or _model_length(Path(model)) or int(settings["data"]["max_length"])
+    rows, skipped, longest = _counted([*data, *val], most, skips=arguments.skip_long, train=len(data))
+    batch = int(settings["data"]["train_batch_size"])
+    ranks = int(settings["trainer"]["n_gpus_per_node"]) * int(settings["trainer"]["nnodes"])
+    an_epoch = _steps_an_epoch(rows, batch, ranks)
+    steps = arguments.steps or (arguments.epochs or int(preset.run["epochs"])) * an_epoch
+    more: dict[str, Any] = {
+        "data.max_length": most,
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": -(-steps // an_epoch),
+    }
+    if longest > int(settings["data"]["max_token_len_per_gpu"]):
+        # A row is never parted: a micro-batch has to hold the longest.
+        more["data.max_token_len_per_gpu"] = longest
+    # What follows from the data stands before what a user gave, which wins.
+    laid = (*preset.overrides(), *own, *(override(key, value) for key, value in more.items()), *overrides)
+    compose_sft(laid, keep=folder / "config.yaml")
+    return SftRun(
+        folder=folder,
+        preset=preset.name,
+        model=model,
+        data=tuple(str(one.folder.resolve()) for one in data),
+        val=tuple(str(one.folder.resolve()) for one in val),
+        rows=rows,
+        skipped=skipped,
+        batch=batch,
+        steps=steps,
+        steps_an_epoch=an_epoch,
+        seed=arguments.seed or 0,
+        lora=arguments.lora,
+        keeps=arguments.save_every is not None,
+        time_limit_s=arguments.time_limit or preset.run["time_limit_s"],
+        processes=int(settings["trainer"]["n_gpus_per_node"]),
+        machines=int(settings["trainer"]["nnodes"]),
+        cwd=started_in,
+        overrides=laid,
+        environment=process_variables(preset, processes=int(settings["trainer"]["n_gpus_per_node"])),
+        specs=tuple(dict.fromkeys(one.manifest.spec for one in data)),
+        environments=tuple(dict.fromkeys(one.manifest.environment for one in data)),
+        command=arguments.command,
+    )
+
+
+def process_variables(preset: Preset, *, processes: int) -> dict[str, str]:
+    """The environment variables of each process."""
+    threads = preset.run["threads"] or max((os.cpu_count() or 1) // processes, 1)
+    return {**preset.environment, "OMP_NUM_THREADS": str(threads)}
+
+
+def _own_overrides(
+    arguments: argparse.Namespace, data: Sequence[Data], val: Sequence[Data], *, model: str, folder: Path
+) -> list[str]:
+    """The overrides of the arguments and of the run's folder."""
+    seed = arguments.seed or 0
+    keys: dict[str, Any] = {
+        "data.train_files": [str(one.file.resolve()) for one in data],
+        "data.val_files": [f"{HELD_OUT}{one.file.resolve()}" for one in val] or None,
+        "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
+        "data.custom_cls.name": "RowsDataset",
+        "model.path": model,
+        **lora_keys(arguments.lora, model="model"),
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.project_name": "rlenv",
+        "trainer.experiment_name": folder.name,
+        "trainer.seed": seed,
+        "trainer.save_freq": arguments.save_every or -1,
+        "trainer.test_freq": (arguments.val_every if val else None) or -1,
+        "checkpoint.save_contents": _saved(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
+        "hydra.run.dir": str(folder / "hydra"),
+    }
+    if arguments.lr is not None:
+        keys["optim.lr"] = arguments.lr
+    if arguments.batch is not None:
+        keys["data.train_batch_size"] = arguments.batch
+    added = {"data.rlenv_seed": seed, "data.rlenv_skip_long": bool(arguments.skip_long)}
+    return [
+        *(override(key, value) for key, value in keys.items()),
+        *(override(key, value, add=True) for key, value in added.items()),
+    ]
+
+
+def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
+    """The run of a folder, to go on from its last whole checkpoint, and that checkpoint's step.
+
+    Raises:
+        UsageError: there is no run, no checkpoint to go on from, or nothing left to do.
+    """
+    run = SftRun.load(arguments.resume)
+    folders, overrides = spec_and_overrides(arguments.items)
+    if folders:
+        raise UsageError("--resume goes on with the run's own data", hint=f"leave out {', '.join(folders)}")
+    whole = whole_checkpoints(run.checkpoints)
+    if not whole:
+        hint = "start it again" if run.keeps else "it was started without --save-every, which keeps checkpoints"
+        raise UsageError(f"{run.folder} has no whole checkpoint to go on from", hint=hint)
+    newest = whole[-1]
+    steps = arguments.steps or run.steps
+    if steps <= newest.step:
+        raise UsageError(f"{run.folder} has taken {newest.step} steps already", hint="name more with --steps")
+    keys = {
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": -(-steps // run.steps_an_epoch),
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(newest.folder),
+    }
+    laid = (*run.overrides, *(override(key, value) for key, value in keys.items()), *overrides)
+    compose_sft(laid, keep=None if arguments.dry_run else run.folder / "config.yaml")
+    limit = arguments.time_limit or run.time_limit_s
+    changed = {"overrides": laid, "steps": steps, "time_limit_s": limit, "command": arguments.command}
+    return dataclasses.replace(run, **changed), newest.step
+
+
+def _data(folders: Sequence[str], model: str) -> list[Data]:
+    """The data of folders, once it is this model's."""
+    found = []
+    for folder in folders:
+        kwargs = read_data(folder).manifest.template_kwargs
+        found.append(read_data(folder, identity=_identity(model, kwargs)))
+    return found
+
+
+def _identity(model: str, template_kwargs: Mapping[str, Any]) -> Identity:
+    return identity_of(load_tokenizer(model), template_kwargs=template_kwargs)
+
+
+def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
+    """The parts of a checkpoint: the weights, and all that a run is where it shall be gone on from."""
+    # Not `hf_model` with LoRA: veRL 0.9.1 writes base and adapter there under peft's names, which transformers does not
+    # know; it would draw all weights at random. The shards are merged instead.
+    weights = ["model"] if is_lora else ["hf_model"]
+    return list(dict.fromkeys(["model", "optimizer", "extra", *weights])) if keeps else weights
+
+
+def _model_length(model: Path) -> int | None:
+    """The number of positions that a model in a folder reads."""
+    path = model / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _counted(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tuple[int, int, int]:
+    """Rows to train on, rows that are too long, and the tokens of the longest that is left.
+
+    Raises UsageError: there are longer ones, and they may not be left out.
+    """
+    rows = skipped = longest = 0
+    for number, one in enumerate(data):
+        if one.manifest.longest <= most:
+            longest = max(longest, one.manifest.longest)
+            rows += one.manifest.rows if number < train else 0
+            continue
+        lengths = [len(row.input_ids) for row in rows_of([one.file])]
+        too_long = [length for length in lengths if length > most]
+        if not skips:
+            raise UsageError(
+                f"{len(too_long)} of {len(lengths)} rows of {one.folder} are longer than {most:,} tokens (the longest "
+                f"has {max(lengths):,})",
+                hint="rows are never cut: raise --max-length, or leave them out with --skip-long",
+            )
+        skipped += len(too_long)
+        rows += len(lengths) - len(too_long) if number < train else 0
+        longest = max([longest, *(length for length in lengths if length <= most)])
+    return rows, skipped, longest
+
+
+def _steps_an_epoch(rows: int, batch: int, ranks: int) -> int:
+    """As veRL's loader gives them: whole batches alone, of equally many rows on each rank.
+
+    Raises UsageError: the batch cannot be shared, or there are fewer rows than one has.
+    """
+    if batch % ranks:
+        raise UsageError(
+            f"a batch of {batch} rows cannot be shared among {ranks} processes", hint=f"give a multiple of {ranks}"
+        )
+    steps = (rows // ranks) // (batch // ranks)
+    if not steps:
+        raise UsageError(f"{rows} rows give no batch of {batch}", hint=f"collect more, or give --batch {max(rows, 1)}")
+    return steps

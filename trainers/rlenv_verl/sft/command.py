@@ -27,7 +27,7 @@ from rlenv_verl.run import locked
 from rlenv_verl.run.inputs import FIXED_BY_AN_SFT_RUN as FIXED_BY_A_RUN
 from rlenv_verl.run.inputs import carried_out, command_text, fixed_by_a_run, trainer_variables
 from rlenv_verl.run.inputs import sft_parser as parser
-from rlenv_verl.sft.plan import SftRun, Step, new_run, read_steps, resumed_run
+from rlenv_verl.sft import SftRun, Step, new_run, read_steps, resumed_run
 
 
 def alone(store: Path) -> dict[str, str]:
