@@ -163,7 +163,7 @@ def _empty_form(subject: AuditSubject) -> Sequence[Script]:
 
 def _idle(subject: AuditSubject) -> Sequence[Script]:
     """The same call and other calls again and again, and then something that is no answer."""
-    limits = subject.environment.spec.limits
+    limits = subject.limits
     calls = subject.idle(limits.turns)[: min(limits.turns - 1, limits.tool_calls)]
     if not calls:
         return []
@@ -183,7 +183,7 @@ def _varied(subject: AuditSubject, turns: int) -> list[Action]:
 
 
 def _never_ends(subject: AuditSubject) -> Sequence[Script]:
-    limits = subject.environment.spec.limits
+    limits = subject.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
     talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, without=subject.asked)]

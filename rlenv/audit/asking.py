@@ -215,7 +215,7 @@ def _other(right: str, rng: random.Random) -> str:
 
 def ask_each(subject: AuditSubject, target: Target) -> Adaptive:
     """Asks one after the other until one is answered otherwise than the rest, and answers that one."""
-    limits = subject.environment.spec.limits
+    limits = subject.limits
     asked = [
         (one, value)
         for one in pool(subject, target.right, target.wrong, named=target.answers)
@@ -245,7 +245,7 @@ def ask_each(subject: AuditSubject, target: Target) -> Adaptive:
 def ask_user(subject: AuditSubject) -> Adaptive:
     """Asks the user of one answer after the other whether it is right, and gives the one that is taken otherwise."""
     told: dict[str, str] = {}
-    for one in pool(subject, subject.right, subject.wrong())[: subject.environment.spec.limits.turns - 1]:
+    for one in pool(subject, subject.right, subject.wrong())[: subject.limits.turns - 1]:
         results: Results = yield f"Is it {one}?"
         told[one] = _masked("".join(result.text for result in results), "ok", one, subject.right)
     yield subject.form(_odd(told) or "?")

@@ -378,7 +378,7 @@ async def _told(player: ScriptPlayer, subject: AuditSubject, kept: Set[str] | No
 
 async def _results(player: ScriptPlayer, subject: AuditSubject, asked: Sequence[Probe]) -> Told:
     """The results of each probe's last call: as many of one turn as the limits allow, each lot in an episode."""
-    limits = subject.environment.spec.limits
+    limits = subject.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
     by_key = {repr([(call.name, dict(call.arguments)) for call in calls]): calls for _, calls in asked}
     # What a call changes, the ones beside it must not see.

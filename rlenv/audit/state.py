@@ -164,7 +164,7 @@ def _changing_calls(subject: AuditSubject) -> list[tuple[int, ToolCall, Tool]]:
 def _every(subject: AuditSubject) -> dict[str, list[Action]]:
     """The oracle's calls with each value that an argument may have, one after the other or all at once."""
     calls = subject.own_calls()
-    last, limits = subject.last_words(), subject.environment.spec.limits
+    last, limits = subject.last_words(), subject.limits
     found: dict[str, list[Action]] = {}
     for place, call, tool in _changing_calls(subject):
         for key, right in call.arguments.items():
@@ -208,7 +208,7 @@ def _left_out(subject: AuditSubject) -> dict[str, list[Action]]:
             some |= {f"all calls of {name} but the last": places[:-1]}
         for what, dropped in some.items():
             made = subject.turns_of([call for at, call in enumerate(calls) if at not in dropped])
-            found[what] = [*made[: subject.environment.spec.limits.turns - 1], subject.last_words()]
+            found[what] = [*made[: subject.limits.turns - 1], subject.last_words()]
     return found
 
 
@@ -217,7 +217,7 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
 
     The others are asked what means nothing, and what the oracle asks them on this task and on others.
     """
-    limits, tools = subject.environment.spec.limits, list(subject.tools.values())
+    limits, tools = subject.limits, list(subject.tools.values())
     changing = [tool for tool in changing if tool.name in subject.tools]
     still = [tool for tool in tools if not tool.mutates and not subject.submits(tool.name)]
     looks = [ToolCall(tool.name, filler(tool, "")) for tool in still]
@@ -305,7 +305,7 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
             calls += [ToolCall(tool.name, {**base, key: name}) for name in places[key]]
         calls.append(ToolCall(tool.name, base))
     made = list({repr(call): call for call in calls}.values())
-    return [*subject.turns_of(made)[: subject.environment.spec.limits.turns - 1], subject.form(text)]
+    return [*subject.turns_of(made)[: subject.limits.turns - 1], subject.form(text)]
 
 
 def _places(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
@@ -381,12 +381,12 @@ def _do_again(subject: AuditSubject, number: int) -> list[Action]:
     if not calls or subject.gold.turns[-1].results:
         return []
     turns = subject.turns_of([call for call in calls for _ in range(_TIMES)]) if number == 0 else before * _TIMES
-    return [*turns[: subject.environment.spec.limits.turns - 1], last]
+    return [*turns[: subject.limits.turns - 1], last]
 
 
 def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
     """The first of the oracle's calls that change something, or a wrong one of that kind, again and again; and once."""
-    calls, limits = subject.own_calls(), subject.environment.spec.limits
+    calls, limits = subject.own_calls(), subject.limits
     changing = [call for call in calls if subject.changes(call.name)] or calls
     if not changing or changing[0].name not in subject.tools:
         return {}

@@ -14,6 +14,7 @@ from typing import Any
 from rlenv.audit.golds import golds_of, readers
 from rlenv.audit.texts import holds, tells_for
 from rlenv.episodes.environment import Environment
+from rlenv.language.expressions import Limits
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.judge import JudgeSpec
@@ -63,6 +64,11 @@ class AuditSubject:
     def task(self) -> Mapping[str, Any]:
         """The task's row."""
         return self.gold.task
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the task's episodes."""
+        return self.environment.parts.limits.of(self.task)
 
     @property
     def right(self) -> str:
@@ -148,7 +154,7 @@ class AuditSubject:
 
     def turns_of(self, calls: Sequence[ToolCall]) -> list[Action]:
         """The calls, as many in a turn, and in all, as the limits allow."""
-        limits = self.environment.spec.limits
+        limits = self.limits
         left = iter(calls[: limits.tool_calls])
         turns: list[Action] = []
         while len(turns) < limits.turns and (some := tuple(islice(left, limits.calls_per_turn))):

@@ -259,23 +259,24 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     texts = spoken_texts(player.environment)
     if not texts:
         return
-    turns = min(player.environment.spec.limits.turns, _MOST_TURNS)
     some, aim = subjects[:_ASKED], aim_of(subjects)
     for text in texts:
-        way = await player.way(some, partial(_says, texts=[text], turns=turns))
+        way = await player.way(some, partial(_says, texts=[text]))
         chapter.tried["talk"].append((text, way))
         if aim is not None and aim.is_answer:
             await _copies(player, chapter, some, text, aim, [way[one.gold.split, one.gold.task_index] for one in some])
     for said in (texts, [" ".join(texts)]):
-        way = await player.way(some, partial(_says, texts=said, turns=turns))
+        way = await player.way(some, partial(_says, texts=said))
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
     if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
         chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask_user)))
 
 
-def _says(subject: AuditSubject, *, texts: Sequence[str], turns: int) -> list[Action]:
+def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
     own = {turn.action.strip() for turn in subject.gold.turns}
-    said: list[Action] = [texts[turn % len(texts)] for turn in range(max(turns - 1, 1))]
+    said: list[Action] = [
+        texts[turn % len(texts)] for turn in range(max(min(subject.limits.turns, _MOST_TURNS) - 1, 1))
+    ]
     return [] if own & set(texts) else [*said, shrug(subject.asked)]
 
 

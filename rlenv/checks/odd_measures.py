@@ -269,6 +269,6 @@ def _panels(subject: Subject) -> Iterator[Finding]:
         if judges and len(judges) < least:
             message = f"'{reward.combine}' of {len(judges)} judges says nothing of its own"  # type: ignore[attr-defined]
             yield warn(f"rewards.{name}.combine", message, f"ask {least} judges, or write mean", "same-judge")
-        if kind_of("rewards", reward).asks_models and spec.limits.reward_s < 3:
-            message = f"a judge seldom answers within {spec.limits.reward_s:g} s"
+        if kind_of("rewards", reward).asks_models and subject.limits.reward_s < 3:
+            message = f"a judge seldom answers within {subject.limits.reward_s:g} s"
             yield warn("limits.reward_s", message, "write 30 or more", "limits")

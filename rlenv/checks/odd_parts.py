@@ -347,7 +347,7 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
 
 def _limits(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
-    limits = spec.limits
+    limits = subject.limits
     # The calls alone are what single-call data asks for, whose rows declare their tools.
     if limits.turns == 1 and not all(tool.ends for tool in subject.compiled.tools.values()):
         message = "with one turn no result of a tool is ever read"
@@ -372,7 +372,7 @@ def _limits(subject: Subject) -> Iterator[Finding]:
 def _times(subject: Subject) -> Iterator[Finding]:
     """Time limits that a shorter one cuts."""
     spec, document = subject.loaded.spec, subject.document
-    limits = spec.limits
+    limits = subject.limits
     turn_s = min(limits.episode_s, limits.turn_s or limits.episode_s)
     longest = "limits.turn_s" if turn_s < limits.episode_s else "limits.episode_s"
     for path in ("calls.timeout_s", *(f"tools.{name}.timeout_s" for name in spec.tools)):

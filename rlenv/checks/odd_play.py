@@ -346,7 +346,7 @@ def _unlike(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
         row = f"row {index + 1} of split '{split}'"
         message = f"{row} has the answer {answer[:40]!r}, and its last call gives {text[:40]!r}"
         yield subject.document.warning(f"tasks.{split}", message, "mend the row", "odd-gold", at="key")
-    limit = subject.loaded.spec.limits.response_tokens
+    limit = subject.limits.response_tokens
     longest = max((sum(len(turn.action) for turn in got.turns) // 4 for got in played.oracle.values()), default=0)
     if limit is not None and longest > limit:
         message = f"the oracle writes some {longest} tokens, and the limit is {limit}"

@@ -97,7 +97,7 @@ def check_promises(subject: Subject) -> Iterator[Finding]:
 def _numbers(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> Iterator[Said]:
     """Numbers that a prompt or a tool's description promises, each beside the key that keeps it."""
     spec = subject.loaded.spec
-    limits, tokens = spec.limits, spec.limits.response_tokens
+    limits, tokens = subject.limits, subject.limits.response_tokens
     questions = "|questions" if spec.user is not None else ""
     nouns: list[tuple[str, str, float]] = []
     if spec.tools or spec.user is not None:
@@ -139,7 +139,7 @@ def _at_once(subject: Subject, said: str, asked: Sequence[RenderedPrompts]) -> I
     calls = r"(?:calls?|searches|queries|tools|look\w*)"
     ways = rf"{calls}\b[^.]{{0,60}}\b(?:{together})|(?:{together})\b[^.]{{0,40}}\b{calls}"
     found = re.search(rf"(?i)\b(?:{ways})\b", said)
-    if found is not None and subject.loaded.spec.limits.calls_per_turn == 1:
+    if found is not None and subject.limits.calls_per_turn == 1:
         message = f"the prompt says '{found[0][:60]}', and limits.calls_per_turn is 1: the others are not run"
         yield message, "raise limits.calls_per_turn", "limits"
 

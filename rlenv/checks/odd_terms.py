@@ -207,7 +207,7 @@ def _holds_always(source: str) -> bool:
 
 def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Counts that the limits never let be reached, or always."""
-    rule, limits, document = getattr(spec, "rule", ""), subject.loaded.spec.limits, subject.document
+    rule, limits, document = getattr(spec, "rule", ""), subject.limits, subject.document
     most = {"turn_count": limits.turns, "tool_call_count": limits.turns * limits.calls_per_turn,
             "tool_called": limits.tool_calls}.get(rule)  # fmt: skip
     if most is None:

@@ -329,8 +329,8 @@ def _user(subject: Subject) -> Iterator[Finding]:
     if user is None:
         return
     replies = getattr(user, "replies", ())
-    if len(replies) >= spec.limits.turns:
-        message = f"{len(replies)} replies, and limits.turns is {spec.limits.turns}: the last ones are never said"
+    if len(replies) >= subject.limits.turns:
+        message = f"{len(replies)} replies, and limits.turns is {subject.limits.turns}: the last ones are never said"
         yield document.warning("user.replies", message, f"raise limits.turns to {len(replies) + 1}", "limits")
     if getattr(user, "kind", "") == "scripted":
         yield from _script(subject, user)

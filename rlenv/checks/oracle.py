@@ -13,7 +13,7 @@ from rlenv.calls.toolsets import ToolSet
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import ReadSplit, Subject, calls_in
 from rlenv.errors import EpisodeError, Finding, PolicyError, RewardError, UsageError
-from rlenv.language.expressions import open_on
+from rlenv.language.expressions import Limits, open_on
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_in, gold_key
 from rlenv.language.spec import OraclePython, OracleStep
@@ -160,6 +160,7 @@ class _Count:
     """What an oracle needs in one row so far; `is_over` once a text has ended the episode."""
 
     row: Mapping[str, Any]
+    limits: Limits
     turns: int = 0
     calls: int = 0
     says: int = 0
@@ -172,6 +173,7 @@ class _Script:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.spec = subject.loaded.spec
+        self.limits = subject.row_limits
         self.written = [[(place, name, None if _reads_results(given) else compile_value(given))
                          for place, name, given in calls_in(step)] if _is_written(step) else None
                         for step in self.spec.steps]  # fmt: skip
@@ -187,7 +189,7 @@ class _Script:
         return None
 
     def _of_row(self, values: Mapping[str, Any], where: str) -> Finding | None:
-        count = _Count(values["task"])
+        count = _Count(values["task"], self.limits.widest([values["task"]]))
         if isinstance(self.spec.oracle, str):
             fault = self._recorded(self.spec.oracle, values, count, where)
         else:
@@ -195,7 +197,7 @@ class _Script:
             fault = next((fault for fault in faults if fault is not None), None)
         if fault is not None:
             return fault
-        document, limits = self.subject.document, self.spec.limits
+        document, limits = self.subject.document, count.limits
         for key, needed, word in (("turns", count.turns, "actions"), ("tool_calls", count.calls, "calls")):
             limit = getattr(limits, key)
             if needed > limit:
@@ -291,7 +293,7 @@ class _Script:
 
     def _counted(self, path: Path, calls: int, count: _Count) -> Finding | None:
         count.calls += calls
-        most = self.spec.limits.calls_per_turn
+        most = count.limits.calls_per_turn
         if calls <= most:
             return None
         message = f"the step makes {calls} calls; limits.calls_per_turn is {most}"

@@ -11,10 +11,11 @@ from typing import Any, Final
 from rlenv._base.text import did_you_mean, nearest, strings_in
 from rlenv.checks.subject import ReadSplit, Subject, prompt_texts
 from rlenv.errors import Finding
-from rlenv.language.expressions import open_on
+from rlenv.language.expressions import expected_of, open_on
 from rlenv.language.kinds import gold_key, kind_of
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
+from rlenv.language.type_faults import found as named
 from rlenv.secrets import LITERAL, names_in
 
 _MARK = re.compile(r"\{\{|\{%")
@@ -32,6 +33,7 @@ _ENDS = ("resources", "task", "vars", "tool", "result")
 _USER = ("task", "vars", "message", "turn")
 _PLAYERS = {"next": ("resources", "vars"), "sees": ("said", "player", "task", "resources", "vars"), "roles": ()}
 _ORACLE = ("task", "vars", "results", "item")
+_NUMBER = ("task", "vars")
 
 
 class Stub:
@@ -79,6 +81,7 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
         "tools": ("task", "vars"),  # and what its kind adds
         "user": _PLAYERS.get(str(path[1]), _USER) if path[1:] else _USER,
         "oracle": _ORACLE,
+        "limits": _NUMBER,
         "tasks": ("task", "vars") if path[-1] in ("when", "order") else ("vars",),
     }
     return places.get(path[0], ())
@@ -115,6 +118,8 @@ def _sites(subject: Subject) -> Iterator[Site]:
             )
             for path, text in _texts(document.get((group, name)), (group, name)):
                 yield Site(path, text, names_at(path, kind=kind), shown)
+    for path, text in _texts(document.get("limits"), ("limits",)):
+        yield Site(path, text, _NUMBER, {})
     said = {**stubs, "message": "text", "turn": 1, "player": "", "said": Stub()}
     for path, text in _texts(document.get("user"), ("user",)):
         if path[1] != "roles":  # columns are no templates
@@ -220,7 +225,8 @@ def _rows(
 ) -> Iterator[Finding]:
     document, rewards = subject.document, subject.loaded.spec.rewards
     is_gold = _is_reward(site) and gold_key(rewards[str(site.path[1])]) in site.path[2:]
-    render: Callable[..., Any] = template.value if _is_reward(site) else template.text
+    is_number = site.path[0] == "limits"
+    render: Callable[..., Any] = template.value if _is_reward(site) or is_number else template.text
     constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
     for index, row in rows:
         try:
@@ -233,6 +239,11 @@ def _rows(
                 where = f"row {index + 1} of split '{split.name}'"
                 yield document.fault(site.path, f"the template fails for {where}: {error}", "guard it with {% if %}")
             return
+        if is_number and (expected := expected_of(str(site.path[-1]), value)):
+            message = f"row {index + 1} of split '{split.name}' gives {named(value)}; expected {expected}"
+            hint = "a lone {{ … }} keeps its type; add a filter such as |int" if isinstance(value, (str, float)) else ""
+            yield document.fault(site.path, message, hint or "mend the row")
+            break
         if is_gold and not _needs_episode(template) and _is_empty(value, rewards[str(site.path[1])]):
             shown = "an empty list" if value is not None else "null"
             message = f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value"

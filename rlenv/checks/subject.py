@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,10 +18,11 @@ from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument
+from rlenv.language.expressions import Limits, RowLimits
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_key
 from rlenv.language.loader import LoadedSpec
-from rlenv.language.spec import OracleStep, PromptSpec
+from rlenv.language.spec import LimitsSpec, OracleStep, PromptSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term
 from rlenv.secrets import Filled, watched
@@ -97,6 +99,17 @@ class Subject:
             tools, calls = self.compiled.tools, self.loaded.spec.calls
             self._toolsets = ToolSets(self.loaded, tools, self.compiled.row_tools, Executor(tools, calls=calls))
         return self._toolsets.of(row, user_turn)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits; where rows give one, the widest."""
+        rows = chain.from_iterable(split.rows for split in self.splits.values())
+        return self.once("limits", lambda: self.row_limits.widest(rows))
+
+    @property
+    def row_limits(self) -> RowLimits:
+        """The limits of each row; the defaults where those of the spec do not compile."""
+        return self.compiled.limits or RowLimits(LimitsSpec(), {})
 
     @property
     def terms(self) -> Sequence[Term]:

@@ -221,7 +221,7 @@ async def called(environment: Environment, episode: Episode, call: ToolCall) -> 
     context = ToolContext(
         episode.task,
         episode.resources,
-        time.monotonic() + environment.spec.limits.episode_s,
+        time.monotonic() + episode.limits.episode_s,
         scope=episode.tools.scope,
         shared=environment.scope,
         run_calls=environment.executor.run,

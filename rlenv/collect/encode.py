@@ -88,7 +88,7 @@ def encode_episode(encoder: TokenEncoder, environment: Environment, trajectory: 
         steps,
         tools=environment.toolsets.of(trajectory.task).schemas,
         stops=environment.stops,
-        max_response_tokens=environment.spec.limits.response_tokens,
+        max_response_tokens=environment.parts.limits.of(trajectory.task).response_tokens,
     )
 
 

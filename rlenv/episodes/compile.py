@@ -32,7 +32,7 @@ from rlenv.errors import (
 )
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
-from rlenv.language.expressions import weighing_faults
+from rlenv.language.expressions import RowLimits, weighing_faults
 from rlenv.language.functions import failure
 from rlenv.language.kinds import CompileContext
 from rlenv.language.loader import LoadedSpec, in_order
@@ -89,6 +89,7 @@ class Parts:
     resources: Mapping[str, Resource]
     terms: tuple[Term, ...]
     scorer: Scorer
+    limits: RowLimits
     prompt: tuple[PromptEntry, ...]
     """The prompt's messages, in their order."""
     observation: Template | None
@@ -121,6 +122,7 @@ class Compiled:
     parts: Parts | None
     prompt: tuple[PromptEntry, ...] = ()
     """The entries of the prompt that compile."""
+    limits: RowLimits | None = None
 
     def lacks(self, group: str, name: str) -> bool:
         """True for an entry that is itself at fault: what names it is not."""
@@ -157,11 +159,12 @@ def compile_entries(loaded: LoadedSpec, make: Make, *, lost: Iterable[str] = ())
     images = [work.template(f"prompt.images.{index}", text) for index, text in enumerate(spec.prompt.images)]
     observation = work.template("observation.template", spec.observation.template)
     scorer = work.scorer()
+    limits = work.attempt("limits", partial(RowLimits, spec.limits, spec.vars))
     parts: Parts | None = None
-    if not work.broken and dialect is not None and scorer is not None:
+    if not work.broken and dialect is not None and scorer is not None and limits is not None:
         kept = tuple(image for image in images if image is not None)
         made, terms = (work.tools_made, work.resources_made), tuple(work.terms_made)
-        parts = Parts(spec, dialect, *made, terms, scorer, shown, observation, user, kept, work.row_tools)
+        parts = Parts(spec, dialect, *made, terms, scorer, limits, shown, observation, user, kept, work.row_tools)
     return Compiled(
         work.resources_made,
         work.tools_made,
@@ -171,6 +174,7 @@ def compile_entries(loaded: LoadedSpec, make: Make, *, lost: Iterable[str] = ())
         frozenset(work.broken),
         parts,
         shown,
+        limits,
     )
 
 

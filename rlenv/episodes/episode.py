@@ -35,6 +35,7 @@ from rlenv.users.base import Conversation, UserContext
 if TYPE_CHECKING:
     from rlenv.calls.toolsets import ToolSet
     from rlenv.episodes.environment import Environment
+    from rlenv.language.expressions import Limits
 
 __all__ = ["Episode", "Step"]
 
@@ -43,10 +44,8 @@ _NOTHING: Final = Observation()
 _UNSAID: Final = Sampled("")
 _CUT: Final = "length"
 """What a sampler says of an action that a limit of tokens has cut."""
-_READ_AT_ONCE: Final = 8_192
-"""Characters of an action that are read on the event loop: the slowest family reads as many in 20 ms at worst."""
-_LONG: Final = 65_536
-"""Characters of an action that may take longer than a tenth of a second to read."""
+_READ_AT_ONCE, _LONG = 8_192, 65_536
+"""Characters of an action that are read on the event loop, where the slowest family takes 20 ms; and in 0.1 s."""
 _reader, _long_reader = ThreadPool(size=1), ThreadPool(size=1)
 """More threads would only take Python's lock from each other, and from the event loop. Actions that are long wait for
 each other alone: the slowest of them would keep all others waiting for seconds."""
@@ -74,6 +73,7 @@ class Episode:
     """Why the row cannot be read; such an episode fails as it opens."""
     opening: str | None = None
     """The words of a user who speaks first, where nobody shall be asked for them."""
+    limits: Limits = field(init=False)
     tools: EpisodeTools = field(init=False)
     """What calls run on."""
     now: Callable[[], float] = time.monotonic
@@ -95,7 +95,11 @@ class Episode:
     """What the sampler said of the action that is being taken."""
 
     def __post_init__(self) -> None:
-        self.tools = EpisodeTools(self.environment, self.task, self.seed)
+        try:
+            self.limits = self.environment.parts.limits.of(self.task)
+        except EpisodeError as error:
+            self.limits, self.refused = self.environment.limits, self.refused or str(error)
+        self.tools = EpisodeTools(self.environment, self.task, self.seed, self.limits)
         self._reward = EpisodeReward(self.environment, self.tools)
 
     async def __aenter__(self) -> Episode:
@@ -123,7 +127,9 @@ class Episode:
                 await self.tools.open()
             self.messages = self.environment.prompt(self.task, self.tools.resources)
             if self.environment.speaks_first(self.messages):
-                said = self.opening if self.opening is not None else await self._begin()
+                said = self.opening if self.opening is not None else await self._replied(None)
+                if said is None:
+                    raise EpisodeError("the user has nothing to say to begin with", reason="user")
                 self.messages = (*self.messages, Message("user", said))
         except EpisodeError as error:
             self._fail(error.reason, str(error))
@@ -249,19 +255,12 @@ class Episode:
             self._fail(reason, message)
         return self.trajectory
 
-    async def _begin(self) -> str:
-        """The words with which the simulated user begins the dialogue; none in time are an EpisodeError."""
-        said = await self._replied(None)
-        if said is None:
-            raise EpisodeError("the user has nothing to say to begin with", reason="user")
-        return said
-
     async def _replied(self, parsed: ParsedAction | None) -> str | None:
         """The user's reply. It has a whole episode's time from now, however long the policy took before; a user who
         needs more is not there, which is an EpisodeError.
         """
         environment = self.environment
-        own_s = max(environment.spec.limits.episode_s, getattr(environment.parts.simulated, "reply_s", 0.0))
+        own_s = max(self.limits.episode_s, getattr(environment.parts.simulated, "reply_s", 0.0))
         try:
             said: str | None = await drive(self.reply(parsed, deadline=time.monotonic() + own_s), own_s)
         except Expired as error:
@@ -308,7 +307,7 @@ class Episode:
 
     async def _step(self, action: str | Message) -> Step:
         environment = self.environment
-        begun, deadline = self.now(), self._started + environment.spec.limits.episode_s
+        begun, deadline = self.now(), self._started + self.limits.episode_s
         if type(action) is str and len(action) <= _READ_AT_ONCE:
             text, parsed = environment.parse(action, self.tools.toolset)
         else:
@@ -364,7 +363,7 @@ class Episode:
         self._invalid_streak = 0
         environment = self.environment
         said, reason = None, "user"
-        if len(self.turns) + 1 >= environment.spec.limits.turns:  # nobody would read the reply
+        if len(self.turns) + 1 >= self.limits.turns:  # nobody would read the reply
             reason = "turns"
         else:
             said = await self._replied(parsed)
@@ -382,7 +381,7 @@ class Episode:
 
     async def _go_on(self, observation: Observation, deadline: float) -> Step:
         """The step of a turn that was not the last, or the end where it reached a limit."""
-        limits, reason = self.environment.spec.limits, ""
+        limits, reason = self.limits, ""
         self._chars += len(observation.text)
         quiet = len(self.turns) - self._heard
         if len(self.turns) >= limits.turns or (limits.turns_per_reply is not None and quiet >= limits.turns_per_reply):

@@ -44,7 +44,7 @@ def played_by(policy: Policy) -> Seat:
 
     async def play(episode: Seated) -> None:
         async with episode:
-            await drive(episode, policy, limit_s=episode.environment.spec.limits.episode_s)
+            await drive(episode, policy, limit_s=episode.limits.episode_s)
 
     return play
 
@@ -106,7 +106,8 @@ class Seated(Episode):
     _news: str | None
 
     def __post_init__(self) -> None:
-        self.tools = tools = _SeatTools(self.environment, self.task, self.seed)
+        super().__post_init__()
+        self.tools = tools = _SeatTools(self.environment, self.task, self.seed, self.limits)
         tools.seat = self
         self._reward = EpisodeReward(self.environment, tools)
         self._started = time.monotonic()
@@ -233,7 +234,7 @@ class Seating:
         return await self._come(seat)
 
     async def _come(self, seat: Seated) -> str | None:
-        name, limit_s = seat.task["player"], seat.environment.spec.limits.episode_s
+        name, limit_s = seat.task["player"], seat.limits.episode_s
         self._tell()
         self._waiting.add(name)
         try:

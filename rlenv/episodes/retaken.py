@@ -93,7 +93,7 @@ class Retaken:
         taken = sum(isinstance(call, ToolCall) for call in calls)
         if self.lost or not taken:
             return
-        limits = self._episode.environment.spec.limits
+        limits = self._episode.limits
         taken -= end_of(turn.results)[0] >= 0  # what ends is run beyond the limits too
         self._taken += taken
         if taken > limits.calls_per_turn or self._taken > limits.tool_calls:

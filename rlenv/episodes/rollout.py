@@ -52,7 +52,7 @@ def context_of(episode: Episode) -> PolicyContext:
         environment.stops,
         environment.turn_ends,
         environment.prompt_is_whole,
-        environment.spec.limits.response_tokens,
+        episode.limits.response_tokens,
         episode.tools.account,
     )
 
@@ -130,7 +130,7 @@ async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajecto
     messages = list(episode.messages)
     try:
         until = asyncio.get_running_loop().time() + limit_s
-        async with asyncio.timeout_at(until if limit_s < episode.environment.spec.limits.episode_s else None):
+        async with asyncio.timeout_at(until if limit_s < episode.limits.episode_s else None):
             session = started(episode, policy)
             while not (await advance(episode, session, messages, until=until)).is_last:
                 pass
@@ -163,7 +163,7 @@ async def play(environment: Environment, policy: Policy, job: Job, *, cut: Cut |
     """
     others = environment.opponent or policy
     async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut, others=others) as episode:
-        return await drive(episode, policy, limit_s=environment.spec.limits.episode_s)
+        return await drive(episode, policy, limit_s=episode.limits.episode_s)
 
 
 async def rollout(
@@ -246,7 +246,7 @@ class NestedSpec:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self.episode_s = environment.spec.limits.episode_s
+        self.episode_s = environment.limits.episode_s
 
     async def play(
         self,
@@ -267,12 +267,12 @@ class NestedSpec:
         environment = await shared.get(("nested", id(self)), lambda: self._environment)
         # It ends a little before the call that plays it is given up, so that its trajectory is kept.
         left = deadline - time.monotonic()
-        limit_s = min(self.episode_s, left - min(left * _SHARE_KEPT, _MOST_KEPT_S))
+        limit_s = left - min(left * _SHARE_KEPT, _MOST_KEPT_S)
         policy = OpenAIPolicy.over(client, mode=mode)
         lane = here()
         with entered(lane and lane.at("> agent")):
             async with environment.start(task=task, seed=seed) as episode:
-                played = await drive(episode, policy, limit_s=limit_s)
+                played = await drive(episode, policy, limit_s=min(episode.limits.episode_s, limit_s))
         if played.failure is not None and played.failure.reason == CassetteError.reason:
             raise CassetteError(played.failure.message)  # not the agent's: the outer episode is not what was recorded
         return played

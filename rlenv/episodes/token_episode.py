@@ -75,12 +75,6 @@ class TokenEpisode:
         episode: Episode | None = None,
     ) -> None:
         self._environment, self._encoder, self._turn_tokens = environment, encoder, turn_tokens
-        limits = (environment.spec.limits.response_tokens, max_response_tokens)
-        self._limits = {
-            "max_prompt_tokens": max_prompt_tokens,
-            "max_response_tokens": min((limit for limit in limits if limit is not None), default=None),
-            "max_total_tokens": max_total_tokens,
-        }
         self._thinking = thinking_of(environment)
         self._sampled: Sampled | None = None
         self._taken = 0
@@ -88,6 +82,12 @@ class TokenEpisode:
             cut = cut_of(environment, encoder)
             episode = environment.start(task=task, split=split, seed=seed, cut=cut, others=others)
         self.episode: Episode = episode
+        limits = (episode.limits.response_tokens, max_response_tokens)
+        self._limits = {
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_response_tokens": min((limit for limit in limits if limit is not None), default=None),
+            "max_total_tokens": max_total_tokens,
+        }
         self.tokens: TokenRows | None = None
         self.step_s = 0.0
 

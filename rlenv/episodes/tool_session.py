@@ -106,7 +106,7 @@ class ToolSession:
             stopped = ToolResult(name, _STOPPED, "timeout", call_id=id, reason="late", whose="unclear")
             self._made.append(_Made(call, stopped, episode.now()))
             try:
-                deadline = episode.tools.begun + environment.spec.limits.episode_s
+                deadline = episode.tools.begun + episode.limits.episode_s
                 (result,) = await episode.tools.run((call,), turn=at, deadline=deadline)
             except EpisodeError as error:
                 episode.fail(error.reason, str(error))

@@ -17,6 +17,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints.account import Account, counted
 from rlenv.errors import EpisodeError, PolicyError, RewardError
+from rlenv.language.expressions import Limits
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.policies.base import parameters_of, read_calls
 from rlenv.resources.base import ResourceContext
@@ -54,6 +55,7 @@ class EpisodeTools:
         "begun",
         "counting",
         "first",
+        "limits",
         "made",
         "resources",
         "seed",
@@ -61,7 +63,8 @@ class EpisodeTools:
         "toolset",
     )
 
-    def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int, limits: Limits) -> None:
+        self.limits = limits
         self.resources: Mapping[str, Any] = {}
         """The opened resources by name."""
         self.made = 0
@@ -94,7 +97,7 @@ class EpisodeTools:
         environment = self._environment
         self._stack = AsyncExitStack()
         context = ResourceContext(self.task, environment.spec.vars, self.seed)
-        limit_s = environment.spec.limits.episode_s
+        limit_s = self.limits.episode_s
         opened: dict[str, Any] = {}
         try:
             async with asyncio.timeout(limit_s):
@@ -148,7 +151,7 @@ class EpisodeTools:
             turn: the episode's, 0-based.
             deadline: when the episode's time is up, on the clock of `time.monotonic()`.
         """
-        limits = self._environment.spec.limits
+        limits = self.limits
         allowed, left_in_all = limits.calls_per_turn, limits.tool_calls - self.made
         if left_in_all < allowed:
             allowed = max(left_in_all, 0)
@@ -215,13 +218,13 @@ class EpisodeTools:
             actions = read_calls(calls, parameters_of([tool.schema for tool in tools.values()]))
         except PolicyError as error:
             raise RewardError(f"the gold calls cannot be read: {error}") from error
-        other = EpisodeTools(environment, self.task, self.seed)
+        other = EpisodeTools(environment, self.task, self.seed, self.limits)
         executor = environment.executor.with_tools(tools, self.toolset.executor)
         other.toolset, other.begun = ToolSet(tools, executor), time.monotonic()
         try:
             await other.open()
             look(other.resources)
-            deadline = time.monotonic() + environment.spec.limits.reward_s
+            deadline = time.monotonic() + self.limits.reward_s
             for action in actions:
                 results = await other.run_again(action, turn=-1, deadline=deadline)  # faults are the policy's to meet
                 for call, result in zip(action, results, strict=True):
@@ -236,7 +239,7 @@ class EpisodeTools:
         # A reward is measured after the episode's own time is over, so its calls get a budget of their own. Three fit
         # into it one after the other: the policy's, one that is known to work, and the policy's again, so that a call
         # that never ends cannot use up the time in which its fault is found.
-        deadline = time.monotonic() + _CALL_SHARE * self._environment.spec.limits.reward_s
+        deadline = time.monotonic() + _CALL_SHARE * self.limits.reward_s
         # Rewards have every tool of the spec, and those of the row.
         executor = self._environment.executor if name in self._environment.parts.tools else self.toolset.executor
         (result,) = await executor.run((ToolCall(name, arguments),), self._context(deadline, turn=-1))
@@ -250,7 +253,7 @@ class EpisodeTools:
 
     async def _run_for_tool(self, calls: Sequence[ToolCall], context: ToolContext) -> tuple[ToolResult, ...]:
         """Runs calls that a tool makes for the policy: they count as the policy's own, in the turn and the episode."""
-        limits = self._environment.spec.limits
+        limits = self.limits
         left = min(limits.calls_per_turn - self._made_in_turn, limits.tool_calls - self.made)
         if self._end:
             return not_run(calls, _OVER)
@@ -270,7 +273,7 @@ class EpisodeTools:
     def _left_out(
         self, calls: Sequence[ToolCall | MalformedCall], *, most: int | None = None
     ) -> tuple[ToolResult, ...]:
-        limits = self._environment.spec.limits
+        limits = self.limits
         text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
         left_out = list(not_run(calls[:most], text))
         if left_out and most is not None and len(calls) > most:
@@ -281,7 +284,7 @@ class EpisodeTools:
     def _context(self, deadline: float, *, turn: int) -> ToolContext:
         environment = self._environment
         bounded_by: Literal["episode", "turn"] = "episode"
-        turn_s = environment.spec.limits.turn_s
+        turn_s = self.limits.turn_s
         if turn_s is not None and turn >= 0 and (turn_ends := time.monotonic() + turn_s) < deadline:
             deadline, bounded_by = turn_ends, "turn"
         return _tool_context(
@@ -331,7 +334,7 @@ class EpisodeReward:
         """Measures the last of `turns`; the share of the total that is settled by it."""
         context = self._context(messages, turns)
         with counted(self._tools.counting):
-            results = await self.scorer.score_turn(context, limit_s=self._environment.spec.limits.reward_s)
+            results = await self.scorer.score_turn(context, limit_s=self._tools.limits.reward_s)
         self._turns.append(results)
         paid = self.scorer.paid_at_once(results)
         self.paid += paid
@@ -351,7 +354,7 @@ class EpisodeReward:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        limit_s = self._environment.spec.limits.reward_s
+        limit_s = self._tools.limits.reward_s
         context = self._context(messages, turns, found=found or self._answer(turns, reason), reason=reason)
         if self._tools.counting is None and not self.scorer.has_turn_terms:  # most specs: nobody is asked
             reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
-__all__ = ["LENIENCIES", "Bool", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Float", "Int"]
+__all__ = ["LENIENCIES", "Bool", "ByRow", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Float", "Int"]
 __all__ += ["Leniency", "Spec", "Text", "ThinkingSpec"]
 
 # YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
@@ -18,6 +19,16 @@ Text = Annotated[str, Strict()]
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Bool = Annotated[bool, Strict()]
+
+
+def _template(value: Any) -> Any:
+    if isinstance(value, str) and "{{" in value:
+        return value
+    raise PydanticCustomError("by_row", "expected a template")
+
+
+# A number that rows give, where the number itself does not stand.
+ByRow = Annotated[str, BeforeValidator(_template), WithJsonSchema({"type": "string", "pattern": r"\{\{"})]
 _FILE = {
     "type": "object",
     "properties": {"file": {"type": "string"}},

@@ -11,24 +11,29 @@ A term without a value makes a comparison unknown. Unknown spreads as in Kleene'
 the rest decides (`a >= 1 or b >= 1` holds as soon as one of them does).
 
 What is wrong with `rewards` and `success` beside each other: weights, bounds, gates and the terms that they read.
+
+Numbers that rows give: limits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean
-from rlenv.errors import Finding, UsageError
+from rlenv.errors import EpisodeError, Finding, UsageError
 from rlenv.language.document import SourceDocument
-from rlenv.language.spec import EnvSpec, RewardSpec
+from rlenv.language.spec import EnvSpec, LimitsSpec, RewardSpec
+from rlenv.language.templates import TemplateError, template_of
+from rlenv.language.type_faults import found
 
-__all__ = ["Expression", "ExpressionError", "Flaw", "compile_expression", "flaws", "open_on"]
-__all__ += ["weighing_faults"]
+__all__ = ["Expression", "ExpressionError", "Flaw", "Limits", "RowLimits", "compile_expression", "expected_of"]
+__all__ += ["flaws", "number_of", "open_on", "weighing_faults"]
 
 Values = Mapping[str, float | None]
 _Node = Callable[[Mapping[str, Any]], bool | None]
@@ -351,3 +356,83 @@ def _circles(reads: Mapping[str, tuple[str, ...]]) -> Iterator[Flaw]:
                 elif other not in seen:
                     seen.add(other)
                     frontier.append((other, (*trail, other)))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one episode; see `LimitsSpec`. None: no limit."""
+
+    turns: int
+    turns_per_reply: int | None
+    tool_calls: int
+    calls_per_turn: int
+    invalid_actions: int
+    episode_s: float
+    turn_s: float | None
+    reward_s: float
+    response_tokens: int | None
+
+
+class RowLimits:
+    """The limits of a spec, of which rows may give some. `usual` has the default of each key that rows give.
+
+    Raises:
+        UsageError: a template does not compile, or reads what is not there.
+    """
+
+    def __init__(self, spec: LimitsSpec, vars: Mapping[str, Any]) -> None:
+        given = {field.name: getattr(spec, field.name) for field in fields(Limits)}
+        self._asked = {key: number_of(value, key, vars) for key, value in given.items() if isinstance(value, str)}
+        self.usual = Limits(**given | {key: LimitsSpec.model_fields[key].default for key in self._asked})
+
+    def of(self, task: Mapping[str, Any]) -> Limits:
+        """The limits of a row's episode.
+
+        Raises:
+            EpisodeError: the row does not give one (`task`).
+        """
+        if not self._asked:
+            return self.usual
+        return replace(self.usual, **{key: number(task) for key, number in self._asked.items()})
+
+    def widest(self, rows: Iterable[Mapping[str, Any]]) -> Limits:
+        """The largest of each limit over rows; those that give none are left out."""
+        known: list[Limits] = []
+        for row in rows if self._asked else ():
+            with contextlib.suppress(EpisodeError):
+                known.append(self.of(row))
+        values = {key: [getattr(one, key) for one in known] for key in self._asked if known}
+        most: dict[str, Any] = {key: None if None in some else max(some) for key, some in values.items()}
+        return replace(self.usual, **most)
+
+
+def number_of(source: str, key: str, vars: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Gives the number of a row that stands under `key` of a mapping; an EpisodeError (`task`) where it gives none.
+
+    Raises:
+        UsageError: the template does not compile, or reads what is not there.
+    """
+    template = template_of(source, key=key, names=("task", "vars"))
+
+    def number(task: Mapping[str, Any]) -> Any:
+        try:
+            value = template.value(task=task, vars=vars)
+        except TemplateError as error:
+            raise EpisodeError(f"{key} cannot be filled from this row: {error}", reason="task") from error
+        if expected := expected_of(key, value):
+            raise EpisodeError(f"{key}: the row gives {found(value)}; expected {expected}", reason="task")
+        return value
+
+    return number
+
+
+def expected_of(key: str, value: Any) -> str:
+    """What is expected of the number that a row gives for `key`; "" where it is that."""
+    if value is None and key in LimitsSpec.model_fields and LimitsSpec.model_fields[key].default is None:
+        return ""
+    if key in LimitsSpec.model_fields and not key.endswith("_s"):
+        return "" if type(value) is int and value >= 1 else "a whole number of 1 or more"
+    is_number = type(value) in (int, float) and math.isfinite(value)
+    if key == "weight":
+        return "" if is_number else "a finite number"
+    return "" if is_number and value > 0 else "a number above 0"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlenv.language.dialect import Bool, DialectSpec, Float, Int, Prose, Spec, Text
+from rlenv.language.dialect import Bool, ByRow, DialectSpec, Float, Int, Prose, Spec, Text
 
 __all__ = ["AnswerSpec", "Bool", "BreakerSpec", "CacheSpec", "CallsSpec", "DatasetSpec", "DelaySpec", "EnvSpec"]
 __all__ += ["FaultsSpec", "Float", "Int", "LimitsSpec", "ObservationSpec", "OraclePython", "OracleStep", "PromptSpec"]
@@ -354,25 +354,26 @@ class AnswerSpec(Spec):
 
 
 class LimitsSpec(Spec):
-    """The limits of an episode: turns, time and tokens truncate it, calls over their limit are answered as not run."""
+    """The limits of an episode: turns, time and tokens truncate it, calls over their limit are answered as not run.
+    Each is a number, or a template over `task` and `vars` that gives one: `"{{ task.seconds }}"`."""
 
-    turns: Annotated[Int, Field(ge=1)] = 8
+    turns: Annotated[Int, Field(ge=1)] | ByRow = 8
     """Actions of the policy."""
-    turns_per_reply: Annotated[Int, Field(ge=1)] | None = None
+    turns_per_reply: Annotated[Int, Field(ge=1)] | ByRow | None = None
     """Actions of the policy in a row that say nothing to the simulated user; the episode ends after so many."""
-    tool_calls: Annotated[Int, Field(ge=1)] = 64
+    tool_calls: Annotated[Int, Field(ge=1)] | ByRow = 64
     """Calls of the whole episode that are run; more are answered with an error, and the episode goes on."""
-    calls_per_turn: Annotated[Int, Field(ge=1)] = 16
+    calls_per_turn: Annotated[Int, Field(ge=1)] | ByRow = 16
     """Calls of one action that are run; more are answered with an error."""
-    invalid_actions: Annotated[Int, Field(ge=1)] = 3
+    invalid_actions: Annotated[Int, Field(ge=1)] | ByRow = 3
     """Actions in a row with a malformed, unknown or ill-typed call."""
-    episode_s: Annotated[Float, Field(gt=0)] = 300.0
+    episode_s: Annotated[Float, Field(gt=0)] | ByRow = 300.0
     """Seconds of wall time, the policy's own included."""
-    turn_s: Annotated[Float, Field(gt=0)] | None = None
+    turn_s: Annotated[Float, Field(gt=0)] | ByRow | None = None
     """Seconds that the calls of one turn may take together; the episode's time otherwise."""
-    reward_s: Annotated[Float, Field(gt=0)] = 60.0
+    reward_s: Annotated[Float, Field(gt=0)] | ByRow = 60.0
     """Seconds that measuring the reward may take once the episode has ended; a slower term is invalid."""
-    response_tokens: Annotated[Int, Field(ge=1)] | None = None
+    response_tokens: Annotated[Int, Field(ge=1)] | ByRow | None = None
     """Tokens after the prompt, observations included; a trainer may set a smaller one."""
 
 

@@ -117,6 +117,8 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
             faults.append(unknown_key(document, path, keys_of(owner) if owner is not None else ()))
         else:
             entry = wrong.setdefault(path, _Expectation(document.get(path), [], []))
+            if kind == "by_row":  # what else it may be is said
+                continue
             if kind in ("value_error", "assertion_error"):
                 entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
                 continue

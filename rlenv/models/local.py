@@ -307,7 +307,7 @@ def looked_at(
         found += judge_tools(tokenizer, environment, template_kwargs, prompts)
     found += judge_marks(tokenizer, encoder)
     if environment is not None and encoder is not None:
-        limit = response_tokens if response_tokens is not None else environment.spec.limits.response_tokens
+        limit = response_tokens if response_tokens is not None else environment.limits.response_tokens
         found += _judge_context(encoder, environment, config, prompts, limit)
     return found
 

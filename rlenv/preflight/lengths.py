@@ -47,7 +47,8 @@ class TaskLengths:
 
     `prompt` is None where the episode did not open, and `response` where the oracle did not play it to the end;
     `fault` then says why. `response` counts what the oracle says with its end marks, and what it is answered; `turn` is
-    the longest action. `rows` are prompt and response of each training row, where there is more than one.
+    the longest action. `rows` are prompt and response of each training row, where there is more than one. `limit`
+    is the spec's own for the response, which rows may give.
     """
 
     task: int
@@ -58,9 +59,11 @@ class TaskLengths:
     calls: int = 0
     rows: tuple[tuple[int, int], ...] = ()
     fault: str = ""
+    limit: int | None = None
 
     def falls_out(self, limits: RunLimits) -> bool:
         """True if the task cannot be trained on, or not be solved as the oracle solves it, within `limits`."""
+        limits = limits.within(self.limit)
         return (
             self.prompt is None
             or _is_over(self.prompt, limits.prompt)
@@ -104,7 +107,14 @@ class SplitLengths:
     @property
     def responses(self) -> Lengths | None:
         """Of what follows the prompt in the oracle's episodes."""
-        return lengths_of([one.response for one in self.tasks if one.response is not None], self.limits.response)
+        played = [(one.response, self.limits.within(one.limit).response) for one in self.tasks]
+        found = lengths_of([number for number, _ in played if number is not None], self.limits.response)
+        return None if found is None else replace(found, over=sum(_is_over(*one) for one in played))
+
+    @property
+    def is_by_row(self) -> bool:
+        """True where rows have limits of their own for the response, which are smaller than the run's."""
+        return len({self.limits.within(one.limit) for one in self.tasks}) > 1
 
     @property
     def turns(self) -> Lengths | None:
@@ -174,7 +184,6 @@ async def measure(
         why_not_played: a reason not to play the oracle, such as that it would ask other models; "" plays it.
         on_prompt: called with the first messages of each episode.
     """
-    limits = limits.within(environment.spec.limits.response_tokens)
     if not environment.spec.oracle:
         why_not_played = why_not_played or "the spec has no oracle"
     oracle = None if why_not_played else environment.oracle()
@@ -193,6 +202,8 @@ async def measure(
         environment.parts = parts
     size = len(environment.tasks(split))
     ordered = tuple(found[task] for task in tasks)
+    own = [math.inf if one.limit is None else one.limit for one in ordered]
+    limits = limits.within(int(most) if (most := max(own, default=math.inf)) < math.inf else None)
     return SplitLengths(environment.spec.name, split, size, limits, ordered, why_not_played)
 
 
@@ -206,24 +217,25 @@ async def _task(
 ) -> TaskLengths:
     opening = environment.unasked_opening
     episode = environment.start(task=task, split=split, cut=cut_of(environment, encoder), opening=opening)
+    unknown = TaskLengths(task, limit=episode.limits.response_tokens)
     try:
         await episode.open()
         if episode.failure is not None:
-            return TaskLengths(task, fault=episode.failure.message)
+            return replace(unknown, fault=episode.failure.message)
         if on_prompt is not None:
             on_prompt(episode.messages)
         try:
             rows = encoder.start_rows(episode.messages, tools=episode.tool_schemas)
         except (EpisodeError, UnsupportedTemplate) as error:
-            return TaskLengths(task, fault=str(error))
+            return replace(unknown, fault=str(error))
         prompt = len(rows.last.prompt_ids)
         if oracle is None:
-            return TaskLengths(task, prompt)
+            return replace(unknown, prompt=prompt)
         try:
-            async with asyncio.timeout(environment.spec.limits.episode_s):
+            async with asyncio.timeout(episode.limits.episode_s):
                 return await _played(episode, encoder, oracle, rows)
         except (RlenvError, TimeoutError) as error:
-            return TaskLengths(task, prompt, fault=str(error) or "the oracle's episode took too long")
+            return replace(unknown, prompt=prompt, fault=str(error) or "the oracle's episode took too long")
     finally:
         await episode.aclose()
 
@@ -251,7 +263,8 @@ async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy,
         raise PolicyError(episode.failure.message)
     lengths = tuple((len(row.prompt_ids), len(row)) for row in rows.rows)
     several = lengths if len(lengths) > 1 else ()
-    return TaskLengths(episode.task_index, lengths[0][0], len(rows), turn, turns, calls, several)
+    limit = episode.limits.response_tokens
+    return TaskLengths(episode.task_index, lengths[0][0], len(rows), turn, turns, calls, several, limit=limit)
 
 
 def _said(parsed: ParsedAction) -> Message:

@@ -127,7 +127,7 @@ def judge_lengths(
         is_lost = len(unopened) == len(found.tasks) and must_open and is_trained
         level: Literal["error", "warning"] = "error" if is_lost else "warning"
         yield Finding(level, f"{where}: {_of(len(unopened), found)} do not open: {unopened[0].fault}")
-    response = "limits.response_tokens" if found.limits.is_own else names.response
+    response = "limits.response_tokens" if found.limits.is_own or found.is_by_row else names.response
     what = (
         ("prompts", found.prompts, names.prompt, "longer than", "such an episode has no reward"),
         ("oracle episodes", found.responses, response, "longer than", "such an episode is cut"),
@@ -138,11 +138,13 @@ def judge_lengths(
             continue
         is_all = lengths.over == lengths.count
         count = f"{'all ' if is_all else ''}{lengths.over} of {lengths.count} {thing} are"
+        is_by_row = thing != "prompts" and name == response and found.is_by_row
+        limit = f"what their rows give for {name}" if is_by_row else f"the {lengths.limit:,} tokens of {name}"
         if lengths.count == 1:
             count = f"the only {thing.removesuffix('s')} is"
         yield Finding(
             "error" if is_all and is_trained else "warning",
-            f"{where}: {count} {how} the {lengths.limit:,} tokens of {name} (the longest: {lengths.longest:,});"
+            f"{where}: {count} {how} {limit} (the longest: {lengths.longest:,});"
             f" {meaning}; set {name}={_rounded(lengths.longest)}, or shorten them",
         )
     unplayed = [one for one in found.tasks if one.prompt is not None and one.response is None]
@@ -170,7 +172,9 @@ def judge_sequences(
     if not kept:
         return
     prompt = max(one.prompt or 0 for one, _ in kept)
-    by_oracle = max((one.prompt or 0) + _within(one.response or 0, limits.response) for one, limits in kept)
+    by_oracle = max(
+        (one.prompt or 0) + _within(one.response or 0, limits.within(one.limit).response) for one, limits in kept
+    )
     most = max((one.prompt or 0) + (limits.response or one.response or 0) for one, limits in kept)
     for key, tokens in passes.items():
         if by_oracle > tokens:
@@ -296,7 +300,7 @@ def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Trai
 def _mean_of(split: SplitLengths) -> tuple[float, float]:
     """Response tokens within the limit, and calls, of an oracle's episode."""
     played = [one for one in split.tasks if one.response is not None]
-    tokens = sum(_within(one.response or 0, split.limits.response) for one in played)
+    tokens = sum(_within(one.response or 0, split.limits.within(one.limit).response) for one in played)
     return tokens / len(played), sum(one.calls for one in played) / len(played)
 
 

@@ -157,7 +157,7 @@ async def ask_groups(
     *,
     vars: Mapping[str, Any],
     shared: Callable[[], Scope],
-    limit_s: float | None,
+    limit_s: Callable[[Mapping[str, Any]], float],
     groups: Sequence[Hashable] | None = None,
     on_asked: OnAsked | None = None,
 ) -> list[Trajectory]:
@@ -166,7 +166,7 @@ async def ask_groups(
     A group is not asked about again where each answer has a value of these terms, has failed or has a shut gate.
 
     Args:
-        limit_s: seconds for each term of a group; None for no limit.
+        limit_s: seconds for each term of the group of a row.
         on_asked: told of each group's usage, as soon as it is known.
 
     Raises:
@@ -184,7 +184,7 @@ async def ask_groups(
             accounts = [Account() for _ in own]
             try:
                 context = GroupContext(vars=vars, shared=shared, accounts=accounts)
-                scored = await scorer.ask_group(own, context, limit_s=limit_s)
+                scored = await scorer.ask_group(own, context, limit_s=limit_s(own[0].task))
             finally:
                 waiting.discard(places[0])
                 if on_asked is not None:

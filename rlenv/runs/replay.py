@@ -302,7 +302,7 @@ async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, 
     state = _unless_lost(state, reward, environment, known)
     episode.messages = recorded.messages
     reason = recorded.cut_by or termination(environment, recorded)
-    deadline = time.monotonic() + environment.spec.limits.episode_s
+    deadline = time.monotonic() + episode.limits.episode_s
     for index, turn in enumerate(recorded.turns, 1):
         is_last = index == len(recorded.turns)
         if state is not None:

@@ -14,6 +14,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from rlenv.policies.scripted import OraclePolicy, RandomPolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay
 from rlenv.secrets import redact
-from rlenv.tasks.rows import seed_of
+from rlenv.tasks.rows import PASS, seed_of
 from rlenv.testing.laws import LIMIT_S, broken, environment_of, in_own_loop, in_time, kept_as_json, law, short
 from rlenv.testing.policies import closes
 from rlenv.trajectory import Trajectory
@@ -172,7 +173,8 @@ class _Laws:
         self._environment = environment
         self._is_gold = isinstance(policy, OraclePolicy) and environment.players is None  # who plays well may lose
         self._policy = _InTime(policy, limit_s)
-        limits = environment.spec.limits
+        rows = (row for split in environment.spec.tasks for row in islice(environment.tasks(split), PASS))
+        limits = environment.parts.limits.widest(rows)
         self._episode_s = limits.episode_s + limits.reward_s + limit_s
 
     async def play(self, job: Job) -> Trajectory:

@@ -333,7 +333,6 @@ class _Siege:
                 await beside
 
     async def _attack(self, place: int, seeds: Iterator[int], tasks: int) -> None:
-        limit_s = self.environment.spec.limits.episode_s
         while self.given < self.actions:
             seed = next(seeds)
             player = self.live[place] = _Kept(self.attacker, seed)
@@ -341,7 +340,7 @@ class _Siege:
             episode = self.environment.start(task=seed % tasks, split=self.split, seed=seed)
             try:
                 async with episode:
-                    trajectory = await drive(episode, player, limit_s=limit_s)
+                    trajectory = await drive(episode, player, limit_s=episode.limits.episode_s)
             except Exception as error:  # whatever leaves an environment is what is looked for
                 self.raised.append(f"{type(error).__name__}: {error!s:.200}; {player}")
                 continue

@@ -112,7 +112,7 @@ class _Laws:
         """The actions of a policy in one episode, each checked."""
         watched = _Watched(policy, self._limits)
         async with self._environment.start(**self._where) as episode:
-            trajectory = await drive(episode, watched, limit_s=self._environment.spec.limits.episode_s)
+            trajectory = await drive(episode, watched, limit_s=episode.limits.episode_s)
         failure = trajectory.failure
         is_playing = failure is None or failure.reason == "reward"
         law("a policy acts until the episode ends", is_playing, failure)

@@ -359,7 +359,7 @@ def answers_of(environment: Environment) -> tuple[tuple[str, ...], ...]:
     if environment.parts.simulated is not None:
         answers.append(("user",))
     if environment.has_tools:
-        limit = max(environment.spec.limits.calls_per_turn, 2)
+        limit = max(environment.limits.calls_per_turn, 2)
         answers += [("tool",) * count for count in sorted({*range(2, min(limit, _MOST_PARALLEL) + 1), limit})]
     return tuple(answers)
 

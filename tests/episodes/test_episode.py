@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -654,3 +655,20 @@ def test_turns_and_calls_say_when_they_began(environment: Environment) -> None:
             assert result.started + result.seconds <= turn.started + turn.seconds
         at = turn.started + turn.seconds
     assert at <= trajectory.seconds
+
+
+GIVEN = {"turns": 1, "turns_per_reply": None, "tool_calls": 2, "calls_per_turn": 3, "invalid_actions": 4,
+         "episode_s": 5, "turn_s": 0.5, "reward_s": 7, "response_tokens": 80}  # fmt: skip
+
+
+def test_each_limit_may_be_the_rows_own_and_a_row_that_gives_none_fails_alone(make_environment: Any) -> None:
+    rows = [{"question": "", "answer": 1} | GIVEN | {"turns": turns} for turns in (1, 2, 0)]
+    limits = {key: f"{{{{ task.{key} }}}}" for key in GIVEN}
+    environment = make_environment(SPEC, tools=FUNCTIONS, tasks__train__rows=rows, limits=limits)
+    assert asdict(environment.start(task=1).limits) == GIVEN | {"turns": 2}
+    actions = [call("calculate", expression="1")] * 2
+    assert run(environment, actions[:1], task=0)[1].reason == "turns"
+    assert [len(run(environment, actions[:turns], task=turns - 1)[1].turns) for turns in (1, 2)] == [1, 2]
+    failure = run(environment, [], task=2)[1].failure
+    assert failure is not None
+    assert (failure.reason, failure.message) == ("task", "turns: the row gives 0; expected a whole number of 1 or more")

@@ -35,6 +35,9 @@ BY_ROW = SPEC.replace(
 ).replace("rows: [{", "rows: [{hard: false, ")
 ENDING = SPEC.replace('"words.py:look"}', '"words.py:look", ends: true}')
 LIMITED = SPEC + "limits: {response_tokens: 80}\n"
+BY_ROW_LIMITED = (
+    BY_ROW.replace("hard: false", "hard: false, most: 80") + "limits: {response_tokens: '{{ task.most }}'}\n"
+)
 WORDS = """
 def look(word: str) -> str:
     '''Looks a word up.
@@ -136,6 +139,7 @@ SITUATIONS: dict[str, tuple[str, tuple[str, ...], dict[str, Any], str]] = {
     "tools of the row": (BY_ROW, (CALL, ANSWER), {}, "answer"),
     "a call that ends": (ENDING, (CALL,), {}, "tool"),
     "a limit of the spec's": (LIMITED, (CALL, ANSWER), {}, "response_tokens"),
+    "a limit of the row's": (BY_ROW_LIMITED, (CALL, ANSWER), {}, "response_tokens"),
     "one growing turn": (GROWING, ("<search> plum </search>", ANSWER), {}, "answer"),
     "a cut action": (SPEC, (CALL, ANSWER), {"turn_tokens": length(ANSWER)}, "answer"),
     "a cut action at the end": (SPEC, (CALL,), {"max_response_tokens": 9}, "response_tokens"),
@@ -174,7 +178,7 @@ def test_the_pages_rows_are_the_whole_conversation(situation: str, tmp_path: Pat
         assert "left out" in turn.observation.messages[0].content
     if "turn_tokens" in limits:
         assert trajectory.turns[0].was_cut
-    if spec is LIMITED:
+    if spec in (LIMITED, BY_ROW_LIMITED):
         assert len(row["mask"]) <= 80
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_the_specs_own_budget_is_named_where_it_is_the_smaller(spec: Callable[..
     assert "the 10 tokens of limits.response_tokens" in finding.message
     (finding,) = judge_lengths(measured(path, RunLimits(response=5)), LimitNames(), is_trained=True)
     assert "the 5 tokens of max_response_tokens" in finding.message
+
+
+def test_a_row_that_gives_its_own_budget_is_held_against_that(spec: Callable[..., Path]) -> None:
+    path = spec(train=(1, 1, 1), more='limits: {response_tokens: "{{ task.most }}"}\n')
+    rows = [json.loads(line) for line in (path.parent / "train.jsonl").read_text().splitlines()]
+    made = [json.dumps(row | {"most": most}) for row, most in zip(rows, (4, 5_000, None), strict=True)]
+    (path.parent / "train.jsonl").write_text("\n".join(made))
+    found = measured(path)
+    assert (found.falling_out, found.limits.response) == (1, None)
+    (finding,) = judge_lengths(found, LimitNames(), is_trained=True)
+    assert "1 of 3 oracle episodes are longer than what their rows give for limits.response_tokens" in finding.message
+    found = measured(path, RunLimits(response=5))
+    assert (found.falling_out, found.limits.response) == (3, 5)
 
 
 @pytest.mark.parametrize("is_function", [False, True])

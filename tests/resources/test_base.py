@@ -117,10 +117,10 @@ rewards: {{answered: {{kind: rule, rule: answered}}}}
 Make = Callable[..., Any]
 
 
-def made(make_environment: Make, *entries: str, tools: str = "") -> Any:
+def made(make_environment: Make, *entries: str, tools: str = "", **overrides: Any) -> Any:
     named = (entry.split(":", 1) if ":" in entry else (entry, "") for entry in entries)
     resources = ", ".join(f'{name}: {{kind: python, factory: "tools.py:{name}"{more}}}' for name, more in named)
-    return make_environment(SPEC.format(resources=resources, tools=tools), tools=FUNCTIONS)
+    return make_environment(SPEC.format(resources=resources, tools=tools), tools=FUNCTIONS, **overrides)
 
 
 def module(environment: Any, name: str) -> dict[str, Any]:
@@ -199,10 +199,8 @@ def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_enviro
 def test_one_that_hangs_while_it_opens_costs_the_episode_its_time_and_is_closed_once_it_goes_on(
     make_environment: Make,
 ) -> None:
-    environment = made(make_environment, "first", "slow")
+    environment = made(make_environment, "first", "slow", limits__episode_s=0.1)
     state = module(environment, "slow")
-    limits = environment.spec.limits.model_copy(update={"episode_s": 0.1})
-    environment.spec = environment.spec.model_copy(update={"limits": limits})
 
     async def main() -> Any:
         async with environment.start() as episode:

@@ -59,7 +59,7 @@ def load_policy(
         encoder=encoder,
         server=server,
         sampling=Sampling(*given, stop_ids=encoder.end_ids),
-        response_tokens=response_tokens or environment.spec.limits.response_tokens or 4096,
+        response_tokens=response_tokens or environment.limits.response_tokens or 4096,
         environment=environment,
     )
 
