@@ -15,10 +15,13 @@ from tests.support.planted import plant, product, rows_of
 from tests.support.rewarded import audited, holes
 
 TOOLS = '''
+import itertools
 import random
 import time
 
 KEPT = {}
+DRAWS = random.Random(7)
+PAYS = itertools.cycle([1.0, 1.0, 0.0])  # of six plays two are never paid, wherever it stands
 
 
 def right(context):
@@ -26,11 +29,11 @@ def right(context):
 
 
 def drawn(context):
-    return random.random()
+    return DRAWS.random()
 
 
 def at_times(context):
-    return right(context) if random.random() < 0.7 else 0.0
+    return right(context) * next(PAYS)
 
 
 def clock(context):
