@@ -349,7 +349,8 @@ def _limits(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
     limits = subject.limits
     # The calls alone are what single-call data asks for, whose rows declare their tools.
-    if limits.turns == 1 and not all(tool.ends for tool in subject.compiled.tools.values()):
+    told = [tool for tool in subject.compiled.tools.values() if spec.tools[tool.entry].offered is not False]
+    if limits.turns == 1 and not all(tool.ends for tool in told):
         message = "with one turn no result of a tool is ever read"
         yield document.warning("limits.turns", message, "allow at least 2, or take the tools out", "limits")
     if limits.turns == 1 and spec.user is not None:

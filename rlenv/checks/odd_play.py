@@ -129,7 +129,8 @@ async def _play(subject: Subject, played: OwnPlays) -> None:
             played.again = await play(environment, environment.oracle(), Job(name, 0))
         rows = range(min(len(split.rows), _OTHERS))
         for tool in tools.values():
-            if tool.example is not None and _is_local(subject, tool) and not tool.mutates and tool.name in spec.tools:
+            is_called = tool.name in spec.tools and spec.tools[tool.name].offered is not False  # as a policy would
+            if tool.example is not None and _is_local(subject, tool) and not tool.mutates and is_called:
                 call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
                 played.examples[tool.name] = await _once(environment, name, 0, [call])
         for way, actions in _ways(subject, parts.tools):

@@ -1209,3 +1209,11 @@ def test_what_a_row_s_gate_lets_through_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "env.yaml").write_text(HEAD + text, encoding="utf-8")
     said = {one.message for one in validate([tmp_path / "env.yaml"]).faults}
     assert {"row 2 of split 'train' gives null; expected a gold value", "split 'train' has no column 'city'"} <= said
+
+
+def test_a_tool_for_rewards_alone_is_no_tool_of_the_policys(sound: Path) -> None:
+    said = "kind: calculator, offered: false, example: {expression: 1 + 1}"
+    text = SOUND.replace('  - {call: {calculate: {expression: "1 + 1"}}}\n', "").replace("turns: 6", "turns: 1")
+    look = text[text.index("  look:") : text.index("answer: {from")]
+    sound.write_text(text.replace(look, "").replace("kind: calculator", said))
+    assert {one.code for one in validate([sound]).warnings} & {"limits", "odd-example"} == set()
