@@ -90,3 +90,12 @@ def test_tau_bench_is_solved_by_its_gold_and_by_nothing_only_where_nothing_is_to
     assert [one.task_index for one in trajectories if not one.success] == []
     assert len(trajectories) == count
     assert do_nothing(load(tmp_path / "spec.yaml", set={"vars.domain": domain})) == without_a_change
+
+
+@pytest.mark.shared_data
+def test_reasoning_gym_is_solved_by_its_own_answers_and_by_nothing_less(tmp_path: Path, play_oracle: Callable) -> None:
+    pytest.importorskip("reasoning_gym")
+    names = {"tasks.train.args.size": 2, "tasks.test.args.size": 2}
+    environment = load(written("reasoning-gym", tmp_path), set=names)
+    assert [one.reward.total for one in play_oracle(environment, "test")] == [1.0] * 6
+    assert do_nothing(load(tmp_path / "spec.yaml", set=names)) == 0
