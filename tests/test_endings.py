@@ -78,7 +78,7 @@ rlenv: 1
 name: ends
 tasks: {train: {rows: [{question: "What is 2 + 3?", answer: 5}]}}
 prompt: {user: "{{ task.question }}"}
-resources: {world: {kind: python, factory: "tools.py:world", run_in: loop}}
+resources: {world: {kind: python, function: "tools.py:world", run_in: loop}}
 tools:
   calculate: {kind: calculator}
   outage: {kind: python, function: "tools.py:outage"}

@@ -91,7 +91,7 @@ for line in sys.stdin:
 """
 KINDS: Final[Mapping[str, Kind]] = {
     "math": Kind(
-        "rewards: {correct: {kind: rule, rule: math_equal, expect: '{{ task.expected }}', limit_s: 1}}\n",
+        "rewards: {correct: {kind: rule, rule: math_equal, expect: '{{ task.expected }}', cpu_s: 1}}\n",
         "answer",
         lambda n: rf"\frac{{{2 * n + 1}}}{{2}}",
         lambda n: f"{n}+0.5",
@@ -129,7 +129,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "command": Kind(
         verify(
-            "work: {kind: command, argv: [sh, -c, 'set -e; echo $(($1 * $1)) > x; cat x', sh, '{{ args.text }}'],"
+            "work: {kind: command, command: [sh, -c, 'set -e; echo $(($1 * $1)) > x; cat x', sh, '{{ args.text }}'],"
             " cwd: temp, parameters: {text: string}, timeout_s: 1}",
             "text",
             ", compare: number",

@@ -75,7 +75,7 @@ SPECS = {
     "process": "tools: {work: {kind: python, function: 'work.py:work', run_in: process, workers: 4,"
     " example: {text: known}}}" + TERMS,
     "thread": "tools: {work: {kind: python, function: 'work.py:says', example: {text: known}}}" + TERMS,
-    "command": "tools: {work: {kind: command, argv: [./work.sh, '{{ args.text }}'], parameters: {text: string},"
+    "command": "tools: {work: {kind: command, command: [./work.sh, '{{ args.text }}'], parameters: {text: string},"
     " idempotent: true, example: {text: known}}}" + TERMS.replace('"did work"', '"did work\\n"'),
     "search": "tools: {work: {kind: http, preset: search-r1, url: 'URL/retrieve', example: {query: known}}}"
     + TERMS.replace("{text:", "{query:").replace("did work", "Doc 1(Title: did work) work"),

@@ -204,7 +204,7 @@ def write_specs(folder: Path, judge: Judge) -> list[Path]:
     for name in SPECS:
         spec = json.loads(json.dumps({**base, "name": name}))
         if name == "raises":
-            spec["resources"] = {"world": {"kind": "python", "factory": "tools.py:world", "run_in": "loop"}}
+            spec["resources"] = {"world": {"kind": "python", "function": "tools.py:world", "run_in": "loop"}}
         elif name == "hangs":
             tool = {"kind": "python", "function": "tools.py:calculate", "inject": ["task"], "timeout_s": 100}
             spec["tools"]["calculate"] = {**tool, "parameters": dict(schema)}

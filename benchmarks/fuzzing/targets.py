@@ -76,10 +76,10 @@ tools:
   query: {kind: sql, resource: db, max_rows: 3, timeout_s: 1}
   run: {kind: code, session: true, tools: [calculate], time_s: 1}
   ask: {kind: http, url: "http://127.0.0.1:9/{{ args.x }}", parameters: {x: {type: string}}}
-  day: {kind: command, argv: [date, -d, "{{ args.x }}"], parameters: {x: string}}
+  day: {kind: command, command: [date, -d, "{{ args.x }}"], parameters: {x: string}}
   say: {kind: model, endpoint: judge, prompt: "{{ args.x }}", parameters: {x: string}}
 observation: {max_chars: 100, template: "{{ result }}"}
-user: {kind: scripted, cues: [{when: "a|b", say: "{{ task.answer }}"}], replies: ["###STOP###"]}
+user: {kind: scripted, cues: [{pattern: "a|b", say: "{{ task.answer }}"}], replies: ["###STOP###"]}
 answer: {from: tag, tag: answer}
 limits: {turns: 3, tool_calls: 4, episode_s: 60}
 rewards:

@@ -264,7 +264,7 @@ def _corpus(
     """A search that finds everything or nothing, whose columns are others, or that has the questions themselves."""
     top_k, document = getattr(spec, "top_k", 3), subject.document
     try:
-        file = subject.loaded.base_of(f"{path}.corpus") / getattr(spec, "corpus", "")
+        file = subject.loaded.base_of(f"{path}.path") / getattr(spec, "path", "")
         if file.stat().st_size > 20_000_000:
             return
         found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -23,7 +23,7 @@ _READS_ARGS: Final = ("http", "command", "model", "agent")
 _NEEDS: Final = (
     ("session_mb", "session", (True,)),
     ("workers", "run_in", ("process",)),
-    ("size", "scope", ("pool",)),
+    ("workers", "scope", ("pool",)),
     ("isolation", "access", ("copy",)),
     ("path", "scope", ("disk",)),
     ("opponents", "among", ("group",)),
@@ -31,6 +31,7 @@ _NEEDS: Final = (
     ("processes", "sandbox", ("bubblewrap",)),
 )
 """Keys that are looked at only where another key of the entry has one of some values (None: any but 0)."""
+_OF_KIND: Final = {("workers", "run_in"): "python", ("workers", "scope"): "mcp", ("path", "scope"): ""}
 _ACTS: Final = (
     "add|append|book|buy|cancel|charge|creat|create|delet|delete|deposit|insert|move|order|pay|place|post|publish|refund"
     "|remove|reserve|schedule|sell|send|submit|transfer|update|withdraw|write"
@@ -208,7 +209,7 @@ def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
         if not isinstance(entry, Mapping):
             continue
         for key, other, values in _NEEDS:
-            of_kind = {"workers": "python", "path": "", "size": "mcp"}.get(key, kind)
+            of_kind = _OF_KIND.get((key, other), kind)
             if key not in entry or (of_kind != kind if place == path else key not in ("path", "reset_s")):
                 continue
             if entry.get(other, 1) != 0 if values is None else entry.get(other) in values:
@@ -231,13 +232,13 @@ def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
 def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """The findings on gold answers, on a search's results, and on calls that may not be repeated."""
     document = subject.document
-    status, ends = getattr(spec, "expect_status", None), getattr(spec, "expect_exit", None)
-    if status and not any(200 <= one < 400 for one in status):
+    status = getattr(spec, "expect_status", None)
+    if status and spec.kind == "http" and not any(200 <= one < 400 for one in status):
         message = f"only {', '.join(map(str, status))} counts as an answer: a call that goes well has failed"
         yield document.warning(f"{path}.expect_status", message, "add 200", "never-runs")
-    if ends and 0 not in ends:
+    if status and spec.kind == "command" and 0 not in status:
         message = "a program that ends well, with 0, has failed"
-        yield document.warning(f"{path}.expect_exit", message, "add 0", "never-runs")
+        yield document.warning(f"{path}.expect_status", message, "add 0", "never-runs")
     failing = sorted({one for one in status or () if one >= 500 or one in (401, 403, 429)})
     if failing:
         message = f"{failing[0]} counts as an answer: an outage is shown as one, and scored"
@@ -255,20 +256,20 @@ def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Findin
 
 def _commands(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """Programs that run what the model writes, that write one file, or whose exit code says what they found."""
-    argv, warn = tuple(getattr(spec, "argv", ())), subject.document.warning
-    if not argv:
+    if spec.kind != "command":
         return
+    argv, warn = tuple(getattr(spec, "command", ())), subject.document.warning
     name, rest = argv[0].rpartition("/")[2], argv[1:]
-    if name in _ASKS and 1 not in getattr(spec, "expect_exit", ()):
+    if name in _ASKS and 1 not in getattr(spec, "expect_status", ()):
         message = f"{name} ends with 1 where {_ASKS[name]}, which is shown as a failure"
-        yield warn(path, message, "write expect_exit: [0, 1]", "odd-policy", at="key")
+        yield warn(path, message, "write expect_status: [0, 1]", "odd-policy", at="key")
     runs = any(one in ("-c", "-e", "-lc", "--eval") for one in rest) and any(
         re.search(r"\bargs\b", one) for one in rest
     )
     is_free = getattr(spec, "sandbox", "none") == "none"
     if _RUNS.fullmatch(name) and is_free and (runs or re.search(r"\bargs\b", str(getattr(spec, "stdin", "")))):
         message = f"{name} runs what the model writes, with all rights of the trainer"
-        yield warn(f"{path}.argv", message, "write sandbox: bubblewrap, or take kind: code", "no-sandbox")
+        yield warn(f"{path}.command", message, "write sandbox: bubblewrap, or take kind: code", "no-sandbox")
     is_shared = getattr(spec, "cwd", "temp") != "temp" and "{" not in getattr(spec, "cwd", "")
     writes = name in _WRITES or (name == "sed" and "-i" in rest) or (_RUNS.fullmatch(name) and ">" in " ".join(rest))
     absolute = next((one for one in rest if one.startswith("/") and "{" not in one and one != "/dev/null"), "")
@@ -397,10 +398,10 @@ def _times(subject: Subject) -> Iterator[Finding]:
                     f"a request may take {given:g} s, and limits.reward_s ends '{name}' after {limits.reward_s:g} s"
                 )
                 yield document.warning(place, message, "raise limits.reward_s", "limits")
-        limit_s = getattr(reward, "limit_s", None)
+        limit_s = getattr(reward, "timeout_s", None)
         if isinstance(limit_s, (int, float)) and limit_s > limits.reward_s:
             message = f"a verdict may take {limit_s:g} s, and limits.reward_s ends it after {limits.reward_s:g} s"
-            yield document.warning(f"rewards.{name}.limit_s", message, "raise limits.reward_s", "limits")
+            yield document.warning(f"rewards.{name}.timeout_s", message, "raise limits.reward_s", "limits")
 
 
 def _answer(subject: Subject) -> Iterator[Finding]:

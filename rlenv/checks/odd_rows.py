@@ -200,7 +200,7 @@ def _splits(subject: Subject) -> Iterator[Finding]:
                 hint = "draw from a seed: random.Random(1)"
                 yield subject.document.warning(f"tasks.{name}.python", message, hint, "unsteady")
     if spec.roots and not any(
-        (path[-1] in ("path", "init", "copy_from", "factory", "spec") and "task" in text) or "images" in path
+        (path[-1] in ("path", "init", "copy_from", "function", "spec") and "task" in text) or "images" in path
         for path, text in strings_in(subject.document.data, ())
         if path[0] != "tasks"
     ):

@@ -21,7 +21,7 @@ _RANGES: Final = (
     (r"(?:calls|limits|tools\.[^.]+|endpoints\.[^.]+)\.(?:timeout_s|turn_s|reward_s|attempt_s)", 0.05, 3_600, "limits"),
     (r"endpoints\.[^.]+\.timeout_s", 0.5, 3_600, "limits"),
     (r"limits\.episode_s", 5, 21_600, "limits"),
-    (r"rewards\.[^.]+(?:\.judges\.\d+)?\.limit_s", 0.5, 3_600, "limits"),
+    (r"rewards\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
     (r".*\.start_timeout_s", 0.2, 600, "limits"),
     (r".*\.(?:time_s|cpu_s|total_s)", 0.05, 1_800, "limits"),
     (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
@@ -52,7 +52,7 @@ _RANGES: Final = (
     (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
     (r"rewards\.[^.]+\.compare\.(?:relative_)?tolerance", 0, 0.5, "any-answer"),
     (r"rewards\.[^.]+\.opponents", 1, 64, "odd-policy"),
-    (r"tools\.[^.]+\.max_turns", 2, 1_000, "limits"),
+    (r"tools\.[^.]+\.turns", 2, 1_000, "limits"),
     (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
 )  # fmt: skip
 """Keys with numbers, the least and the most that anybody means, and the code of what is outside."""
@@ -186,11 +186,11 @@ def _texts(subject: Subject) -> Iterator[Finding]:
             yield warn(path, f"'{found[0]}' stands for something that nobody has filled in", "fill it in", "unfinished")
         if (found := _ADDRESS.match(text)) is not None and (why := _nowhere(found)):
             yield warn(path, why, "mend the address", "address")
-        argv = subject.document.get(path[:2]) or {}
-        is_shell = len(path) == 4 and path[2] == "argv" and path[3] and _SHELL.fullmatch(text)
-        if is_shell and str(argv["argv"][0]).rpartition("/")[2] not in _SHELLS:
+        entry = subject.document.get(path[:2]) or {}
+        is_shell = len(path) == 4 and path[2] == "command" and path[3] and _SHELL.fullmatch(text)
+        if is_shell and entry["kind"] == "command" and str(entry["command"][0]).rpartition("/")[2] not in _SHELLS:
             message = f"'{text}' is a shell's sign, and there is no shell: the program gets it as an argument"
-            yield warn(path, message, "write argv: [sh, -c, …], or do it in the program", "no-shell")
+            yield warn(path, message, "write command: [sh, -c, …], or do it in the program", "no-shell")
         if path[-1] == "response" and re.match(r"\s*['`]", text):
             message = "it is a constant, and selects nothing of the answer"
             yield warn(path, message, "take the quotes away", "constant-term")
@@ -359,11 +359,11 @@ def _script(subject: Subject, user: Any) -> Iterator[Finding]:
     """Cues that nothing reaches, or that hide others, and a user who ends the dialogue before it begins."""
     spec, document = subject.loaded.spec, subject.document
     said = [step.say for step in spec.steps[:-1] if step.say is not None]
-    patterns = [re.compile(cue.when, re.IGNORECASE) if _compiles(cue.when) else None for cue in user.cues]
+    patterns = [re.compile(cue.pattern, re.IGNORECASE) if _compiles(cue.pattern) else None for cue in user.cues]
     met = any(one is None or one.search(text) for one in patterns for text in said)
     if said and patterns and not met:
         message = "no text of the oracle's meets a cue"
-        yield document.warning("user.cues", message, "mend 'when', or let the oracle ask", "unmet-cue", at="key")
+        yield document.warning("user.cues", message, "mend 'pattern', or let the oracle ask", "unmet-cue", at="key")
     tells = [text for path, text in strings_in(subject.document.get("user"), ()) if path[-1] not in ("when", "stop")]
     cells = Counter(str(value) for split in subject.splits.values() for row in split.rows for value in row.values())
     own = [cell for cell, count in cells.items() if count == 1 and len(cell) > 2 and cell[0].isupper()]
@@ -381,18 +381,18 @@ def _script(subject: Subject, user: Any) -> Iterator[Finding]:
         message = "the user tells every task the same: nothing that it says reads the row"
         yield document.warning("user.cues", message, "tell what the row wants: {{ task.… }}", "same-prompt", at="key")
     for index, cue in enumerate(user.cues):
-        lone = next((one for one in cue.when.split("|") if re.fullmatch(r"[A-Za-z]{1,3}", one)
+        lone = next((one for one in cue.pattern.split("|") if re.fullmatch(r"[A-Za-z]{1,3}", one)
                      and re.search(rf"(?i)\w{one}|{one}\w", _COMMON)), "")  # fmt: skip
         if lone:
             inside = next(word for word in _COMMON.split() if lone.lower() in word and lone.lower() != word)
             message = f"'{lone}' is met inside other words too, such as '{inside}'"
-            yield document.warning(("user", "cues", index, "when"), message, rf"write \b{lone}\b", "hidden-cue")
+            yield document.warning(("user", "cues", index, "pattern"), message, rf"write \b{lone}\b", "hidden-cue")
             return
-        plain = [part for part in cue.when.split("|") if re.fullmatch(r"[\w\s']+", part)]
+        plain = [part for part in cue.pattern.split("|") if re.fullmatch(r"[\w\s']+", part)]
         for above, one in enumerate(patterns[:index]):
             if one is not None and (one.search("") or any(one.search(part) for part in plain)):
                 message = f"it meets what cue {index + 1} waits for, which is never said then"
-                yield document.warning(("user", "cues", above, "when"), message, "put it last", "hidden-cue")
+                yield document.warning(("user", "cues", above, "pattern"), message, "put it last", "hidden-cue")
                 return
     replies = user.replies
     if any(not replies[0].replace(stop, "").strip() for stop in stops_of(user) if replies and stop in replies[0]):

@@ -1,10 +1,36 @@
-"""PyYAML's syntax errors in plain words: the one edge where they are converted."""
+"""Words that are not the language's own: PyYAML's errors, converted here alone, and keys that had another name."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from rlenv.errors import SpecError
+
+if TYPE_CHECKING:
+    from rlenv.language.yamltree import Node
+
+FORMER: Mapping[str, Mapping[str, str]] = {
+    "resources.*:gymnasium|python": {"factory": "function"},
+    "rewards.*:calls_match": {"ordered": "order"},
+    "rewards.*:contains": {"match": "mode"},
+    "rewards.*:gsm8k": {"clip_chars": "max_chars"},
+    "rewards.*:judge": {"limit_s": "timeout_s"},
+    "rewards.*:judge.judges.*": {"limit_s": "timeout_s"},
+    "rewards.*:math_equal": {"limit_s": "cpu_s"},
+    "rewards.*:rl_factory_search": {"form": "structure"},
+    "rewards.*:state": {"after": "expect", "by": "function"},
+    "tools.*:agent": {"max_turns": "turns"},
+    "tools.*:command": {"argv": "command", "expect_exit": "expect_status"},
+    "tools.*:mcp": {"size": "workers"},
+    "tools.*:search": {"corpus": "path"},
+    "user:scripted.cues.*": {"when": "pattern"},
+}
+"""Names that keys had, with the present ones, by the place of their mapping; behind `:` its kinds, or the rule."""
 
 # (PyYAML 6.0's problem as a pattern, what was found and expected, the nearest fix); the first that fits is taken.
 _WORDS: tuple[tuple[str, str, str], ...] = (
@@ -88,3 +114,48 @@ def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
             return message.format(*match.groups()), hint.format(), mark
     context = f" ({error.context})" if error.context else ""
     return f"this is not YAML: {problem}{context}", "check the indentation and the quotes here", mark
+
+
+def rename(root: Node) -> None:
+    """Gives each key of a tree that has a former name its present one; the key's place says how it `was` written.
+
+    Raises:
+        SpecError: a file has both names in one mapping.
+    """
+    for place, words in FORMER.items():
+        for path, node in _at(root, place.split("."), ()):
+            assert isinstance(node.value, dict)
+            held: dict[str, Node] = {}
+            for key, child in node.value.items():
+                name, at = words.get(key, key), child.key
+                if name in held and at and (other := held[name].key) and at.file == other.file:
+                    message = f"found '{at.was or key}' beside '{other.was or name}'; both are '{name}'"
+                    raise SpecError([at.fault(".".join((*path, key)), message, "remove one of them")])
+                held[name] = child
+                if name != key and at:
+                    child.key = replace(at, was=key)
+            node.value = held
+
+
+def former_names(place: str, kind: str) -> dict[str, str]:
+    """The former names of an entry's keys by their present ones, such as those of `tools` of kind `command`."""
+    found = [words for at, words in FORMER.items() if at.startswith(f"{place}.*:") and kind in re.split(r"[:|]", at)]
+    return {name: was for words in found for was, name in words.items()}
+
+
+def _at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The mappings at a place of `FORMER`, with their paths."""
+    if not parts:
+        if isinstance(node.value, dict):
+            yield path, node
+        return
+    name, _, kinds = parts[0].partition(":")
+    held = node.value.items() if isinstance(node.value, dict) else ()
+    for key, child in enumerate(node.value) if isinstance(node.value, list) else held:
+        if name in (key, "*") and (not kinds or _kind(child.value) in kinds.split("|")):
+            yield from _at(child, parts[1:], (*path, str(key)))
+
+
+def _kind(value: Any) -> Any:
+    named = [value[key].value for key in ("rule", "kind") if key in value] if isinstance(value, dict) else []
+    return named[0] if named else ""

@@ -87,7 +87,7 @@ class PythonResourceSpec(ResourceSpec):
     """
 
     kind: Literal["python"]
-    factory: Text
+    function: Text
     """`file.py:function`, relative to the spec, or `package.module:function`."""
     run_in: Literal["loop", "thread"] = "thread"
     """Where a plain function runs: `thread` where it may block; `loop` for a quick one."""
@@ -224,12 +224,12 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
     Raises:
         UsageError: there is no such function, or it takes what nothing gives.
     """
-    with under("factory"):
-        function = import_function(spec.factory, base=context.bases.get("factory", context.base))
-    names = named_parameters(function, key="factory", offered=_OFFERED)
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
+    names = named_parameters(function, key="function", offered=_OFFERED)
     if "task" in names and spec.scope == "process":
         raise UsageError(
-            "a resource of scope process is made once and has no task", key="factory", hint="use scope: episode"
+            "a resource of scope process is made once and has no task", key="function", hint="use scope: episode"
         )
     return PythonResource(
         name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"

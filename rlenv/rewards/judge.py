@@ -62,7 +62,7 @@ class JudgeMemberSpec(Spec):
     """Sampling of its own; the term's otherwise."""
     weight: _Above0 = 1.0
     """What its score counts against the others' in `mean`, `median`, `majority` and `trimmed`."""
-    limit_s: _Above0 | None = None
+    timeout_s: _Above0 | None = None
     """A limit of its own; the term's otherwise."""
 
 
@@ -93,7 +93,7 @@ class JudgeSpec(RewardSpec):
     combine: Combine = "mean"
     """How several scores become one: `mean`, `median`, `majority` (the lowest of equally frequent ones), `min`, `max`
     or `trimmed` (the mean without one lowest and one highest)."""
-    limit_s: _Above0 | None = None
+    timeout_s: _Above0 | None = None
     """Seconds for one judge's verdict, retries included; after them it has failed. By default the endpoint's limits."""
     pairwise: PairwiseSpec | None = None
     """Compare with another answer, in both orders, in place of a score: 1 for a win, 0 for a loss. The prompt's
@@ -325,7 +325,7 @@ def _member(
     ]
     written += [endpoint.sampling.model_dump(exclude={"seed"}), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
     digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    limit_s = member.limit_s or spec.limit_s
+    limit_s = member.timeout_s or spec.timeout_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
 

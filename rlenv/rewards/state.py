@@ -59,12 +59,12 @@ class StateSpec(RewardSpec):
     """
 
     kind: Literal["state"]
-    after: Any = "{{ task.gold }}"
+    expect: Any = "{{ task.gold }}"
     """The gold calls, in the forms that an oracle's `call` takes: a template that gives them."""
     of: tuple[Text, ...] = ()
     """Names of resources, also parts of them: `shop.orders` is a table, a key, an attribute or a file, which is there
     before the gold calls or after them. All by default."""
-    by: Text | None = None
+    function: Text | None = None
     """`file.py:function` that takes a resource and gives what is compared, such as a benchmark's own digest; a plain
     one is called in a thread."""
 
@@ -239,9 +239,10 @@ def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
             raise UsageError(f"episodes share '{resource}'", key="of", hint="give it scope: episode")
     if not parts:
         raise UsageError("no resource is an episode's own", hint="add one with scope: episode")
-    after = compile_for_context(spec.after, where="after", names=frozenset(("task", "vars")))
-    with under("by"):
-        function = import_function(spec.by, base=context.bases.get("by", context.base)) if spec.by is not None else None
+    after = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars")))
+    with under("function"):
+        at = spec.function
+        function = None if at is None else import_function(at, base=context.bases.get("function", context.base))
 
     async def state(resources: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
@@ -324,4 +325,4 @@ def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
     return f"{name} is …{shown[0]} and not …{shown[1]}"
 
 
-KIND = Kind(StateSpec, _compile, values=(0, 1), gold="after", of_calls=True)
+KIND = Kind(StateSpec, _compile, values=(0, 1), gold="expect", of_calls=True)

@@ -169,7 +169,7 @@ def expected_of(run: Path, lock: str, task: Mapping[str, Any]) -> dict[str, str]
 def _expected(asks: Mapping[str, Any], task: Mapping[str, Any]) -> str:
     if "expect" in asks:
         golds = _gold(asks["expect"], task)
-        joined = " and " if asks.get("match") == "all" else " or "
+        joined = " and " if asks.get("mode", asks.get("match")) == "all" else " or "
         return joined.join(one if isinstance(one, str) else json.dumps(one, default=str) for one in golds)
     if isinstance(asks.get("pattern"), str):
         return f"a match of {asks['pattern']}"

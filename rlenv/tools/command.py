@@ -53,7 +53,7 @@ class CommandSpec(ToolSpec):
     """Runs a program on this machine; its arguments are templates, and there is no shell."""
 
     kind: Literal["command"]
-    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
+    command: Annotated[tuple[Text, ...], Field(min_length=1)]
     """The program and its arguments; each template makes one argument, a list makes several, None makes none."""
     stdin: Text | None = None
     """What the program reads; a template."""
@@ -64,7 +64,7 @@ class CommandSpec(ToolSpec):
     """The program's environment beside PATH and LANG; values are templates, and secrets are written ${env:NAME}."""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
     """What the model gives, read by templates as `args`: `{text: string, limit: integer?}`, or a JSON Schema."""
-    expect_exit: tuple[Annotated[Int, Field(ge=0, le=255)], ...] = (0,)
+    expect_status: tuple[Annotated[Int, Field(ge=0, le=255)], ...] = (0,)
     """The exit statuses that count as an answer."""
     max_bytes: Annotated[Int, Field(ge=1, le=100_000_000)] = 1_000_000
     """A program that writes more than this is killed."""
@@ -85,22 +85,22 @@ class CommandSpec(ToolSpec):
 
 
 def _program(spec: CommandSpec, context: CompileContext) -> str:
-    word = spec.argv[0]
+    word = spec.command[0]
     if is_dynamic(word):
-        raise UsageError(f"the program '{word}' must not depend on the call", key="argv", hint="write it out")
+        raise UsageError(f"the program '{word}' must not depend on the call", key="command", hint="write it out")
     word = str(compile_template(word).text(vars=context.vars))
     search = f"{os.environ.get('PATH', '')}:{_PATH}"
     if "/" in word:
-        path = context.path("argv", word).absolute()
+        path = context.path("command", word).absolute()
         if not path.is_file():
-            raise UsageError(f"there is no program '{word}' beside the spec", key="argv")
+            raise UsageError(f"there is no program '{word}' beside the spec", key="command")
         if not os.access(path, os.X_OK):
-            raise UsageError(f"'{word}' is not executable", key="argv", hint=f"run: chmod +x {word}")
+            raise UsageError(f"'{word}' is not executable", key="command", hint=f"run: chmod +x {word}")
         return str(path)
     found = shutil.which(word, path=search)
     if found is None:
         hint = did_you_mean(word, sorted(_programs(search)), otherwise="install it")
-        raise UsageError(f"there is no program '{word}' on PATH", key="argv", hint=hint)
+        raise UsageError(f"there is no program '{word}' on PATH", key="command", hint=hint)
     return found
 
 
@@ -135,8 +135,8 @@ def _json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """One entry of `argv`. `before` gives what the author wrote, and resources are, before the first thing that a call
-    fills in, and all of it where a call fills in nothing."""
+    """One entry of `command`. `before` gives what the author wrote, and resources are, before the first thing that a
+    call fills in, and all of it where a call fills in nothing."""
 
     fill: Filling
     is_filled: bool
@@ -191,7 +191,7 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
         raise ToolFailed(f"the sandbox of {name} could not be started", reason="worker", retryable=True)
     if ended.is_flood:
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
-    if ended.code not in spec.expect_exit:
+    if ended.code not in spec.expect_status:
         # 128 and the number is how a shell says that what it ran was killed.
         was_killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
         reason = "killed" if was_killed else "disk_full" if _is_full(folder) else "failed"
@@ -271,8 +271,8 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
         return compile_filling(value, key=key, parameters=parameters, vars=context.vars, resources=context.resources)
 
     words = [
-        _Word(filling(f"argv.{index}", word), is_dynamic(word), filling(f"argv.{index}", _before(word)))
-        for index, word in enumerate(spec.argv[1:], start=1)
+        _Word(filling(f"command.{index}", word), is_dynamic(word), filling(f"command.{index}", _before(word)))
+        for index, word in enumerate(spec.command[1:], start=1)
     ]
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))

@@ -31,7 +31,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
 
 
 class GymnasiumSpec(ResourceSpec):
-    """A world with the methods of `gymnasium.Env`: one that Gymnasium knows by `id`, or one that `factory` makes.
+    """A world with the methods of `gymnasium.Env`: one that Gymnasium knows by `id`, or one that `function` makes.
 
     Each episode makes, resets and closes its own. Templates and rewards read its `text`, `observation`, `info`,
     `total` (the sum of what its steps paid), `rewards` (the same by turn), `steps`, `terminated` and `truncated`.
@@ -40,10 +40,10 @@ class GymnasiumSpec(ResourceSpec):
     kind: Literal["gymnasium"]
     id: Text | None = None
     """As `gymnasium.make` takes it: `FrozenLake-v1`, or `module:NAME` for a package that registers its worlds."""
-    factory: Text | None = None
+    function: Text | None = None
     """In place of `id`: `file.py:Class` or `module:function`."""
     args: Mapping[str, Any] = {}
-    """Arguments by name, of `gymnasium.make` or of the factory; texts are templates over `task` and `vars`."""
+    """Arguments by name, of `gymnasium.make` or of the function; texts are templates over `task` and `vars`."""
     seed: Any = None
     """In place of the episode's seed, such as `{{ task.seed }}`: all episodes of a task begin alike then."""
     text: Text | None = None
@@ -146,7 +146,7 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
     except TemplateError as error:
         raise UsageError(f"the arguments cannot be made of the first row: {error}", key="args") from error
     except Exception as error:  # a world may fail in any way; Gymnasium's own errors say what is nearest
-        raise UsageError(f"the world cannot be made: {failure(error)}", key="id" if spec.id else "factory") from error
+        raise UsageError(f"the world cannot be made: {failure(error)}", key="id" if spec.id else "function") from error
     if spec.id is not None and "ansi" in first.metadata.get("render_modes", ()):
         given["render_mode"] = "ansi"
     opened = PythonResource(
@@ -157,13 +157,13 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
 
 def _maker(spec: GymnasiumSpec, context: CompileContext) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What makes the world, and arguments that it is given unless the entry says otherwise."""
-    if spec.id is not None and spec.factory is None:
+    if spec.id is not None and spec.function is None:
         # Gymnasium's checks of a world only warn, and take longer than most steps.
         return partial(gymnasium.make, spec.id), {"disable_env_checker": True}
-    if spec.factory is None or spec.id is not None:
-        raise UsageError("a world has either 'id' or 'factory'", hint="write id: FrozenLake-v1")
-    with under("factory"):
-        return import_function(spec.factory, base=context.bases.get("factory", context.base)), {}
+    if spec.function is None or spec.id is not None:
+        raise UsageError("a world has either 'id' or 'function'", hint="write id: FrozenLake-v1")
+    with under("function"):
+        return import_function(spec.function, base=context.bases.get("function", context.base)), {}
 
 
 def _shown(made: Any, text: Template | None, **values: Any) -> Callable[[World], str]:
@@ -250,7 +250,7 @@ def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], C
         for length in reversed(space.shape):
             schema = {"type": "array", "items": schema, "minItems": length, "maxItems": length}
         return schema, lambda action: checked(np.asarray(action, dtype=space.dtype))
-    hint = "give 'factory' a gymnasium.ActionWrapper that takes numbers, lists or texts"
+    hint = "give 'function' a gymnasium.ActionWrapper that takes numbers, lists or texts"
     raise UsageError(f"an action of {space} cannot be written as JSON", key="resource", hint=hint)
 
 

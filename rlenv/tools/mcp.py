@@ -79,9 +79,9 @@ class McpSpec(ToolSpec):
     prefix: Text = ""
     """Stands before the names that are not under `rename`."""
     scope: Literal["process", "episode", "pool"] = "process"
-    """One session for all episodes, one for each episode, or as many as `size` for all. With `episode`, templates in
+    """One session for all episodes, one for each episode, or as many as `workers` for all. With `episode`, templates in
     `command`, `cwd`, `env`, `url` and `headers` may read `task` and `resources`."""
-    size: Annotated[Int, Field(ge=1, le=256)] | None = None
+    workers: Annotated[Int, Field(ge=1, le=256)] | None = None
     """With `scope: pool`: how many sessions; 4 otherwise."""
     start_timeout_s: Annotated[Float, Field(gt=0)] = 30.0
     """The server has to answer within this many seconds after its start."""
@@ -98,9 +98,9 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
     for key, owner in (("env", "command"), ("cwd", "command"), ("headers", "url"), ("transport", "url")):
         if key in spec.model_fields_set and getattr(spec, owner) is None:
             raise UsageError(f"it is read only with '{owner}'", key=key, hint=f"remove '{key}'")
-    if spec.size is not None and spec.scope != "pool":
+    if spec.workers is not None and spec.scope != "pool":
         raise UsageError(
-            f"it is read only with 'scope: pool', and the scope is {spec.scope}", key="size", hint="remove 'size'"
+            f"it is read only with 'scope: pool', and the scope is {spec.scope}", key="workers", hint="remove 'workers'"
         )
     if importlib.util.find_spec("mcp") is None:
         raise MissingExtra("the tool kind 'mcp'", extra="mcp")
@@ -313,7 +313,7 @@ def _tool(
     parameters = _parameters(tool, server)
     is_own = spec.scope == "episode"
     is_stateless = all(one.is_read_only for one in listing.tools)
-    size = (spec.size or _DEFAULT_POOL) if spec.scope == "pool" else 1
+    size = (spec.workers or _DEFAULT_POOL) if spec.scope == "pool" else 1
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         _check_sendable(arguments)

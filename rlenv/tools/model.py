@@ -224,7 +224,7 @@ class AgentSpec(ToolSpec):
     """Who plays it: the name of an entry under `endpoints` of this spec."""
     mode: Literal["tools", "text"] = "tools"
     """`tools`: the server's own tool calls; `text`: raw text, read by the agent's dialect."""
-    max_turns: Annotated[Int, Field(ge=1)] | None = None
+    turns: Annotated[Int, Field(ge=1)] | None = None
     """Instead of the agent's own `limits.turns`."""
     parameters: Mapping[str, Any] = Field(default_factory=lambda: {"question": "string"})
     """The tool's arguments: `{text: string, limit: integer?}`, or a JSON Schema of an object."""
@@ -265,7 +265,7 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
     }
     parameters = parameters_of(spec.parameters, written)
     fill = compile_value(dict(row)) if row is not None else None
-    overrides = {"limits.turns": spec.max_turns} if spec.max_turns is not None else {}
+    overrides = {"limits.turns": spec.turns} if spec.turns is not None else {}
     nested: Nested = context.nest(context.path("spec", spec.spec), overrides)
     constants = context.vars
 

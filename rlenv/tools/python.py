@@ -334,7 +334,7 @@ def _several(name: str, spec: PythonSpec, given: Sequence[Any], context: Compile
         fills = {key: key for key in names if key in takes}
         if next(iter(takes), "") == "self":
             if not names or names[0] not in context.resources:
-                hint = "add resources: {world: {kind: python, factory: …}}, and inject: [world]"
+                hint = "add resources: {world: {kind: python, function: …}}, and inject: [world]"
                 raise UsageError(f"'{called}' is a method, and no resource is its object", key="schemas", hint=hint)
             fills["self"] = names[0]
         found.append(compile_function(callable_name(called), spec, context, function, fills))

@@ -113,7 +113,7 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         hint = did_you_mean(corpus.name, names_in(corpus.parent), otherwise="name a file that is there")
-        raise UsageError(f"cannot read {corpus}: {why}", key="corpus", hint=hint) from error
+        raise UsageError(f"cannot read {corpus}: {why}", key="path", hint=hint) from error
     parts = [_FORMAT, str(library.__version__), *(f"{key}={fields[key]}" for key in sorted(fields))]
     digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
     with _lock:
@@ -134,15 +134,15 @@ def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"{corpus.name}:{number}: not JSON: {error}", key="corpus", hint=_LINE) from error
+            raise UsageError(f"{corpus.name}:{number}: not JSON: {error}", key="path", hint=_LINE) from error
         text = row.get(fields["text"]) if isinstance(row, dict) else None
         if not isinstance(text, str):
             message = f"{corpus.name}:{number}: expected an object with a text under '{fields['text']}'"
-            raise UsageError(message, key="corpus", hint=_LINE)
+            raise UsageError(message, key="path", hint=_LINE)
         title = row.get(fields["title"])
         found.append(Document(str(row.get(fields["id"], number)), title if isinstance(title, str) else "", text))
     if not found:
-        raise UsageError(f"{corpus.name} has no documents", key="corpus", hint=_LINE)
+        raise UsageError(f"{corpus.name} has no documents", key="path", hint=_LINE)
     return found
 
 
@@ -193,7 +193,7 @@ class SearchSpec(ToolSpec):
     """Searches a corpus by words (BM25)."""
 
     kind: Literal["search"]
-    corpus: Text
+    path: Text
     """A .jsonl file, relative to the spec: one document a line."""
     top_k: Annotated[Int, Field(ge=1, le=100)] = 3
     """How many documents a search gives."""
@@ -215,7 +215,7 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
         UsageError: the corpus cannot be read.
     """
     index = load_index(
-        context.path("corpus", spec.corpus),
+        context.path("path", spec.path),
         fields=spec.fields.model_dump(),
         cache=context.path("index", spec.index) if spec.index is not None else None,
     )

@@ -280,7 +280,7 @@ _REPLY_NAMES = frozenset(("task", "vars", "message", "turn"))
 class CueSpec(Spec):
     """A reply to certain words."""
 
-    when: Text
+    pattern: Text
     """A regular expression, in the language of RE2, that is searched in the policy's message; case does not count."""
     say: Text
     """The reply, a template over `task`, `vars`, `message` and `turn`."""
@@ -342,12 +342,12 @@ def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Script
     """
     if not spec.cues and not spec.replies:
         raise UsageError(
-            "the user has nothing to say", hint="add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'"
+            "the user has nothing to say", hint="add 'replies: [TEXT]', or 'cues: [{pattern: WORDS, say: TEXT}]'"
         )
     cues: list[tuple[Pattern, Template]] = []
     for index, cue in enumerate(spec.cues):
-        with under(f"cues.{index}.when"):
-            pattern = compile_pattern(cue.when, dot_all=False, ignore_case=True)
+        with under(f"cues.{index}.pattern"):
+            pattern = compile_pattern(cue.pattern, dot_all=False, ignore_case=True)
         cues.append((pattern, template_of(cue.say, key=f"cues.{index}.say", names=_REPLY_NAMES)))
     replies = [template_of(text, key=f"replies.{index}", names=_REPLY_NAMES) for index, text in enumerate(spec.replies)]
     return _Scripted(stops_of(spec), spec.hears, tuple(cues), tuple(replies))

@@ -24,7 +24,7 @@ TEXT = {"text": "string"}
 
 
 def compiled(argv: list[str], *, base: Path = Path(), **keys: Any) -> Tool:
-    spec = CommandSpec.model_validate({"kind": "command", "argv": argv, "timeout_s": 60.0, **keys})
+    spec = CommandSpec.model_validate({"kind": "command", "command": argv, "timeout_s": 60.0, **keys})
     (tool,) = KIND.factory("run", spec, CompileContext(base=base))
     assert isinstance(tool, Tool)
     return tool
@@ -36,7 +36,7 @@ def run(argv: list[str], arguments: dict[str, Any] | None = None, **keys: Any) -
 
 def inside(script: str, **keys: Any) -> ToolResult:
     """A shell in the sandbox, which is the worst program that an author may offer."""
-    return run(["sh"], stdin=script, sandbox="bubblewrap", expect_exit=list(range(256)), **keys)
+    return run(["sh"], stdin=script, sandbox="bubblewrap", expect_status=list(range(256)), **keys)
 
 
 # Options.

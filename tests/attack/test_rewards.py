@@ -294,7 +294,7 @@ MATHS = [
 
 def test_a_hostile_expression_is_wrong_and_costs_no_other_comparison() -> None:
     pytest.importorskip("math_verify", reason="the extra `math` is not installed")
-    term = compile_term(rule="math_equal", expect="x+8", limit_s=1.0)
+    term = compile_term(rule="math_equal", expect="x+8", cpu_s=1.0)
     assert term.measure_async is not None
 
     async def measured(answer: str) -> float | None:

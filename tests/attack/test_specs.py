@@ -132,7 +132,7 @@ def test_a_missing_section_hides_no_fault_of_the_others(section: str, tmp_path: 
 
 def test_an_entry_at_fault_makes_no_fault_of_those_that_use_it(tmp_path: Path) -> None:
     more = """
-    resources: {data: {kind: python, factory: "nowhere.py:make"}}
+    resources: {data: {kind: python, function: "nowhere.py:make"}}
     endpoints: {other: {base_url: "${env:NOT_SET_AT_ALL}", model: 5}}
     tools:
       a: {kind: python, function: "json:dumps", inject: [data], parameters: {obj: string}}

@@ -137,9 +137,9 @@ def guess(number: int, task: dict) -> str:
 def calls(context):
     return float(sum(len(turn.results) for turn in context.turns))
 '''
-BOARD = """resources: {board: {kind: python, factory: "tools.py:load"}}
+BOARD = """resources: {board: {kind: python, function: "tools.py:load"}}
 tools: {note: {kind: python, function: "tools.py:note", inject: [board], mutates: true}}"""
-TOOL = """resources: {board: {kind: python, factory: "tools.py:load"}}
+TOOL = """resources: {board: {kind: python, function: "tools.py:load"}}
 tools: {%s: {kind: python, function: "tools.py:%s", inject: [%s], mutates: true}}"""
 MOVES = {
     "more": TOOL % ("move", "move", "board"),

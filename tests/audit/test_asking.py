@@ -33,7 +33,7 @@ def remove(name: str, people) -> str:
     people[:] = [one for one in people if one["name"] != name]
     return f"{len(people)} left"
 '''
-MORE = """resources: {people: {kind: python, factory: 'tools.py:load', run_in: loop}}
+MORE = """resources: {people: {kind: python, function: 'tools.py:load', run_in: loop}}
 tools:
   find: {kind: python, function: 'tools.py:find', inject: [people], run_in: loop}
   remove: {kind: python, function: 'tools.py:remove', inject: [people], run_in: loop, mutates: true}

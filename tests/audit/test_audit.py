@@ -336,7 +336,7 @@ def test_an_answer_that_is_right_on_its_own_task_alone_is_no_guess(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_call_that_the_audit_lets_fail_has_not_run(tmp_path: Path) -> None:
-    book = '\nresources: {book: {kind: python, factory: "tools.py:open_book", run_in: loop}}\ntools:'
+    book = '\nresources: {book: {kind: python, function: "tools.py:open_book", run_in: loop}}\ntools:'
     pay = 'function: "tools.py:pay", inject: [book], mutates: true'
     path = write(
         tmp_path,
@@ -481,7 +481,7 @@ def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scope", "said"), [("process", True), ("episode", False)])
 def test_a_state_that_episodes_share_is_said_to_be_no_one_episodes(tmp_path: Path, scope: str, said: bool) -> None:
-    book = f'\nresources: {{book: {{kind: python, factory: "tools.py:open_book", scope: {scope}}}}}\ntools:'
+    book = f'\nresources: {{book: {{kind: python, function: "tools.py:open_book", scope: {scope}}}}}\ntools:'
     pay = 'function: "tools.py:pay", inject: [book], mutates: true'
     reward = '  paid: {kind: rule, python: "tools.py:paid", gate: correct >= 1}\n'
     notes = audited(write(tmp_path, reward, **{"\ntools:": book, 'function: "tools.py:look"': pay})).notes

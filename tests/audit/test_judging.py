@@ -325,8 +325,8 @@ def answers(*given: Any) -> list[dict[str, Any]]:
 
 
 CORRECT = "{kind: rule, rule: exact_match, expect: '{{ task.answer }}'}"
-STATE = "resources: {store: {kind: python, factory: 'tools.py:open_orders', run_in: loop}}\nlimits: {turns: 6}"
-TRIES = "resources: {tries: {kind: python, factory: 'tools.py:open_tries', run_in: loop}}\nlimits: {turns: 6}"
+STATE = "resources: {store: {kind: python, function: 'tools.py:open_orders', run_in: loop}}\nlimits: {turns: 6}"
+TRIES = "resources: {tries: {kind: python, function: 'tools.py:open_tries', run_in: loop}}\nlimits: {turns: 6}"
 ORDERS = {
     "orders": tool("orders", "store", more=", run_in: loop"),
     "close": tool("close", "store", more=", run_in: loop, mutates: true"),

@@ -363,7 +363,7 @@ def test_what_more_than_one_call_or_an_argument_at_its_bound_gives_is_named(tmp_
         f"  {name}: {{kind: python, function: 'tools.py:{name}', inject: [{kinds.get(name, 'task, book')}]}}\n"
         for name in names.split()
     ]
-    more = "resources: {book: {kind: python, factory: 'tools.py:load'}}\ntools:\n" + "".join(entries)
+    more = "resources: {book: {kind: python, function: 'tools.py:load'}}\ntools:\n" + "".join(entries)
     for shows, expected in ((True, ["result"]), (False, [])):
         folder = tmp_path / str(shows)
         folder.mkdir()
@@ -514,7 +514,7 @@ def unlock(code: str, room, task: dict) -> str:
 def opened(context):
     return float(context.resources["room"]["open"])
 """
-ROOM = """resources: {room: {kind: python, factory: 'tools.py:room', run_in: loop}}
+ROOM = """resources: {room: {kind: python, function: 'tools.py:room', run_in: loop}}
 answer: {from: final_message}
 tools:
   clue: {kind: python, function: 'tools.py:clue', inject: [task], run_in: loop}

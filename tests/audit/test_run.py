@@ -170,7 +170,7 @@ def found(name: str, task: dict) -> str:
         raise ToolFailed("there is no such trunk")
     return f"it is in bay {task['answer']}"
 '''
-BOX = "resources: {box: {kind: python, factory: 'code.py:box', run_in: loop}}"
+BOX = "resources: {box: {kind: python, function: 'code.py:box', run_in: loop}}"
 DONE = "answer: {from: final_message}"
 
 

@@ -16,7 +16,7 @@ rlenv: 1
 name: rooms
 tasks: {train: {path: rows.jsonl}}
 prompt: {user: "Book room {{ task.room }} for {{ task.who }}, then tell {{ task.who }}. Rooms: Oak, Elm, Ash, Fir."}
-resources: {log: {kind: python, factory: "tools.py:open_log"}}
+resources: {log: {kind: python, function: "tools.py:open_log"}}
 tools:
   book: {kind: python, function: "tools.py:book", inject: [log], mutates: true}
   tell: {kind: python, function: "tools.py:tell", inject: [log], mutates: true}

@@ -199,7 +199,7 @@ def found(folder: Path, listens: str, paid: str, oracle: str = SENDS) -> Any:
     """What is found where one tool listens and one function pays."""
     tools = {"weigh": True, "send": True, listens: listens.startswith("jot")}
     listed = "".join(f"\n  {name}: {TOOL.format(name=name, mutates=str(tools[name]).lower())}" for name in tools)
-    more = 'resources: {desk: {kind: python, factory: "code.py:desk", run_in: loop}}\n'
+    more = 'resources: {desk: {kind: python, function: "code.py:desk", run_in: loop}}\n'
     more += f"answer: {{from: final_message}}\nlimits: {{turns: 6}}\ntools:{listed}"
     rewards = f'{{paid: {{kind: rule, python: "code.py:{paid}"}}}}'
     return audited(folder, ROWS, CODE, rewards=rewards, more=more, oracle=oracle)
@@ -236,7 +236,7 @@ def test_words_that_a_reward_does_not_hear_from_a_tool_are_no_hole(
     assert "echoed_text" not in holes(found(tmp_path, listens, paid, oracle))
 
 
-TOLD = "limits: {turns: 5}\nuser: {kind: scripted, cues: [{when: WHEN, say: SAID}], replies: ['Well?']}"
+TOLD = "limits: {turns: 5}\nuser: {kind: scripted, cues: [{pattern: WHEN, say: SAID}], replies: ['Well?']}"
 TALK = "limits: {turns: 5}\nuser: {kind: python, function: 'tools.py:reply'}"
 REPLY = '''
 def reply(message, task):

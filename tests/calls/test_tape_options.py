@@ -104,7 +104,7 @@ AGENTS: Seen = {
     "spec": ("spec=FOLDER/other.yaml",),
     "endpoint": ("endpoint=other",),
     "mode": ("mode=text",),
-    "max_turns": ("max_turns=1",),
+    "turns": ("turns=1",),
     "parameters": ('parameters={"question": "string", "more": "string"}',),
     "task": ('task={"question": "Another {{ args.question }}"}',),
 }
@@ -116,7 +116,7 @@ MCP: Seen = {
     "rename": ('rename={"count": "tally"}',),
     "prefix": ("prefix=lab_",),
     "scope": ("scope=episode",),
-    "size": ("scope=pool", "size=2"),
+    "workers": ("scope=pool", "workers=2"),
 }
 JUDGE: Seen = {
     "endpoint": ("judges=[]", "endpoint=other"),
@@ -177,11 +177,11 @@ AGAIN = {
     "on_invalid": "it is applied again, where a term is invalid",
     "quorum": "it is applied again, to the judges that the tape lets fail",
     "breaker": "a recorded answer has no outage",
-    "limit_s": "a recorded answer takes the time that it took",
+    "timeout_s": "a recorded answer takes the time that it took",
 }
 OF_PANEL = {
     "weight": "it is applied again, to the recorded verdicts",
-    "limit_s": "a recorded answer takes the time that it took",
+    "timeout_s": "a recorded answer takes the time that it took",
 }
 FAILURE = {"on_failure": "it is applied again; tested where there is a failure"}
 SEED = {"seed": "it is drawn anew for equal questions"}

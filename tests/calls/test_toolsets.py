@@ -332,7 +332,7 @@ rlenv: 1
 name: many
 tasks: {train: {rows: [{n: 3}]}}
 prompt: {user: "Go."}
-resources: {shop: {kind: python, factory: "tools.py:Shop"}}
+resources: {shop: {kind: python, function: "tools.py:Shop"}}
 tools: {api: {kind: python, %s}}
 rewards: {length: {kind: rule, rule: turn_count, max: 9}}
 """

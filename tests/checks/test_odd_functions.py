@@ -23,7 +23,7 @@ oracle:
   - {{call: {{twice: {{number: "{{{{ task.n }}}}"}}}}}}
   - {{say: "<answer>{{{{ task.answer }}}}</answer>"}}
 """
-WORLD = 'resources: {world: {kind: python, factory: "own.py:World"}}'
+WORLD = 'resources: {world: {kind: python, function: "own.py:World"}}'
 HEAD = """\
 import datetime, hashlib, random, time
 from pathlib import Path

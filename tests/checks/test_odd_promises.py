@@ -29,7 +29,7 @@ FOLDER = {
     "tools": {"read": {"kind": "python", "function": "own.py:read", "inject": ["work"]}},
 }
 SEARCH = {"dialect": "search_r1", "tools": {"search": {"kind": "calculator", "description": "Looks."}}}
-CORPUS = {"tools": {"find": {"kind": "search", "corpus": "own.jsonl", "top_k": 3}}}
+CORPUS = {"tools": {"find": {"kind": "search", "path": "own.jsonl", "top_k": 3}}}
 MESSAGE = {"answer": {"from": "final_message"}, "oracle": [{"say": "{{ task.answer }}"}]}
 PLAYER = {
     "endpoints": {"m": {"base_url": "https://example.com/v1", "model": "m"}},

@@ -143,7 +143,7 @@ ASK = {
 EXACT = {"kind": "rule", "rule": "exact_match"}
 PERSON = {"kind": "model", "endpoint": "m", "prompt": "You want {{ task.answer }}. Write ###STOP### then."}
 TESTS = {"kind": "tests", "entry": "solve"}
-COMMAND = {"kind": "command", "argv": ["/bin/echo", "{{ args.word }}"], "description": "Echoes.",
+COMMAND = {"kind": "command", "command": ["/bin/echo", "{{ args.word }}"], "description": "Echoes.",
            "parameters": {"word": "string"}}  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def golds(*given: str) -> dict[str, Any]:
 SEARCHED = {
     **rows(*({"question": f"Where is the well-known place number {n}?", "answer": a} for n, a in enumerate(TOWNS))),
     "tasks.test.rows": [{"question": "Where is it?", "answer": "Senn"}],
-    "tools": {"find": {"kind": "search", "corpus": "own.jsonl", "top_k": 3}},
+    "tools": {"find": {"kind": "search", "path": "own.jsonl", "top_k": 3}},
     "oracle": None,
 }
 
@@ -233,7 +233,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         | {"prompt.user": "{{ task.question }}{% for one in task.options %} {{ loop.index }}. {{ one }}{% endfor %}"},
     ),
     "decimals that nobody writes": ("gold-form", rows(*({"question": f"q{n}", "answer": n / 7} for n in (1, 2, 3)))),
-    "a cue inside other words": ("hidden-cue", scripted(cues=[{"when": "no|never", "say": "{{ task.question }}"}])),
+    "a cue inside other words": ("hidden-cue", scripted(cues=[{"pattern": "no|never", "say": "{{ task.question }}"}])),
     "a judge of what is right who knows nothing": (
         "blind-judge",
         judged(prompt="Is what they answered right? {{ answer }}", rubric=["5: right", "1: wrong"]),
@@ -325,7 +325,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "unread-parameter",
         {"tools.look.parameters": {"place": "string", "day": "string"}},
     ),
-    "a command's parameter": ("unread-parameter", {"tools.say": COMMAND | {"argv": ["/bin/echo", "x"]}}),
+    "a command's parameter": ("unread-parameter", {"tools.say": COMMAND | {"command": ["/bin/echo", "x"]}}),
     "a model's parameter": ("unread-parameter", asks(prompt="Hello {{ task.question }}")),
     "parameters that contradict": (
         "never-fits",
@@ -360,7 +360,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "no room for an answer": ("limits", {"limits.response_tokens": 4}),
     "a result longer than the episode": ("limits", {"limits.response_tokens": 100, "observation.max_tokens": 500}),
     "a request longer than its tool": ("limits", asks(endpoint={"timeout_s": 90})),
-    "a verdict longer than the reward": ("limits", judged(limit_s=900)),
+    "a verdict longer than the reward": ("limits", judged(timeout_s=900)),
     "results that are not shown": ("no-result", {"observation": {"format": "template", "template": "done"}}),
     # answers
     "a pattern that fits nothing": (
@@ -576,7 +576,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "no port": ("address", asks(endpoint={"base_url": "https://example.com:99999/v1"})),
     "a path twice": ("address", asks(endpoint={"base_url": "https://example.com/v1/v1"})),
     "a place that nobody filled in": ("unfinished", asks(endpoint={"model": "your-model"})),
-    "a shell's sign": ("no-shell", {"tools.say": COMMAND | {"argv": ["/bin/echo", "{{ args.word }}", "|", "wc"]}}),
+    "a shell's sign": ("no-shell", {"tools.say": COMMAND | {"command": ["/bin/echo", "{{ args.word }}", "|", "wc"]}}),
     "a constant response": ("constant-term", {"tools.look.response": "`1`"}),
     "a stop that cuts a verdict": ("stop-text", judged(sampling={"stop": ["}"]})),
     "a stop that is eaten": ("stop-text", talks(sampling={"stop": ["###STOP###"]})),
@@ -651,7 +651,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a change that nobody declares": (
         "odd-policy",
         {
-            "resources.box": {"kind": "python", "factory": "own.py:box"},
+            "resources.box": {"kind": "python", "function": "own.py:box"},
             "tools.own": {"kind": "python", "function": "own.py:put", "inject": ["box"]},
         },
     ),
@@ -691,7 +691,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "tools.look.description": "Shows the first 5 rows.",
             "tools.find": {
                 "kind": "search",
-                "corpus": "own.jsonl",
+                "path": "own.jsonl",
                 "top_k": 2,
                 "description": "Gives the top 5 results.",
             },
@@ -745,14 +745,14 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a breaker at once": ("odd-policy", {"calls.breaker": {"failures": 1}}),
     "tries that never come": ("idle-limit", {"tools.look.retries": 20}),
     "only what is missing": ("never-runs", {"tools.look.expect_status": [404]}),
-    "only what failed": ("never-runs", {"tools.say": COMMAND | {"expect_exit": [1]}}),
+    "only what failed": ("never-runs", {"tools.say": COMMAND | {"expect_status": [1]}}),
     "processor time above the call's": ("limits", {"tools.say": COMMAND | {"cpu_s": 60, "timeout_s": 5}}),
     # users
     "a cue that hides another": (
         "hidden-cue",
-        scripted(cues=[{"when": ".*", "say": "Yes."}, {"when": "number", "say": "7"}]),
+        scripted(cues=[{"pattern": ".*", "say": "Yes."}, {"pattern": "number", "say": "7"}]),
     ),
-    "a cue that nobody meets": ("unmet-cue", scripted(cues=[{"when": "xyzzy", "say": "Yes."}])),
+    "a cue that nobody meets": ("unmet-cue", scripted(cues=[{"pattern": "xyzzy", "say": "Yes."}])),
     "a user who ends at once": ("user-ends", scripted(replies=["###STOP###"])),
     # rows, prompts
     "an image that is not there": ("no-image", {"prompt.user": "Look at the picture. {{ task.question }}"}),
@@ -781,7 +781,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "limits",
         {"limits.calls_per_turn": 1, "prompt.system": "Make all calls at once. <answer>"},
     ),
-    "a user who knows no row": ("same-prompt", scripted(cues=[{"when": "which", "say": "That one."}]) | {"tools": {}}),
+    "a user who knows no row": (
+        "same-prompt",
+        scripted(cues=[{"pattern": "which", "say": "That one."}]) | {"tools": {}},
+    ),
     "a best answer that is punished": (
         "paid-for-silence",
         {"rewards.best": {"kind": "group", "of": "correct", "by": "rank", "weight": -0.5}},
@@ -813,7 +816,9 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a form that pays as much": ("only-form", {"rewards.form.weight": 1.0}),
     "a cue that another one answers": (
         "hidden-cue",
-        scripted(cues=[{"when": "one", "say": "Any {{ task.question }}."}, {"when": "which one|what", "say": "That."}]),
+        scripted(
+            cues=[{"pattern": "one", "say": "Any {{ task.question }}."}, {"pattern": "which one|what", "say": "That."}]
+        ),
     ),
     "a docstring of another parameter": (
         "unread-parameter",
@@ -872,28 +877,28 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "a program that says no with 1": (
         "odd-policy",
-        {"tools.say": COMMAND | {"argv": ["/bin/grep", "-e", "{{ args.word }}"]}},
+        {"tools.say": COMMAND | {"command": ["/bin/grep", "-e", "{{ args.word }}"]}},
     ),
     "a shell for what is written": (
         "no-sandbox",
-        {"tools.say": COMMAND | {"argv": ["/bin/bash", "-c", "{{ args.word }}"]}},
+        {"tools.say": COMMAND | {"command": ["/bin/bash", "-c", "{{ args.word }}"]}},
     ),
     "a file that all write": (
         "shared-state",
-        {"tools.say": COMMAND | {"argv": ["/usr/bin/tee", "-a", "n"], "cwd": ".", "stdin": "{{ args.word }}"}},
+        {"tools.say": COMMAND | {"command": ["/usr/bin/tee", "-a", "n"], "cwd": ".", "stdin": "{{ args.word }}"}},
     ),
     "faults that were left": ("faults-on", {"calls.faults": {"error": 0.2}}),
     "a corpus without the golds": ("odd-gold", {**SEARCHED, "rewards.correct": EXACT}),
     "a corpus with the questions": (
         "gold-in-prompt",
-        {**SEARCHED, "rewards.correct": EXACT, "tools.find": {"kind": "search", "corpus": "asked.jsonl", "top_k": 2}},
+        {**SEARCHED, "rewards.correct": EXACT, "tools.find": {"kind": "search", "path": "asked.jsonl", "top_k": 2}},
     ),
     "titles that are texts": (
         "odd-column",
         {
             "tools.find": {
                 "kind": "search",
-                "corpus": "asked.jsonl",
+                "path": "asked.jsonl",
                 "top_k": 2,
                 "fields": {"title": "text", "text": "title"},
             }
@@ -904,7 +909,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {
             **SEARCHED,
             "rewards.correct": EXACT,
-            "tools.find": {"kind": "search", "corpus": "asked.jsonl", "top_k": 2, "max_chars": 20},
+            "tools.find": {"kind": "search", "path": "asked.jsonl", "top_k": 2, "max_chars": 20},
         },
     ),
     "a table that nobody fills": ("no-rows", {**ORDERS, "rewards.correct": EXACT}),
@@ -1058,7 +1063,7 @@ LISTED = {"prompt.user": "{{ [[task.question]][0][0] }}"}
 GATED = {"rewards.form.weight": 8, "rewards.form.gate": "correct >= 1"}
 WRITING = {**judged(weight=5), "rewards.correct": {"kind": "rule", "rule": "regex", "pattern": "[0-9]"}}
 STATE = {
-    "resources.box": {"kind": "python", "factory": "own.py:box"},
+    "resources.box": {"kind": "python", "function": "own.py:box"},
     "tools.put": {"kind": "python", "function": "own.py:put", "inject": ["box"], "mutates": True},
     "tools.shown": {"kind": "python", "function": "own.py:shown", "inject": ["box"]},
     "answer": {"from": "final_message"},
@@ -1085,8 +1090,8 @@ BOUNDED = {"rewards.form": {"kind": "rule", "rule": "valid_calls", "when": "turn
                             "weight": 0.02, "clip": [0, 5]}}  # fmt: skip
 SECOND = {"endpoint": "n", "prompt": "As a layman, is it right for {{ task.question }}? {{ answer }}"}
 PANEL = judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}, SECOND], combine="median")
-FOUND = {"tools.say": COMMAND | {"argv": ["/bin/grep", "-e", "{{ args.word }}"], "expect_exit": [0, 1]}}
-HELD = {"tools.say": COMMAND | {"argv": ["/bin/sh", "-c", "{{ args.word }}"], "sandbox": "bubblewrap"}}
+FOUND = {"tools.say": COMMAND | {"command": ["/bin/grep", "-e", "{{ args.word }}"], "expect_status": [0, 1]}}
+HELD = {"tools.say": COMMAND | {"command": ["/bin/sh", "-c", "{{ args.word }}"], "sandbox": "bubblewrap"}}
 POSTED = {
     "tools.look.method": "POST",
     "tools.look.url": "http://127.0.0.1/x",

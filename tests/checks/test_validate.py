@@ -99,7 +99,7 @@ tools:
   also: {kind: sql, resource: broken}
   wrong: {kind: sql, resource: brokn}
   asks: {kind: model, endpoint: broken, prompt: "{{ args.a }}", parameters: {a: string}}
-  reads: {kind: command, argv: [echo, "{{ arg.a }}"], parameters: {a: string}}
+  reads: {kind: command, command: [echo, "{{ arg.a }}"], parameters: {a: string}}
   open: {kind: http, url: "http://h/{{ args.a", parameters: {a: string}}
   typed: {kind: http, url: "http://h/", parameters: {a: strong}}
   schema: {kind: http, url: "http://h/", parameters: {type: object, properties: {a: {type: strong}}}}
@@ -128,7 +128,7 @@ def test_every_fault_of_compiling_is_one_fault_at_one_place(write: Write) -> Non
         "endpoints.broken.base_url",
         "tools.broken.function",
         "tools.wrong.resource",
-        "tools.reads.argv.1",
+        "tools.reads.command.1",
         "tools.open.url",
         "tools.typed.parameters.a",
         "tools.schema.parameters",
@@ -308,7 +308,7 @@ MISLEADING = {
         ("rewards.j.scale", "write item 2 too"),
     ),
     "a resource without inject": (
-        "resources: {world: {kind: python, factory: 'w.py:world'}}\n"
+        "resources: {world: {kind: python, function: 'w.py:world'}}\n"
         "tools: {look: {kind: python, function: 'w.py:look'}}\n",
         ("tools.look.function", "inject: [world]"),
     ),
@@ -355,7 +355,7 @@ def test_one_mistake_is_one_fault_that_leads_to_its_cause(write: Write, tmp_path
 
 
 def test_a_variable_of_a_shell_is_the_shell_s(write: Write) -> None:
-    text = "tools: {look: {kind: command, argv: [/bin/sh, -c, 'echo ${HOME}'], description: d}}\n"
+    text = "tools: {look: {kind: command, command: [/bin/sh, -c, 'echo ${HOME}'], description: d}}\n"
     assert validate([write(HEAD + text)]).faults == ()
 
 

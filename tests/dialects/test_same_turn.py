@@ -18,7 +18,7 @@ SPEC = {
     "prompt": {"user": "{{ task.question }}"},
     "dialect": "search_r1",
     "tools": {"search": {"kind": "calculator"}},
-    "user": {"kind": "scripted", "cues": [{"when": "", "say": "Try again."}]},
+    "user": {"kind": "scripted", "cues": [{"pattern": "", "say": "Try again."}]},
     "rewards": {"correct": {"kind": "rule", "rule": "exact_match"}},
 }
 

@@ -283,7 +283,7 @@ def failure_of(trajectory: Trajectory) -> str:
 
 def paying(make_environment: Any, ends: str = "", more: str = "", limits: str = "") -> Environment:
     tool = f'tools:\n  pay: {{kind: python, function: "tools.py:pay", inject: [books]{ends}}}\n'
-    text = SPEC.replace("tools:\n", f'resources:\n  books: {{kind: python, factory: "tools.py:books"}}\n{tool}')
+    text = SPEC.replace("tools:\n", f'resources:\n  books: {{kind: python, function: "tools.py:books"}}\n{tool}')
     text = text.replace("rewards:\n", 'rewards:\n  paid: {kind: rule, python: "tools.py:paid"}\n')
     return make_environment(text.replace("turns: 5, tool_calls: 8", limits or "turns: 5, tool_calls: 8") + more,
                             tools=PAYING)  # fmt: skip

@@ -119,7 +119,7 @@ Make = Callable[..., Any]
 
 def made(make_environment: Make, *entries: str, tools: str = "", **overrides: Any) -> Any:
     named = (entry.split(":", 1) if ":" in entry else (entry, "") for entry in entries)
-    resources = ", ".join(f'{name}: {{kind: python, factory: "tools.py:{name}"{more}}}' for name, more in named)
+    resources = ", ".join(f'{name}: {{kind: python, function: "tools.py:{name}"{more}}}' for name, more in named)
     return make_environment(SPEC.format(resources=resources, tools=tools), tools=FUNCTIONS, **overrides)
 
 

@@ -41,7 +41,7 @@ prompt: {user: "{{ task.question }}"}
 resources:
   deserialized: {kind: sqlite, path: "words.sqlite", access: copy}
   kept: {kind: sqlite, path: "words.sqlite", access: copy, isolation: savepoint}
-  pad: {kind: python, factory: "tools.py:notes"}
+  pad: {kind: python, function: "tools.py:notes"}
   folder: {kind: tempdir}
 tools:
   deserialized: {kind: sql, resource: deserialized}

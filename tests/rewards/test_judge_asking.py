@@ -101,7 +101,7 @@ def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> Non
             await asyncio.Event().wait()
         return verdict(4)
 
-    judges = [{"endpoint": "writer"}, {"endpoint": "second", "limit_s": 0.2}, {"endpoint": "third"}]
+    judges = [{"endpoint": "writer"}, {"endpoint": "second", "timeout_s": 0.2}, {"endpoint": "third"}]
 
     async def main() -> Measured:
         async with asyncio.timeout(60), FakeEndpoint(answer) as server:

@@ -128,7 +128,7 @@ def test_what_is_the_same_and_what_is_not(answer: str, gold: str, value: float) 
 
 
 def test_an_expression_without_end_is_wrong_and_the_next_one_is_measured() -> None:
-    hostile = equal("9^{9^{9^{9}}}", "3", limit_s=0.3)
+    hostile = equal("9^{9^{9^{9}}}", "3", cpu_s=0.3)
     assert (hostile.value, hostile.details) == (0.0, {"note": "not decided within 0.3 s of processor time"})
     assert equal("0.25", "1/4").value == 1.0
 
@@ -151,7 +151,7 @@ def test_a_gold_value_that_cannot_be_compared_with_leaves_the_term_invalid_for_e
     gold: str, message: str, answer: str
 ) -> None:
     with pytest.raises(RewardError, match=message):
-        equal(gold if answer == "the gold itself" else answer, gold, limit_s=0.3)
+        equal(gold if answer == "the gold itself" else answer, gold, cpu_s=0.3)
 
 
 def compared(pool: MathWorkers, mine: str, gold: str, *, limit_s: float = 5) -> Equality:

@@ -161,7 +161,7 @@ def test_reading_a_number_never_raises(text: str) -> None:
 
 def test_contains_looks_for_any_or_all_texts_in_answer_or_message() -> None:
     assert value("contains", "it is Paris, France", ["Paris", "Rome"]) == 1.0
-    assert value("contains", "it is Paris, France", ["Paris", "Rome"], match="all") == 0.0
+    assert value("contains", "it is Paris, France", ["Paris", "Rome"], mode="all") == 0.0
     assert value("contains", "it is paris", "Paris") == 0.0
     assert value("contains", "it is PARIS!", "paris", normalise="qa") == 1.0
     where = reward_context(answer="a", task={"answer": "Paris"}, turns=[turn("Paris <answer>a</answer>")])

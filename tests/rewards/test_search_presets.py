@@ -90,8 +90,8 @@ def test_rl_factory_search_pays_by_its_formula(before: int, last: str, value: fl
 
 
 def test_rl_factory_search_in_validation_has_no_reward_for_form() -> None:
-    assert score("rl_factory_search", [turn(RIGHT)], form=0.0) == 1.0
-    assert score("rl_factory_search", [turn(WRONG)], form=0.0) == 0.0
+    assert score("rl_factory_search", [turn(RIGHT)], structure=0.0) == 1.0
+    assert score("rl_factory_search", [turn(WRONG)], structure=0.0) == 0.0
 
 
 @pytest.mark.parametrize("rule", ["rl_factory_search", "search_r1_format"])

@@ -67,7 +67,7 @@ rlenv: 1
 name: shop
 tasks: {train: {rows: [{n: 0}]}}
 prompt: {user: "Do it."}
-resources: {shop: {kind: python, factory: "tools.py:Shop"}}
+resources: {shop: {kind: python, function: "tools.py:Shop"}}
 tools:
   cancel: {kind: python, function: "tools.py:cancel", inject: [shop], mutates: true}
   note: {kind: python, function: "tools.py:note", inject: [shop], mutates: true}

@@ -29,7 +29,8 @@ def locked(run: Path, **asks: Any) -> Path:
     [
         ({"expect": "{{ task.answer }}"}, "10"),
         ({"expect": "{{ task.names }}"}, "Rome or Roma"),
-        ({"expect": "{{ task.names }}", "match": "all"}, "Rome and Roma"),
+        ({"expect": "{{ task.names }}", "mode": "all"}, "Rome and Roma"),
+        ({"expect": "{{ task.names }}", "match": "all"}, "Rome and Roma"),  # of an earlier version
         ({"expect": "{{ task.answer }} {{task.unit}}"}, "10 km"),
         ({"expect": [1, "{{ task.unit }}"]}, "1 or km"),
         ({"expect": 2.5}, "2.5"),

@@ -161,7 +161,7 @@ rlenv: 1
 name: ledger
 tasks: {train: {rows: [{question: "Pay A.", wanted: [A]}, {question: "Pay nobody.", wanted: []}]}}
 prompt: {user: "{{ task.question }}"}
-resources: {book: {kind: python, factory: "t.py:open_book", run_in: loop}}
+resources: {book: {kind: python, function: "t.py:open_book", run_in: loop}}
 tools:
   pay: {kind: python, function: "t.py:pay", inject: [book], run_in: loop, mutates: true}
   peek: {kind: python, function: "t.py:peek", inject: [book], run_in: loop}
@@ -374,7 +374,7 @@ def test_a_resource_that_is_another_each_time_is_seen_in_the_prompt(ledger: Path
     path = edited(
         ledger,
         ('user: "{{ task.question }}"', 'user: "{{ resources.world.size }} of these"'),
-        ('book: {kind: python, factory: "t.py:open_book"', 'world: {kind: python, factory: "r.py:world"'),
+        ('book: {kind: python, function: "t.py:open_book"', 'world: {kind: python, function: "r.py:world"'),
         ("inject: [book], ", ""),
         ("t.py:pay", "t.py:wait"),
         ("t.py:peek", "t.py:wait"),

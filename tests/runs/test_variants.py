@@ -226,7 +226,7 @@ name: dice
 tasks: {train: {rows: [{question: "Roll.", wanted: 1}, {question: "Rest.", wanted: 0}]}}
 prompt: {user: "{{ task.question }}"}
 answer: {from: final_message}
-resources: {cup: {kind: python, factory: "t.py:cup", run_in: loop}}
+resources: {cup: {kind: python, function: "t.py:cup", run_in: loop}}
 tools: {roll: {kind: python, function: "t.py:roll", inject: [cup], run_in: loop, mutates: true}}
 rewards:
   sum: {kind: rule, python: "t.py:total"}

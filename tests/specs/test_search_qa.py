@@ -17,7 +17,7 @@ def test_the_oracle_earns_the_maximum_on_the_public_rows(
 ) -> None:
     changes = {
         "tasks.test.path": str(public("hotpot_search/questions.jsonl")),
-        "tools.search.corpus": str(public("hotpot_search/corpus.jsonl")),
+        "tools.search.path": str(public("hotpot_search/corpus.jsonl")),
     }
     environment = load("search-qa", set=changes)
     trajectories = play_oracle(environment, "test")

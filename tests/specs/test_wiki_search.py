@@ -82,6 +82,6 @@ def test_a_file_of_hotpotqa_runs_as_it_is(
     (tmp_path / "hotpot.json").write_text(json.dumps([row]))
     tools, corpus = root / "specs" / "wiki_search_tools.py", tmp_path / "corpus.jsonl"
     runpy.run_path(str(tools))["main"](str(tmp_path / "hotpot.json"), str(corpus))
-    places = {"tools.search.corpus": str(corpus), "vars.corpus": str(corpus)}
+    places = {"tools.search.path": str(corpus), "vars.corpus": str(corpus)}
     environment = rlenv.load("wiki-search", set={"tasks": {"test": {"path": str(tmp_path / "hotpot.json")}}, **places})
     assert_all_earn_maximum(environment, play_oracle(environment, "test"))

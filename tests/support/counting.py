@@ -9,7 +9,7 @@ rlenv: 1
 name: counting
 tasks: {train: {rows: [{end: 4}]}}
 prompt: {user: "You are {{ task.player }}."}
-resources: {world: {kind: python, factory: "world.py:world", run_in: loop}}
+resources: {world: {kind: python, function: "world.py:world", run_in: loop}}
 tools: {add: {kind: python, function: "world.py:add", inject: [world, task], run_in: loop, mutates: true}}
 user: {kind: players, roles: {a: {}, b: {}}, next: "{{ resources.world.next }}", sees: "It is {{ resources.world.n }}."}
 limits: {turns: 5, episode_s: 60}

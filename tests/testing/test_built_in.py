@@ -202,7 +202,12 @@ TOOLS: dict[str, Opens] = {
     ),
     "command": lambda folder: alone(
         folder,
-        tool={"kind": "command", "argv": ["printf", "%s", "{{ args.text }}"], "parameters": TEXT, "description": "So."},
+        tool={
+            "kind": "command",
+            "command": ["printf", "%s", "{{ args.text }}"],
+            "parameters": TEXT,
+            "description": "So.",
+        },
         good=[{"text": "a b"}, {"text": "☃"}],
         bad=[{}, {"text": 1}],
         failing=[{"text": "nul\0l"}],
@@ -223,7 +228,7 @@ TOOLS: dict[str, Opens] = {
     ),
     "search": lambda folder: alone(
         folder,
-        tool={"kind": "search", "corpus": "corpus.jsonl", "index": "cache"},
+        tool={"kind": "search", "path": "corpus.jsonl", "index": "cache"},
         good=[{"query": "kite"}, {"query": ""}],
         bad=[{}, {"query": 3}],
     ),
@@ -271,7 +276,7 @@ RESOURCES: dict[str, dict[str, Any]] = {
         "change": lambda world: world.step(1, 0),
     },
     "python": {
-        "entry": {"factory": "functions.py:Box"},
+        "entry": {"function": "functions.py:Box"},
         "look": lambda box: box.held,
         "change": lambda box: box.held.append(1),
     },
@@ -396,7 +401,7 @@ def check_verify(folder: Path) -> None:
 
 def check_state(folder: Path) -> None:
     (folder / "shop.py").write_text("def shop():\n    return {}\n")
-    shop = compiled("resources", {"kind": "python", "factory": "shop.py:shop"}, name="shop", base=folder)
+    shop = compiled("resources", {"kind": "python", "function": "shop.py:shop"}, name="shop", base=folder)
 
     @asynccontextmanager
     async def after(calls: Any, look: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -489,7 +494,7 @@ def test_a_built_in_reward_keeps_the_laws(kind: str, folder: Path) -> None:
 USERS: dict[str, dict[str, Any]] = {
     "model": {"endpoint": "writer", "prompt": "You buy a shirt.", "stop": "###"},
     "python": {"function": "functions.py:reply"},
-    "scripted": {"replies": ["A blue one.", "{{ task.size }}"], "cues": [{"when": "bye", "say": "Bye."}]},
+    "scripted": {"replies": ["A blue one.", "{{ task.size }}"], "cues": [{"pattern": "bye", "say": "Bye."}]},
     "players": {"roles": {"buyer": {}, "seller": {}}},  # asked in their episode alone: tests/episodes/test_players.py
 }
 

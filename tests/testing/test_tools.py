@@ -182,7 +182,7 @@ def test_every_law_of_tools_has_a_tool_that_breaks_it() -> None:
 
 def test_what_a_tool_keeps_in_its_resource_is_the_episodes_own(tmp_path: Path) -> None:
     (tmp_path / "counter.py").write_text("class Counter:\n    n = 0\n    def up(self): self.n += 1\n")
-    entry = {"kind": "python", "factory": "counter.py:Counter"}
+    entry = {"kind": "python", "function": "counter.py:Counter"}
     counter = laws.compiled("resources", entry, name="counter", base=tmp_path)
 
     def run(arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:

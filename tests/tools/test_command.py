@@ -26,7 +26,7 @@ TEXT = {"text": "string"}
 
 
 def compiled(argv: list[str], *, base: Path = Path(), vars: dict[str, Any] | None = None, **keys: Any) -> Tool:
-    spec = CommandSpec.model_validate({"kind": "command", "argv": argv, **keys})
+    spec = CommandSpec.model_validate({"kind": "command", "command": argv, **keys})
     (tool,) = KIND.factory("run", spec, CompileContext(base=base, vars=vars or {}))
     assert isinstance(tool, Tool)
     return tool
@@ -126,7 +126,7 @@ def test_a_link_of_the_policys_does_not_lead_out_of_the_episodes_folder(tmp_path
     work = tmp_path / "work"
     (work / "inner").mkdir(parents=True)
     (work / "out").symlink_to(target)
-    spec = CommandSpec.model_validate({"kind": "command", "argv": ["pwd"], "cwd": "{{ resources.work }}/out"})
+    spec = CommandSpec.model_validate({"kind": "command", "command": ["pwd"], "cwd": "{{ resources.work }}/out"})
     (tool,) = KIND.factory("run", spec, CompileContext(base=Path(), resources={"work": None}))
     result = asyncio.run(call(tool, {}, within=context(resources={"work": Folder(work)})))
     if target == "inner":
@@ -139,7 +139,7 @@ def test_it_works_in_a_folder_of_the_episodes(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("content", encoding="utf-8")
     keys = {"cwd": "{{ resources.work }}", "parameters": TEXT}
     spec = CommandSpec.model_validate(
-        {"kind": "command", "argv": ["cat", "{{ resources.work }}/{{ args.text }}"], **keys}
+        {"kind": "command", "command": ["cat", "{{ resources.work }}/{{ args.text }}"], **keys}
     )
     (tool,) = KIND.factory("run", spec, CompileContext(base=Path(), resources={"work": None}))
     told = context(resources={"work": Folder(tmp_path)})
@@ -181,7 +181,7 @@ def test_a_wrong_entry_is_the_authors_mistake(argv: list[str], keys: dict[str, A
 def test_a_failing_program_shows_a_short_reason_without_its_folder() -> None:
     result = run(["sh", "-c", "echo $PWD/file is missing >&2; exit 3"])
     assert (result.outcome, result.text) == ("failed", "sh ended with status 3: ./file is missing")
-    assert run(["sh", "-c", "exit 3"], expect_exit=[0, 3]).outcome == "ok"
+    assert run(["sh", "-c", "exit 3"], expect_status=[0, 3]).outcome == "ok"
     assert run(["sh", "-c", "kill -TERM $$"]).text == "sh was killed by SIGTERM"
     assert run(["sh", "-c", "kill -KILL $$"]).reason == "killed"
     assert run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"]).reason == "killed"

@@ -88,7 +88,7 @@ rewards:
     when: turn
     over_turns: sum
     weight: 0.5
-  state: {{kind: state, after: "{{{{ task.gold }}}}", of: [world.observation], weight: 0}}
+  state: {{kind: state, expect: "{{{{ task.gold }}}}", of: [world.observation], weight: 0}}
 success: paid >= 1
 limits: {{turns: 9}}
 """
@@ -165,7 +165,7 @@ def test_an_action_that_the_world_has_not_is_an_observation(load: Any, tool: str
 
 @pytest.mark.parametrize("run_in", ["loop", "thread"])
 def test_a_world_of_ones_own_takes_texts_refuses_some_and_is_cut_by_its_own_limit(load: Any, run_in: str) -> None:
-    words = f'{{kind: gymnasium, factory: "worlds.py:Words", args: {{word: "{{{{ task.word }}}}"}}, run_in: {run_in}}}'
+    words = f'{{kind: gymnasium, function: "worlds.py:Words", args: {{word: "{{{{ task.word }}}}"}}, run_in: {run_in}}}'
     played = play(load(words), "ant", "shout", "bee")
     assert [result.outcome for turn in played.turns for result in turn.results] == ["ok", "failed", "ok"]
     assert texts(played)[1] == "No shouting."
@@ -175,27 +175,27 @@ def test_a_world_of_ones_own_takes_texts_refuses_some_and_is_cut_by_its_own_limi
 
 
 def test_a_world_whose_ground_is_gone_is_nobodys_number(load: Any) -> None:
-    played = play(load('{kind: gymnasium, factory: "worlds.py:Words"}'), "a", "gone")
+    played = play(load('{kind: gymnasium, function: "worlds.py:Words"}'), "a", "gone")
     assert played.reward.total is None
     assert played.failure is not None
     assert "the world failed: ConnectionError: gone" in played.failure.message
 
 
 def test_an_action_that_breaks_the_world_is_no_way_out_of_a_bad_score(load: Any) -> None:
-    played = play(load('{kind: gymnasium, factory: "worlds.py:Words"}'), "a", "crash", "b")
+    played = play(load('{kind: gymnasium, function: "worlds.py:Words"}'), "a", "crash", "b")
     assert (played.failure, paid(played)) == (None, -0.5)
     assert texts(played)[1] == "the world failed: RuntimeError: out of order"
 
 
 @pytest.mark.parametrize("turns", [("hang",), ("hang", "bee")])
 def test_what_a_step_paid_that_did_not_come_back_is_known_to_nobody(load: Any, turns: tuple[str, ...]) -> None:
-    played = play(load('{kind: gymnasium, factory: "worlds.py:Words"}', "timeout_s: 0.1"), *turns)
+    played = play(load('{kind: gymnasium, function: "worlds.py:Words"}', "timeout_s: 0.1"), *turns)
     assert played.turns[0].results[0].outcome == "timeout"
     assert played.reward.total is None
 
 
 def test_an_episode_begins_by_its_seed_unless_the_row_says_another(load: Any) -> None:
-    words = '{kind: gymnasium, factory: "worlds.py:Words"%s}'
+    words = '{kind: gymnasium, function: "worlds.py:Words"%s}'
     assert "Hint 3." in play(load(words % ""), seed=3).messages[-1].content
     assert "Hint 7." in play(load(words % ', seed: "{{ task.seed }}"'), seed=3).messages[-1].content
 
@@ -208,11 +208,11 @@ def test_an_episode_begins_by_its_seed_unless_the_row_says_another(load: Any) ->
     ],
 )
 def test_a_template_says_what_a_state_looks_like(load: Any, text: str, shown: str) -> None:
-    assert shown in play(load(f'{{kind: gymnasium, factory: "worlds.py:Words"{text}}}')).messages[-1].content
+    assert shown in play(load(f'{{kind: gymnasium, function: "worlds.py:Words"{text}}}')).messages[-1].content
 
 
 def test_actions_may_be_arrays_and_observations_are_json(load: Any) -> None:
-    played = play(load('{kind: gymnasium, factory: "worlds.py:Arm"}'), [[0.5, 0.25]], [[2.0, 0.0]], [[0.5]])
+    played = play(load('{kind: gymnasium, function: "worlds.py:Arm"}'), [[0.5, 0.25]], [[2.0, 0.0]], [[0.5]])
     outcomes = [(result.outcome, result.text[:12]) for turn in played.turns for result in turn.results]
     assert outcomes[0] == ("ok", "[0.5,0.25]")
     assert [outcome for outcome, _ in outcomes[1:]] == ["failed", "bad_arguments"]
@@ -220,15 +220,15 @@ def test_actions_may_be_arrays_and_observations_are_json(load: Any) -> None:
 
 
 def test_texts_to_choose_from_are_an_enum(load: Any) -> None:
-    environment = load('{kind: gymnasium, factory: "worlds.py:Words"}', "actions: [ant, bee]")
+    environment = load('{kind: gymnasium, function: "worlds.py:Words"}', "actions: [ant, bee]")
     assert environment.parts.tools["act"].parameters["properties"]["action"]["enum"] == ["ant", "bee"]
 
 
 @pytest.mark.parametrize(
     ("world", "tool", "said"),
     [
-        ("{kind: gymnasium}", "", "either 'id' or 'factory'"),
-        ('{kind: gymnasium, id: A-v1, factory: "worlds.py:Arm"}', "", "either 'id' or 'factory'"),
+        ("{kind: gymnasium}", "", "either 'id' or 'function'"),
+        ('{kind: gymnasium, id: A-v1, function: "worlds.py:Arm"}', "", "either 'id' or 'function'"),
         ("{kind: gymnasium, id: FrozenLak-v1}", "", "Did you mean: `FrozenLake`"),
         ("{kind: gymnasium, id: FrozenLake-v1, args: {slip: true}}", "", "slip"),
         ("{kind: gymnasium, id: FrozenLake-v1, args: {map_name: '{{ task.map }}'}}", "", "first row"),
@@ -236,9 +236,9 @@ def test_texts_to_choose_from_are_an_enum(load: Any) -> None:
         ("{kind: gymnasium, id: FrozenLake-v1, text: '{{ state }}'}", "", "'state' is not known here"),
         (LAKE, "actions: [left, right]", "4 actions; found 2"),
         (LAKE, "actions: [left, left, up, down]", "4 actions; found 3"),
-        ('{kind: gymnasium, factory: "worlds.py:Arm"}', "actions: [a]", "have no names"),
-        ('{kind: gymnasium, factory: "worlds.py:Odd"}', "", "cannot be written as JSON"),
-        ('{kind: python, factory: "worlds.py:Arm"}', "", "expected one of kind gymnasium"),
+        ('{kind: gymnasium, function: "worlds.py:Arm"}', "actions: [a]", "have no names"),
+        ('{kind: gymnasium, function: "worlds.py:Odd"}', "", "cannot be written as JSON"),
+        ('{kind: python, function: "worlds.py:Arm"}', "", "expected one of kind gymnasium"),
     ],
 )
 def test_what_an_author_got_wrong_is_a_fault_at_its_place(load: Any, world: str, tool: str, said: str) -> None:

@@ -230,7 +230,7 @@ def test_a_worker_that_is_killed_is_replaced() -> None:
 def command(script: str, **keys: Any) -> ToolResult:
     argv = ["sh", "-c", script]
     limits = {"cpu_s": 2, "memory_mb": 300, "file_mb": 4, "max_bytes": 10_000, "timeout_s": 5.0}
-    spec = CommandSpec.model_validate({"kind": "command", "argv": argv, **limits, **keys})
+    spec = CommandSpec.model_validate({"kind": "command", "command": argv, **limits, **keys})
     (tool,) = COMMAND.factory("run", spec, CompileContext(base=Path()))
     before = children(), len(os.listdir("/proc/self/fd"))
     result = asyncio.run(call(tool, {}))
@@ -269,7 +269,7 @@ def test_a_program_in_the_sandbox_sees_no_personal_file_and_no_network(tmp_path:
     monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
     assert "correct-horse" not in command("env").text
     assert (
-        command("ls -A /root /home | grep -v : | grep .", sandbox="bubblewrap", expect_exit=[1]).text == "(no output)"
+        command("ls -A /root /home | grep -v : | grep .", sandbox="bubblewrap", expect_status=[1]).text == "(no output)"
     )
     outside = command(f"touch {tmp_path}/x /usr/x /etc/x; true", sandbox="bubblewrap")
     assert outside.outcome == "ok"

@@ -133,7 +133,7 @@ def test_tools_are_chosen_and_renamed() -> None:
         ({"exclude": ("*",)}, "no tool of the server 'lab' is left"),
         ({"rename": {"echo": "say it"}}, "'say it' is no name that models can call"),
         ({"description": "Does things."}, "description: the entry gives 20 tools"),
-        ({"size": 3}, "size: it is read only with 'scope: pool'"),
+        ({"workers": 3}, "workers: it is read only with 'scope: pool'"),
         ({"headers": {"a": "b"}}, "headers: it is read only with 'url'"),
         ({"url": "http://127.0.0.1:1/mcp"}, "either 'command' or 'url', and here are both"),
         ({"command": None}, "either 'command' or 'url', and here are neither"),

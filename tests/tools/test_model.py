@@ -245,7 +245,7 @@ def test_the_agents_task_can_be_written_from_arguments_and_task(play: Any) -> No
 
 
 def test_the_agent_keeps_its_own_limits(play: Any) -> None:
-    trajectory, server = play([calculation(str(n)) for n in range(9)], ", max_turns: 2")
+    trajectory, server = play([calculation(str(n)) for n in range(9)], ", turns: 2")
     (result,) = trajectory.turns[0].results
     assert result.outcome == "failed"
     assert result.text == "the agent helper gave no answer within its limits (turns)"
@@ -305,7 +305,7 @@ def test_specs_that_call_each_other_in_a_circle_are_refused(play: Any) -> None:
     [
         ("", INNER.replace("calculator", "calculater"), "did you mean 'calculator'"),
         (", task: {question: '{{ args.qestion }}'}", INNER, "there is no parameter 'qestion'"),
-        (", max_turns: 0", INNER, "expected a number of 1 or more"),
+        (", turns: 0", INNER, "expected a number of 1 or more"),
     ],
 )
 def test_an_authors_mistake_says_where(play: Any, keys: str, inner: str, says: str) -> None:

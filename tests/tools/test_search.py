@@ -44,7 +44,7 @@ def write(path: Path, rows: list[Any]) -> None:
 
 
 def compiled(folder: Path, **keys: Any) -> Tool:
-    keys = {"corpus": "corpus.jsonl", "index": "cache", **keys}
+    keys = {"path": "corpus.jsonl", "index": "cache", **keys}
     (tool,) = KIND.factory("search", SearchSpec(kind="search", **keys), CompileContext(base=folder))
     assert isinstance(tool, Tool)
     return tool
@@ -139,7 +139,7 @@ def test_a_corpus_that_cannot_be_read_is_the_authors_mistake(folder: Path, conte
 
 def test_a_missing_corpus_is_the_authors_mistake(folder: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
-        compiled(folder, corpus="gone.jsonl")
+        compiled(folder, path="gone.jsonl")
 
 
 @pytest.mark.shared_data

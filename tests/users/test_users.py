@@ -80,7 +80,8 @@ async def stubborn():
 """
 
 SCRIPTED = (
-    "{kind: scripted, cues: [{when: 'which order', say: 'Order {{ task.order }}.'}], replies: [Yes., 'No. {{ turn }}']}"
+    "{kind: scripted, cues: [{pattern: 'which order', say: 'Order {{ task.order }}.'}],"
+    " replies: [Yes., 'No. {{ turn }}']}"
 )
 
 Make = Callable[..., Any]
@@ -342,7 +343,7 @@ def test_a_model_that_does_not_answer_in_its_own_time_makes_the_reward_invalid(
     [
         ("{kind: scripted}", "nothing to say"),
         ("{kind: scripted, replies: ['{{ tsk.order }}']}", "'tsk' is not known here"),
-        ("{kind: scripted, cues: [{when: '(', say: a}]}", "does not compile"),
+        ("{kind: scripted, cues: [{pattern: '(', say: a}]}", "does not compile"),
         ("{kind: scripted, reply: [a]}", "did you mean 'replies'"),
         ("{kind: skripted, replies: [a]}", "did you mean 'scripted'"),
         ("{kind: python, function: 'tools.py:gone'}", "has no function 'gone'"),
@@ -374,7 +375,7 @@ rlenv: 1
 name: telecom
 tasks: {{train: {{rows: [{{who: Ann}}, {{who: Bo}}]}}}}
 prompt: {{system: Help.}}
-resources: {{phone: {{kind: python, factory: "tools.py:world"}}}}
+resources: {{phone: {{kind: python, function: "tools.py:world"}}}}
 tools:
   toggle: {{kind: python, function: "tools.py:toggle", inject: [phone], offered: false, mutates: true}}
   check: {{kind: python, function: "tools.py:check", inject: [phone]}}

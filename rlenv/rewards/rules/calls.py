@@ -53,7 +53,7 @@ class CallsMatchSpec(RuleSpec):
     rule: Literal["calls_match"]
     expect: Any = "{{ task.answer }}"
     """The gold calls: a template that gives a list, or JSON text of one; [] where nothing is to be called."""
-    ordered: Bool = False
+    order: Bool = False
     """Only in this order; otherwise each gold call takes the first call that fits and is left."""
 
 
@@ -403,7 +403,7 @@ def _calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -
         if len(calls) != len(golds):
             return Measured(0.0, f"{len(calls)} calls; expected {len(golds)}")
         for gold in golds:
-            at = next((at for at, call in enumerate(calls[:1] if spec.ordered else calls) if gold.fits(call)), None)
+            at = next((at for at, call in enumerate(calls[:1] if spec.order else calls) if gold.fits(call)), None)
             if at is None:
                 return Measured(0.0, f"no call is {gold.name}({cut_end(repr(gold.arguments), 200)})")
             del calls[at]

@@ -187,7 +187,7 @@ class MathEqualSpec(RuleSpec):
     rule: Literal["math_equal"]
     expect: Expected = "{{ task.answer }}"
     """The accepted answer, or several, as LaTeX or plain text; a template may give a list."""
-    limit_s: Annotated[Float, Field(gt=0, le=60)] = 5.0
+    cpu_s: Annotated[Float, Field(gt=0, le=60)] = 5.0
     """Seconds of processor time. An answer that takes more to read and compare is wrong; a gold value is invalid."""
 
 
@@ -201,7 +201,7 @@ def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> 
     def check(context: RewardContext) -> None:
         golds = golds_of(context)
         if any(plain_number(bare(gold)) is None for gold in golds):
-            workers.check(golds, limit_s=spec.limit_s)
+            workers.check(golds, limit_s=spec.cpu_s)
 
     async def measure(context: RewardContext) -> Measured:
         golds = golds_of(context)
@@ -213,7 +213,7 @@ def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> 
         is_equal = _as_numbers(answer, golds)
         if is_equal is not None:
             return Measured(float(is_equal), answer)
-        verdict = await workers.compare(answer, golds, limit_s=spec.limit_s)
+        verdict = await workers.compare(answer, golds, limit_s=spec.cpu_s)
         return Measured(float(verdict.is_equal), answer, {"note": verdict.note} if verdict.note else {})
 
     return Term(name=name, spec=spec, measure_async=measure, check_gold=check, where=where_answer)

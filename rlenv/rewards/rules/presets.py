@@ -48,7 +48,7 @@ class Gsm8kSpec(RuleSpec):
     """The gold number, or a GSM8K solution that ends on `#### number`."""
     method: Literal["strict", "flexible"] = "strict"
     """`strict`: the number after the last `#### `; `flexible`: the last number of any form."""
-    clip_chars: Annotated[Int, Field(ge=1)] = 300
+    max_chars: Annotated[Int, Field(ge=1)] = 300
     """Read only this many characters from the end, as the original does."""
 
 
@@ -73,7 +73,7 @@ def _gsm8k(name: str, spec: Gsm8kSpec, context: TermCompileContext) -> Term:
 
     def measure(context: RewardContext) -> Measured:
         golds = [_gold(gold_text(value)) for value in accepted(context)]
-        found = read_gsm8k(context.final_text, method=spec.method, clip_chars=spec.clip_chars)
+        found = read_gsm8k(context.final_text, method=spec.method, clip_chars=spec.max_chars)
         if found is None:
             return Measured(0.0, "no number")
         return Measured(float(found in golds), found)
@@ -151,7 +151,7 @@ class RlFactorySearchSpec(RuleSpec):
     rule: Literal["rl_factory_search"]
     expect: Expected = "{{ task.golden_answers }}"
     """The gold answers; a template may give a list."""
-    form: Float = 0.1
+    structure: Float = 0.1
     """f: 0.1 in training and 0 in validation, there."""
 
 
@@ -264,7 +264,7 @@ _MOST_CALLS = 2
 
 def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompileContext) -> Term:
     accepted, tools = compile_accepted(spec.expect), context.tools
-    f = spec.form
+    f = spec.structure
 
     async def measure(context: RewardContext) -> Measured:
         golds = [qa(gold_text(value)) for value in accepted(context)]

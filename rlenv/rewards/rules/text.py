@@ -94,7 +94,7 @@ class ContainsSpec(RuleSpec):
     rule: Literal["contains"]
     expect: Expected = "{{ task.answer }}"
     """The text to look for, or several; a template may give a list."""
-    match: Literal["any", "all"] = "any"
+    mode: Literal["any", "all"] = "any"
     """`any`: one of the texts is enough; `all`: each has to stand there."""
     normalise: Normalisation = "none"
     """Applied to both sides: `none`, `case` or `qa`."""
@@ -178,7 +178,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
             return NO_ANSWER
         mine = normalise(text[-MAX_CHARS:])
         found = [gold in mine for gold in golds]
-        return Measured(float(any(found) if spec.match == "any" else all(found)), text)
+        return Measured(float(any(found) if spec.mode == "any" else all(found)), text)
 
     return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
 

@@ -42,7 +42,7 @@ from rlenv.tasks.rows import Tasks
 
 _MOST_LISTED: Final = 50
 """More files of one resource than these stand in a lock as one digest."""
-_ASKED: Final = ("expect", "match", "max", "min", "pattern")
+_ASKED: Final = ("expect", "mode", "max", "min", "pattern")
 _LONGEST_ASKED: Final = 1_000
 
 

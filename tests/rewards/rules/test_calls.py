@@ -90,8 +90,8 @@ def test_the_calls_are_those_of_the_gold_and_no_other(
 
 def test_in_order_each_is_the_next_one(make_environment: Any) -> None:
     calls = [("pay", {"sum": 2}), ("trip_plan", {"to": "NYC"})]
-    assert measured(make_environment, calls, BFCL, ", ordered: true").value == 0
-    assert measured(make_environment, calls[::-1], BFCL, ", ordered: true").value == 1
+    assert measured(make_environment, calls, BFCL, ", order: true").value == 0
+    assert measured(make_environment, calls[::-1], BFCL, ", order: true").value == 1
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ prompt:
   user: "{{ task.question }} {{ resources.db.schema }}"
 resources:
   db: {kind: sqlite, path: "{{ task.db }}.sqlite"}
-  made: {kind: python, factory: "resources.py:make"}
+  made: {kind: python, function: "resources.py:make"}
 tools:
   add: {kind: python, function: "tools.py:add"}
   ask: {kind: sql, resource: db}
@@ -273,7 +273,7 @@ def test_a_pinned_server_is_named_with_its_tools(folder: Path) -> None:
 
 def test_a_script_of_a_server_counts_with_what_it_imports_and_a_cache_does_not(folder: Path) -> None:
     cache = "idempotent: true, cache: {scope: disk, path: cache.sqlite}"
-    entry = f"tools:\n  run: {{kind: command, argv: [python3, run.py], {cache}}}"
+    entry = f"tools:\n  run: {{kind: command, command: [python3, run.py], {cache}}}"
     edit("base.yaml", "tools:", entry)(folder)
     (folder / "run.py").write_text("import deeper\n")
     before = locked(folder)

@@ -48,7 +48,7 @@ tools:
   search: {kind: python, function: "tools.py:search"}
 user:
   kind: scripted
-  cues: [{when: "", say: "Search or answer."}]
+  cues: [{pattern: "", say: "Search or answer."}]
 answer: {from: tag}
 limits: {turns: 6, invalid_actions: 6}
 rewards:
