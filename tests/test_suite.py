@@ -151,14 +151,13 @@ def test_our_own_code_is_not_replaced() -> None:
     assert {name for name, places in found.items() if places} == REPLACED.keys()
 
 
-# The tests of rlenv/X/Y.py stand in tests/X/test_Y.py
+# The tests of rlenv/X/Y.py stand in tests/X/test_Y.py, those of a folder's own file in tests/X/test_X.py
 
 
 def _modules() -> set[str]:
     found = (path.relative_to(ROOT / "rlenv") for path in (ROOT / "rlenv").rglob("*.py"))
-    return {
-        str(path.with_name(path.name.lstrip("_"))) for path in found if path.name not in ("__init__.py", "__main__.py")
-    }
+    named = (path.with_name(f"{path.parent.name}.py") if path.name == "__init__.py" else path for path in found)
+    return {str(path.with_name(path.name.lstrip("_"))) for path in named if path.name != "__main__.py"}
 
 
 def test_every_test_file_has_a_module_of_its_name_or_stands_in_the_list() -> None:
@@ -194,7 +193,7 @@ RULES = {
 }
 """What is said of the repository and not of a module, or of what is not Python: the viewer's page."""
 WITHOUT_MODULE = """
-    audit/audit audit/judge_audit calls/parts calls/policies calls/tape_options collect/collect
+    audit/judge_audit calls/parts calls/policies calls/tape_options
     cut_turns dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented
     dialects/formats dialects/hermes_parse dialects/hermes_render dialects/idle_keys dialects/inline
     dialects/own_templates dialects/prompt_examples dialects/recorded_cases dialects/refused_values dialects/same_turn
@@ -202,7 +201,7 @@ WITHOUT_MODULE = """
     report_by resources/isolation resources/sql/databases rewards/adversaries rewards/composition rewards/math_and_sql
     rewards/own_functions rewards/presets rewards/search_presets rewards/skyrl_synsql search_r1 structured_calls
     testing/built_in tokens/agreement tokens/exactness tokens/families tokens/identity tokens/renderers
-    tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real tools/python_process users/users
+    tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real tools/python_process
 """.split()
 
 
