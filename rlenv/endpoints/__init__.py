@@ -4,6 +4,443 @@ An `Endpoint` is compiled and holds no connection. A `Client` holds the connecti
 has one for each endpoint, kept in its scope, so that everything that asks shares its limit.
 """
 
-from rlenv.endpoints.client import REFUSED, Client, Endpoint, compile_endpoint
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from rlenv._base.strict_json import TooMuchJson, check_json
+from rlenv.concurrency.deadline import pause
+from rlenv.concurrency.lanes import Asked, check_going_out, here
+from rlenv.concurrency.scope import Scope
+from rlenv.dialects.base import CHARS_PER_TOKEN
+from rlenv.endpoints.account import Completion, UnreadableAnswer, Usage, as_wire, asking, read_chat, usage_of
+from rlenv.endpoints.raw_text import RawText
+from rlenv.errors import EndpointError, UsageError
+from rlenv.language.spec import EndpointSpec, SamplingSpec
+from rlenv.messages import Message
+from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_value
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
+
+REFUSED: Final = frozenset({400, 413, 422})
+"""What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
+
+_RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
+_MAX_WAIT_S: Final = 60.0
+_MAX_BYTES: Final = 16_000_000
+_LARGE_BYTES: Final = 256_000
+"""A longer answer is parsed in a thread."""
+_QUOTED_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Endpoint:
+    """A server and a model on it, with secrets filled in.
+
+    `timeout_s` bounds one request; `retries` more are made after 408, 409, 425, 429, 5xx, a lost connection, no answer
+    in time or an answer that is not JSON, with jittered, doubling waits, or as long as `Retry-After` asks.
+    `concurrency` is how many requests one client makes at once.
+    """
+
+    name: str
+    base_url: str
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    concurrency: int = 64
+    timeout_s: float = 120.0
+    retries: int = 3
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+
+    def __post_init__(self) -> None:
+        if two_logins(self.base_url, self.headers):
+            raise UsageError(TWO_LOGINS, key="base_url", hint="leave one of the two out")
+
+    async def client(self, scope: Scope) -> Client:
+        """The client that all who share `scope` share."""
+        return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
+
+
+TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent as Authorization too"
+
+
+def two_logins(address: str, headers: Mapping[str, str]) -> bool:
+    """True where an address holds credentials beside a header that does: a request has one Authorization."""
+    try:
+        has_user = "@" in urlsplit(address).netloc
+    except ValueError:
+        return False
+    return has_user and any(name.lower() == "authorization" for name in headers)
+
+
+def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
+    """The endpoint of one entry under `endpoints:`.
+
+    Raises:
+        MissingVariable: a variable that it names is not set.
+        UsageError: the address is none.
+    """
+    importlib.import_module("aiohttp")  # now: it takes longer than one pass of the event loop may
+    base_url = resolve(spec.base_url).rstrip("/")
+    if not base_url.startswith(("http://", "https://")) and not names_in(base_url):
+        found, hint = redact(base_url), "write one such as http://127.0.0.1:8000/v1"
+        raise UsageError(f"found '{found}'; expected an address", key="base_url", hint=hint)
+    if base_url.endswith("/completions"):
+        raise UsageError(
+            "expected the address without /completions or /chat/completions", key="base_url", hint="end it with /v1"
+        )
+    headers = dict(resolve_value(spec.headers))
+    if spec.api_key is not None:
+        headers["Authorization"] = f"Bearer {resolve(spec.api_key)}"
+    return Endpoint(
+        name=name,
+        base_url=base_url,
+        model=resolve(spec.model),
+        headers=headers,
+        concurrency=spec.concurrency,
+        timeout_s=spec.timeout_s,
+        retries=spec.retries,
+        sampling=spec.sampling,
+    )
+
+
+class Client:
+    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
+    account does: what no model writes for (`/tokenize`) is in none of them.
+
+    `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.usage = Usage()
+        self.requests = 0
+        self.retries = 0
+        self._places = asyncio.Semaphore(endpoint.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        self._rng = random.Random()
+        self.raw_text = RawText(self)
+        self._window: int | None = None  # the server's context, once it has said so
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        sampling: SamplingSpec | None = None,
+        is_fitted: bool = False,
+        deadline: float = float("inf"),
+        asked: Asked | None = None,
+        around: Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None = None,
+    ) -> Completion:
+        """The answer to a conversation.
+
+        Args:
+            tools: schemas of the tools that may be called.
+            sampling: fields that are set replace the endpoint's own.
+            is_fitted: `max_tokens` may be lowered to what the server's context has left; see `post_fitting`.
+            deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
+            asked: what a tape knows the request by, where the conversation holds what is drawn for each request.
+            around: makes the request, or refuses it with an EndpointError; what a tape answers does not go through it.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+            CassetteError: a run is replayed, and its tape has no answer.
+        """
+        body = self.body(sampling)
+
+        async def request() -> Completion:
+            body["messages"] = [as_wire(message) for message in messages]
+            if tools:
+                body["tools"] = list(tools)
+            post = self.post_fitting if is_fitted else self.post
+            answer = await post("/chat/completions", body, deadline=deadline)
+            return self.counted(read_chat, answer)
+
+        async def ask() -> Completion:
+            return await (request() if around is None else around(request))
+
+        if (lane := here()) is None:
+            return await ask()
+        from rlenv.endpoints.raw_text import asked_chat, completed  # only where there is a tape
+
+        known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
+        return await completed(lane, known_as, ask, model=self.endpoint.model)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
+        """The JSON object that the server answers, with at least one choice.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+        """
+        return await self.post_to(
+            self.endpoint.base_url + path, body, path=path, lacking=_without_choices, deadline=deadline
+        )
+
+    async def aclose(self) -> None:
+        """Closes the connections; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post_fitting(
+        self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")
+    ) -> dict[str, Any]:
+        """As `post`; a server that has no room for `max_tokens` behind the request is asked for as many as it has.
+
+        Servers refuse a request whose prompt and limit are longer than their context together, even by one token. vLLM
+        counts tokens when asked (`POST /tokenize`, beside the API); of one that does not the refusal stands.
+
+        Raises:
+            EndpointError: as for `post`; `is_full` where the request alone fills the context.
+        """
+        most = body.get("max_tokens")
+        room: int | None = None
+        if most is not None and self._window is not None:
+            asked = body.get("prompt") or body.get("messages")
+            if most + len(str(asked)) // CHARS_PER_TOKEN > self._window:
+                room = await self._room(body, deadline)
+        lowered = _within(body, room) if most is not None and room is not None and room > 0 else body
+        try:
+            return await self.post(path, lowered, deadline=deadline)
+        except EndpointError as error:
+            if error.status not in REFUSED:
+                raise
+            known, room = room, room if room is not None else await self._room(body, deadline)
+            if room is not None and room <= 0:
+                # A server names the limit first, also where a shorter one would be refused as well.
+                told = f"{error}; it counts {self._window or 0:,} tokens of context, and {-room:,} more in the prompt"
+                raise EndpointError(told, status=error.status, is_full=True) from error
+            if known is not None or room is None or most is None or room >= most:
+                raise
+        return await self.post(path, _within(body, room), deadline=deadline)
+
+    async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
+        """The number of tokens that the server's context has left behind a request; None where it does not say."""
+        fields = ("model", "prompt", "add_special_tokens", "messages", "tools", "chat_template_kwargs")
+        asked = {key: body[key] for key in fields if key in body}
+        url = self.endpoint.base_url.removesuffix("/v1") + "/tokenize"
+        try:
+            counted = await self.post_to(url, asked, path="/tokenize", deadline=deadline, is_free=True)
+        except EndpointError:
+            return None
+        count, window = counted.get("count"), counted.get("max_model_len")
+        if type(count) is not int or type(window) is not int:
+            return None
+        self._window = window
+        return window - count
+
+    async def post_to(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        *,
+        path: str,
+        lacking: Callable[[dict[str, Any]], str] = lambda answer: "",
+        deadline: float = float("inf"),
+        is_free: bool = False,
+    ) -> dict[str, Any]:
+        """The JSON object that the server answers at `url`, which errors call `path`.
+
+        Args:
+            lacking: what is missing in an answer, "" for a good one.
+            is_free: no model writes for it, and no account counts it.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+        """
+        endpoint = self.endpoint
+        data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+        problem = _Problem("there was no time to ask the server")
+        what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
+        for attempt in range(endpoint.retries + 1):
+            if attempt:
+                wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
+                if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
+                    break
+                self.retries += not is_free
+                await pause(wait)
+            async with self._places:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                check_going_out(what)
+                self.requests += not is_free
+                answer = await self._tried(url, data, min(endpoint.timeout_s, left), lacking, is_free=is_free)
+            if not isinstance(answer, _Problem):
+                return answer
+            problem = answer
+            if not problem.may_pass:
+                break
+        told = f"{what} ({endpoint.model} at {path}): {problem.text}"
+        raise EndpointError(told, status=problem.status, is_garbled=problem.is_garbled) from problem.cause
+
+    async def _tried(
+        self, url: str, data: bytes, timeout_s: float, lacking: Callable[[dict[str, Any]], str], *, is_free: bool
+    ) -> dict[str, Any] | _Problem:
+        """One try, which is counted for whoever asks, also where nobody waits for its end."""
+        whose, began = asking(), time.monotonic()
+        usage, failed = Usage(), True
+        try:
+            answer = await self._once(url, data, timeout_s)
+            if isinstance(answer, _Problem):
+                return answer
+            usage, missing = usage_of(answer), lacking(answer)
+            failed = bool(missing)
+            return _Problem(missing, is_garbled=True) if missing else answer
+        finally:
+            if whose is not None and not is_free:
+                whose.tried(self.endpoint.model, usage, failed=failed, seconds=time.monotonic() - began)
+
+    async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,  # a few bytes may stand for gigabytes
+            )
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            # A redirect would send the key to a server that the spec does not name.
+            async with self._session.post(
+                url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                coding = response.headers.get("Content-Encoding", "identity").lower()
+                raw = await _read(response) if coding == "identity" else b""
+                status, retry_after = response.status, response.headers.get("Retry-After")
+        except TimeoutError as error:
+            return _Problem(f"no answer from the server within {timeout_s:.3g} s", cause=error)
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False, cause=error)
+        except (aiohttp.ClientError, OSError) as error:
+            was_sent = not isinstance(error, aiohttp.ClientConnectorError)
+            return _Problem(f"no answer from the server ({type(error).__name__})", cause=error, is_garbled=was_sent)
+        if raw is None:
+            told = f"the server's answer is larger than {_MAX_BYTES:,} bytes"
+            return _Problem(told, may_pass=False, is_garbled=True)
+        if coding != "identity":
+            told = "the server sent a compressed answer that was not asked for"
+            return _Problem(told, status, may_pass=False, is_garbled=status == 200)
+        if status != 200:
+            quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
+            text = f"the server answered {status}: {quoted}"
+            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=_seconds(retry_after))
+        try:
+            answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
+        except TooMuchJson as error:
+            return _Problem(f"the server's answer is too much: {error}", may_pass=False, is_garbled=True)
+        except ValueError:
+            return _Problem("the server's answer is not JSON", is_garbled=True)
+        return answer if isinstance(answer, dict) else _Problem("the server's answer is no object", is_garbled=True)
+
+    def body(self, sampling: SamplingSpec | None) -> dict[str, Any]:
+        """The fields of every request: the model and its sampling, where fields of `sampling` win.
+
+        A field under `extra` that is null stands here as None; it is not to be sent.
+        """
+        body: dict[str, Any] = {"model": self.endpoint.model}
+        for spec in (self.endpoint.sampling, sampling):
+            if spec is not None:
+                given = spec.model_dump(exclude_none=True, exclude={"extra"})
+                body.update(given)
+                body.update(spec.extra)
+        return body
+
+    def counted(self, read: Callable[[Mapping[str, Any]], Completion], answer: Mapping[str, Any]) -> Completion:
+        """The completion in an answer, its tokens counted in `usage`.
+
+        Raises:
+            EndpointError: the answer cannot be read.
+        """
+        try:
+            completion = read(answer)
+        except UnreadableAnswer as error:
+            self.unread()
+            told = f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}"
+            raise EndpointError(told, is_garbled=True) from error
+        self.usage += completion.usage
+        return completion
+
+    def unread(self, completion: Completion | None = None) -> None:
+        """Counts a reply as a failed try: whoever asked for it cannot use it, and asks again or gives up."""
+        if (whose := asking()) is not None:
+            whose.unread(self.endpoint.model, is_recorded=completion is not None and completion.is_recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    text: str
+    status: int | None = None
+    may_pass: bool = True
+    wait_s: float = 0.0
+    cause: Exception | None = None
+    is_garbled: bool = False
+
+
+def _within(body: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """The request with limits that `room` tokens hold.
+
+    The least number that an author asks for comes down with the limit: a server refuses the two crossed, and whoever
+    fills its context would so make its own reward invalid.
+    """
+    limits = {"max_tokens": min(body["max_tokens"], room)}
+    least = body.get("min_tokens")
+    if isinstance(least, int) and least > limits["max_tokens"]:
+        limits["min_tokens"] = limits["max_tokens"]
+    return {**body, **limits}
+
+
+def _without_choices(answer: dict[str, Any]) -> str:
+    choices = answer.get("choices")
+    return "" if isinstance(choices, list) and choices else "the server's answer holds no choices"
+
+
+def _parsed(raw: bytes) -> Any:
+    check_json(raw, max_bytes=_MAX_BYTES)
+    return json.loads(raw)  # a lone surrogate in a model's words is no reason to lose them
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes | None:
+    """The body, None where it is larger than any answer."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > _MAX_BYTES:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
+    if retry_after is None:
+        return 0.0
+    retry_after = retry_after[:100]
+    try:
+        seconds = float(retry_after)
+        return max(0.0, seconds) if seconds == seconds else 0.0
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except (ValueError, OverflowError):
+        return 0.0
+    now = datetime.now(UTC)
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())

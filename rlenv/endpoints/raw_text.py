@@ -28,7 +28,7 @@ from rlenv.messages import Message
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-    from rlenv.endpoints.client import Client
+    from rlenv.endpoints import Client
 
 _MOST_ENDS: Final = 4
 """How many stop texts the OpenAI API takes."""

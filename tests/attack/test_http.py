@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlenv.endpoints.client import Client, Endpoint, _seconds
+from rlenv.endpoints import Client, Endpoint, _seconds
 from rlenv.errors import EndpointError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import Message, ToolResult
