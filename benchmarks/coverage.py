@@ -25,8 +25,8 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv.runs.figures import clustered_counts, mean_interval, pass_curve
 from rlenv.runs.figures.change import agreeing, paired_change, sign_flips
-from rlenv.runs.figures.intervals import clustered_counts, mean_interval, pass_curve
 from rlenv.tasks.rows import seed_of
 
 RATES = (0.5, 0.2, 0.8, 0.95)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlenv.runs.figures.intervals import PassAtK, clustered, mean_interval, mean_of_parts, pass_curve
+from rlenv.runs.figures import PassAtK, clustered, mean_interval, mean_of_parts, pass_curve
 from rlenv.runs.usage import Prices, Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 

@@ -20,7 +20,7 @@ from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.scripted import OraclePolicy, RandomPolicy, ScriptPolicy
 from rlenv.runs import files as record
-from rlenv.runs.figures.intervals import PassAtK, pass_at, wilson
+from rlenv.runs.figures import PassAtK, pass_at, wilson
 from rlenv.runs.summary import summarise
 from rlenv.trajectory import RewardBreakdown, Trajectory
 from tests.support.clock import run_skipping

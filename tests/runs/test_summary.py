@@ -12,7 +12,7 @@ import pytest
 
 from rlenv._base.text import figure
 from rlenv.cli.main import main
-from rlenv.runs.figures.intervals import clustered, mean_interval, wilson
+from rlenv.runs.figures import clustered, mean_interval, wilson
 from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.recorded import recorded

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv.errors import UsageError
-from rlenv.runs.figures.intervals import Z, clopper_pearson_upper, score_interval, standard_error, student
+from rlenv.runs.figures import Z, clopper_pearson_upper, score_interval, standard_error, student
 
 LEVEL: Final = 0.05
 """Below it a p counts as a change."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv.runs.figures.intervals import clustered_counts, mean_interval
+from rlenv.runs.figures import clustered_counts, mean_interval
 from rlenv.runs.figures.snapshot import Snapshot
 
 __all__ = ["Columns", "Listed", "Overview", "clusters", "counts", "kept_points", "main_mode", "means", "overview"]

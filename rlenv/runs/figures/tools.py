@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.bounded import cut_end
 from rlenv.endpoints.account import merged
-from rlenv.runs.figures.intervals import pass_curve
+from rlenv.runs.figures import pass_curve
 from rlenv.runs.figures.query import Condition, Query
 from rlenv.runs.figures.snapshot import Snapshot, sorted_by
 from rlenv.runs.figures.steps import clusters, kept_points, means

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.runs.figures import standard_error, student, wilson
 from rlenv.runs.figures.change import (
     LEVEL,
     Change,
@@ -26,7 +27,6 @@ from rlenv.runs.figures.change import (
     spread_of_rate,
     unpaired_tasks,
 )
-from rlenv.runs.figures.intervals import standard_error, student, wilson
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlenv.runs.figures.intervals import clustered, mean_interval, wilson
+from rlenv.runs.figures import clustered, mean_interval, wilson
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import counts, kept_points, overview, recent, series, spark
 from tests.support.runs import row, snapshot

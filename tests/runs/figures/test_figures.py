@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlenv.runs.figures.change import sign_flips
-from rlenv.runs.figures.intervals import (
+from rlenv.runs.figures import (
     clopper_pearson_upper,
     clustered,
     clustered_counts,
@@ -30,6 +29,7 @@ from rlenv.runs.figures.intervals import (
     student,
     wilson,
 )
+from rlenv.runs.figures.change import sign_flips
 from rlenv.tasks.rows import seed_of
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
