@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from rlenv._base.bounded import UNRECORDED
-from rlenv._base.reasons import Whose
+from rlenv.errors import Whose
 
 __all__ = ["Image", "MalformedCall", "Message", "Observation", "ParsedAction", "Role", "Sampled", "ToolCall"]
 __all__ += ["ToolResult", "message_of"]
@@ -91,7 +91,7 @@ class ToolResult:
     `value` is the structured value behind the text (None where there is none), for rewards. `details` says what
     policies did to the call, None where nothing: `faults` (put in on purpose), `attempts`, `cached`, `coerced`
     (argument names), `breaker`. `reason` is the word of a failure and `whose` says whose failure it is (see
-    `rlenv._base.reasons`; both "" where the call went well).
+    `rlenv.errors.WHOSE`; both "" where the call went well).
 
     `started` is when the call began, in seconds from the episode's start (None where it reached no tool), `seconds` its
     wall time, and `waited` the part of it that was spent waiting: for a place, for the rate, between tries, for

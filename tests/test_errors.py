@@ -8,13 +8,16 @@ import inspect
 import pickle
 import pkgutil
 import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import rlenv
 from rlenv import errors
 from rlenv._base.text import all_known, did_you_mean
-from rlenv.errors import Fault, UnknownEntry, UsageError, under
+from rlenv.errors import WHOSE, Fault, ToolFailed, UnknownEntry, UsageError, Whose, under, whose_failure
+from rlenv.messages import Outcome
 
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)\b")
 
@@ -120,3 +123,42 @@ def test_the_module_gives_out_its_own_exceptions() -> None:
 def test_a_fault_in_the_order_of_older_versions_is_refused() -> None:
     with pytest.raises(TypeError, match="positional"):
         Fault("a.yaml", 3, 5, "tools.add", "it is wrong")  # type: ignore[call-arg, arg-type]
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "training" / "failures.md"
+ROWS = {"the policy's": "policy", "the infrastructure's": "infrastructure", "unclear": "unclear"}
+
+
+def test_the_page_on_failures_lists_every_reason_under_whose_it_is() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Reasons: why a call failed")[2].partition("\n## ")[0]
+    told = {
+        reason: ROWS[head.strip()]
+        for head, words in re.findall(r"^\| ([^|`]+) \| (`.*) \|$", section, re.MULTILINE)
+        for reason in re.findall(r"`(\w+)`", words)
+    }
+    assert told == WHOSE
+
+
+def test_whatever_keeps_a_call_from_its_tool_is_the_policys() -> None:
+    refusals = set(get_args(Outcome)) - {"ok"}
+    assert {WHOSE[outcome] for outcome in refusals} == {"policy"}
+    assert set(WHOSE.values()) == set(get_args(Whose))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "policy"),
+        ({"reason": "breaker_open"}, "infrastructure"),
+        ({"reason": "late"}, "unclear"),
+        ({"reason": "quota"}, "policy"),
+        ({"reason": "quota", "retryable": True}, "infrastructure"),
+        ({"reason": "failed", "whose": "infrastructure"}, "infrastructure"),
+    ],
+)
+def test_a_tools_failure_says_whose_it_is(arguments: dict[str, object], expected: str) -> None:
+    assert ToolFailed("no", **arguments).whose == expected  # type: ignore[arg-type]
+
+
+def test_what_would_have_gone_well_a_little_later_is_never_the_policys() -> None:
+    assert {whose_failure(reason, retryable=True) for reason in [*WHOSE, "quota"]} == {"infrastructure", "unclear"}

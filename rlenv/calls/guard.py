@@ -16,11 +16,10 @@ from typing import Any, Literal
 
 import orjson
 
-from rlenv._base.reasons import whose
 from rlenv.calls.cache import CallCache, MemoryStore, Store
 from rlenv.concurrency.deadline import Breaker, Expired, Waited, pause
 from rlenv.concurrency.lanes import here
-from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.errors import EpisodeError, ToolFailed, whose_failure
 from rlenv.language.spec import CacheSpec, FaultsSpec
 from rlenv.tools.base import CallPolicy, Tool, ToolContext, ToolOutput, asked_again
 
@@ -303,7 +302,7 @@ class CallGuard:
                 breaker.abandoned()
             # A call that came with little of its episode's time left says nothing about the tool.
             elif expired.reason in ("stalled", "stopped") or time.monotonic() - began >= self._time_s / 2:
-                breaker.failed(one.caller if whose(expired.reason) == "unclear" else None)
+                breaker.failed(one.caller if whose_failure(expired.reason) == "unclear" else None)
             else:
                 breaker.abandoned()
             raise

@@ -19,10 +19,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.bounded import bounded, cut_middle, encodable, plain, quick, size
-from rlenv._base.reasons import whose
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, said_again, through
-from rlenv.errors import CassetteError, EpisodeError, ToolFailed
+from rlenv.errors import CassetteError, EpisodeError, ToolFailed, whose_failure
 from rlenv.images import within_limits
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
 from rlenv.secrets import logger, redact, redact_ends, redact_value
@@ -343,7 +342,7 @@ def late(call: ToolCall, started: float, context: ToolContext, *, timeout_s: flo
     else:
         text = f"the tool {call.name} was stopped: the {context.bounded_by}'s time is up"
     took, at = time.monotonic() - started, started - context.begun
-    return _result(call.name, text, "timeout", None, call.id, took, (), None, reason, whose(reason), at)
+    return _result(call.name, text, "timeout", None, call.id, took, (), None, reason, whose_failure(reason), at)
 
 
 def broken(call: ToolCall, error: BaseException, started: float, context: ToolContext, log: FailureLog) -> ToolResult:
@@ -351,7 +350,7 @@ def broken(call: ToolCall, error: BaseException, started: float, context: ToolCo
     log.add(call.name, error)
     took, at = time.monotonic() - started, started - context.begun
     text = f"the tool {call.name} failed"
-    return _result(call.name, text, "failed", None, call.id, took, (), None, "bug", whose("bug"), at)
+    return _result(call.name, text, "failed", None, call.id, took, (), None, "bug", whose_failure("bug"), at)
 
 
 @dataclass(slots=True, eq=False)

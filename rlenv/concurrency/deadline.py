@@ -24,7 +24,7 @@ _strays: set[asyncio.Task[Any]] = set()
 class Expired(Exception):
     """The time limit was reached.
 
-    `reason` says what the time went to, in the words of `rlenv._base.reasons`: `late` where nobody knows, `busy` where
+    `reason` says what the time went to, in the words of `rlenv.errors.WHOSE`: `late` where nobody knows, `busy` where
     the call never began, `timeout` where its own work took it.
     """
 
@@ -38,7 +38,7 @@ class _Why(str):
 
 
 def stopped(reason: str) -> asyncio.CancelledError:
-    """The exception of a cancelled coroutine that says what its time went to, in the words of `rlenv._base.reasons`.
+    """The exception of a cancelled coroutine that says what its time went to, in the words of `rlenv.errors.WHOSE`.
 
     No class of its own: `asyncio.timeout` turns a CancelledError into its TimeoutError, and lets a subclass pass
     (https://github.com/python/cpython/blob/3.11/Lib/asyncio/timeouts.py), so that it would end the caller's task.

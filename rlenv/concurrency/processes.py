@@ -352,7 +352,7 @@ class Process:
         return own + (work.children_s if work is not None else 0.0)
 
     def why_late(self) -> str:
-        """The reason why one is late that is given up now, in the words of `rlenv._base.reasons`."""
+        """The reason why one is late that is given up now, in the words of `rlenv.errors.WHOSE`."""
         if self._asked is None or not self.is_busy:
             return "stalled" if self.is_ready else "worker"
         since, before, limit = self._asked

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlenv._base.bounded import encodable
-from rlenv._base.reasons import Whose
 from rlenv.concurrency.processes import Work
+from rlenv.errors import Whose
 from rlenv.tools._zygote import is_plain
 
 _MAX_SHOWN, _MAX_ERROR = 10_000, 2_000
@@ -53,7 +53,7 @@ class Outcome:
     """The outcome of a piece of code.
 
     `output` is what it printed, `shown` its last expression as text (None without one), `result` that as JSON.
-    `error` says why it did not end well, None where it did; `reason` is then a word of `rlenv._base.reasons`, and
+    `error` says why it did not end well, None where it did; `reason` is then a word of `rlenv.errors.WHOSE`, and
     `whose` whose doing it was where the word alone does not tell. `calls` are the tools that it called, in order:
     `{"tool", "arguments", "outcome"}`. `cpu_s` and `lived_s` are its time at the processor and from start to end;
     `delayed_s` of that it, its sandbox or whoever it waited for was ready and got no processor.

@@ -217,7 +217,7 @@ class _Sandbox:
         self, out: Collected, wanted: CodeRequest, delays: Delays, spec: CodeLimits, deadline: float
     ) -> tuple[dict[str, Any] | None, str]:
         """The sandbox's last message, None where it says nothing any more; and why the code was stopped, if it was:
-        `timeout`, `stalled` or `late` (see `rlenv._base.reasons`).
+        `timeout`, `stalled` or `late` (see `rlenv.errors.WHOSE`).
         """
         out.done.add_done_callback(self._stop_flood(out))
         said = asyncio.ensure_future(self._last_message(delays))

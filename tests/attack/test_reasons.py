@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlenv._base.reasons import WHOSE
-from rlenv.errors import RewardError
+from rlenv.errors import WHOSE, RewardError
 from rlenv.language import kinds as registry
 from rlenv.messages import ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.base import RewardContext, Term

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv._base.reasons import WHOSE, whose
-from rlenv.errors import ResourceError, RewardError, UsageError
+from rlenv.errors import WHOSE, ResourceError, RewardError, UsageError, whose_failure
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import Measured, Term
 from rlenv.rewards.rule import UnfitAnswer
@@ -316,7 +315,7 @@ def test_a_gold_call_of_a_tool_that_changes_state_is_refused() -> None:
 
 
 def failed(reason: str, *, outcome: Any = "failed") -> ToolResult:
-    return ToolResult("query", f"it failed: {reason}", outcome, reason=reason, whose=whose(reason))
+    return ToolResult("query", f"it failed: {reason}", outcome, reason=reason, whose=whose_failure(reason))
 
 
 @dataclass

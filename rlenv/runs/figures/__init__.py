@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-__all__ = ["Z", "PassAtK", "clopper_pearson_upper", "clustered", "clustered_counts", "mean_interval", "mean_of_parts"]
+__all__ = ["PassAtK", "Z", "clopper_pearson_upper", "clustered", "clustered_counts", "mean_interval", "mean_of_parts"]
 __all__ += ["pass_at", "pass_curve", "pass_hat", "score_interval", "standard_error", "student", "wilson"]
 
 Z: Final = 1.959963984540054

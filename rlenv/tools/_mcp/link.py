@@ -52,7 +52,7 @@ _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
 class ServerDied(Exception):
     """The server ended, or could not be reached, while it had the call: whether the call was run is not known.
 
-    `reason` is a word of `rlenv._base.reasons`: a server that ends by itself may have been brought to it by the call,
+    `reason` is a word of `rlenv.errors.WHOSE`: a server that ends by itself may have been brought to it by the call,
     where it had no other.
     """
 
@@ -64,7 +64,7 @@ class ServerDied(Exception):
 class CallFailed(Exception):
     """The server answered a call with an error of the protocol; the message is the server's.
 
-    `reason` is a word of `rlenv._base.reasons`.
+    `reason` is a word of `rlenv.errors.WHOSE`.
     """
 
     def __init__(self, message: str, *, reason: str = "server_error") -> None:
