@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlenv.dialects.base import SameTurn, parsed_action, tool_call
-from rlenv.dialects.grammar import Grammar
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.scan import Scan, is_beginning
+from rlenv.dialects.scan import Grammar, Scan, is_beginning
 from rlenv.dialects.schema import schema_of
 from rlenv.dialects.writing import Writer
 from rlenv.language.dialect import CallSpec, DialectSpec, ThinkingSpec

@@ -1,15 +1,127 @@
-"""One message, told apart into content, thinking and calls from left to right."""
+"""One message, told apart into content, thinking and calls from left to right, by the forms that a row's marks begin.
+
+The forms are prepared once for each dialect."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
-from rlenv.dialects.base import parsed_action
-from rlenv.dialects.grammar import Grammar
-from rlenv.dialects.reading import Call, Outcome, Reading, malformed
+from rlenv.dialects.base import calls_of, parsed_action
+from rlenv.dialects.bodies import AnywhereForm, GemmaForm, PythonForm, TextForm
+from rlenv.dialects.json_body import JsonForm, marks_of
+from rlenv.dialects.reading import Call, Form, Outcome, Reading, malformed
+from rlenv.dialects.tagged_body import TaggedForm
+from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
+
+_FORMS: Final[dict[str, Any]] = {
+    "json": JsonForm,
+    "name_json": JsonForm,
+    "pythonic": PythonForm,
+    "tagged": TaggedForm,
+    "gemma": GemmaForm,
+    "text": TextForm,
+}
+_LONGEST_HEADER: Final = 128
+
+
+class Grammar:
+    """The marks of a row and the forms of calls behind them; stateless.
+
+    Attributes:
+        marks: all that begins something, thinking aside; the longest first, since one mark may be the beginning of
+            another.
+        forms: the forms of calls that each mark may open, () for one that opens none.
+        sure: a form for each mark that no text holds by chance: it opens a call, whatever follows. A word or a code
+            fence does only before what a call starts with.
+        bare: the forms that need no mark at the message's start.
+        lasting_section: the mark that opens a section which has to be closed; None where none does.
+        spellings: the marks that are read with the leniency `spellings` alone.
+        think_open, think_close: the marks around thinking, "" where the family has none.
+        thinks_also: other pairs of marks around thinking.
+        opens_thinking: whether the prompt ends inside a block of thinking.
+        may_close_thinking: whether a message may close a block that it has not opened.
+    """
+
+    def __init__(self, spec: DialectSpec) -> None:
+        self.lenient = frozenset(spec.lenient)
+        self.think_open, self.think_close = spec.thinking_marks.open, spec.thinking_marks.close
+        self.thinks_also = tuple((open, close) for open, close in spec.thinking_marks.also.items() if open and close)
+        # A prompt that turns thinking off has closed the block that it opens.
+        opens = None if spec.thinking_open and not spec.thinking else spec.thinking_open
+        self.opens_thinking = bool(opens)
+        self.may_close_thinking = opens is None and bool(self.think_open)
+        self.section_open, self.section_close = spec.section_open, spec.section_close
+        self.lasting_section = spec.section_open if spec.section_must_close else None
+        self.dropped = frozenset(spec.drop)
+        self.headers = {mark: close for mark, close in spec.headers.items() if mark}
+        self.calls = calls_of(spec)
+        others = tuple(mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark)
+        stops = tuple(dict.fromkeys((*(mark for call in self.calls for mark in marks_of(call.open)), *others)))
+        self.all_forms: list[Form] = [_form_of(call)(call, stops=stops, lenient=self.lenient) for call in self.calls]
+        forms: dict[str, list[Form]] = {}
+        for form in self.all_forms:
+            if isinstance(form, TaggedForm) and spec.section_open:
+                form.next_calls = (*form.opens, spec.section_open)
+            for mark in form.opens:
+                forms.setdefault(mark, []).append(form)
+        for mark in (*others, *self.headers):
+            forms.setdefault(mark, [])
+        self.marks = tuple(sorted(forms, key=len, reverse=True))
+        self.forms = {mark: tuple(forms[mark]) for mark in self.marks}
+        self.sure = {m: some[0] for m, some in self.forms.items() if some and m[-1] in ">]" and m not in others}
+        self.bare = tuple(form for form in self.all_forms if form.at_start)
+        self.has_bare = bool(self.bare)
+        usual = {mark for call in self.calls for mark in marks_of(call.open)}
+        self.spellings = {mark for call in self.calls for mark in call.spellings} - usual
+
+    def simple_form(self) -> JsonForm | None:
+        """The only form, where each call is one JSON object between one pair of marks and nothing is read leniently."""
+        call, form = self.calls[0], self.all_forms[0]
+        if len(self.marks) != 1 or len(self.all_forms) != 1 or self.bare or self.lenient or self.thinks_also:
+            return None
+        is_plain = not call.starts and call.known == "anything" and len(marks_of(call.close)) == 1
+        return form if is_plain and isinstance(form, JsonForm) and form.body_of is not None else None
+
+    def form_at(self, mark: str, text: str, begin: int) -> Form | None:
+        """The form of the call that `mark` opens, whose body is at `begin`; None where it opens none."""
+        for form in self.forms[mark]:
+            if form.begins(text, begin):
+                return form
+        return self.sure.get(mark)
+
+    def bare_at(self, text: str, at: int) -> Form | None:
+        """The form of the call without a mark that begins at `at`."""
+        return next((form for form in self.bare if form.begins(text, at)), None)
+
+    def begins_at(self, text: str) -> int:
+        """The position of the family's first mark, the text's end where there is none."""
+        return _first(text, (*self.marks, self.think_open, self.think_close, *dict(self.thinks_also)), len(text))
+
+    def call_at(self, text: str) -> int:
+        """The position of the first call or section of calls, -1 where there is none."""
+        return _first(text, (mark for mark in self.marks if self.forms[mark] or mark == self.section_open), -1)
+
+    def header_end(self, text: str, mark: str, begin: int) -> int:
+        """The end of the header that `mark` opens, the text's end where that cuts it; `begin` where it opens none."""
+        close = self.headers.get(mark)
+        if not close:
+            return begin
+        end = text.find(close, begin, begin + _LONGEST_HEADER + len(close))
+        if end < 0 and mark[0] == "<" and len(text) - begin < _LONGEST_HEADER and "\n" not in text[begin:]:
+            return len(text)
+        return begin if end < 0 or "\n" in text[begin:end] else end + len(close)
+
+
+def _form_of(call: CallSpec) -> Any:
+    """The class that reads calls written so."""
+    return AnywhereForm if call.anywhere and call.body == "json" else _FORMS[call.body]
+
+
+def _first(text: str, marks: Iterable[str], default: int) -> int:
+    return min((place for mark in marks if mark and (place := text.find(mark)) >= 0), default=default)
 
 
 class Scan:
