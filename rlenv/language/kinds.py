@@ -110,7 +110,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "calculator": "rlenv.tools.calculator:KIND",
         "code": "rlenv.tools.code:KIND",
         "command": "rlenv.tools.command:KIND",
-        "files": "rlenv.tools.workspace.files:FILES",
+        "files": "rlenv.tools.workspace.bash:FILES",
         "gymnasium": "rlenv.tools.gymnasium:TOOL",
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",

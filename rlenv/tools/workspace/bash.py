@@ -1,8 +1,11 @@
-"""The tool `bash`: commands in the shell of an episode's machine."""
+"""The tools `bash` and `files`: an episode's shell in its machine, and files there, in the words that models know."""
 
 from __future__ import annotations
 
+import base64
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
@@ -12,7 +15,7 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.tools.workspace.machine import MachineFailed, Ran
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 
-__all__ = ["BASH", "BashSpec"]
+__all__ = ["BASH", "FILES", "BashSpec", "FilesSpec"]
 
 _TIMEOUT_S: Final = 60.0
 _DESCRIPTION: Final = (
@@ -115,3 +118,160 @@ def compile_bash(name: str, spec: BashSpec, context: CompileContext) -> Sequence
 
 
 BASH = Kind(BashSpec, compile_bash)
+
+_MOST_BYTES: Final = 1_000_000
+_NO_FILE, _IS_FOLDER = 66, 67
+"""Statuses of a command that finds no file, or a folder."""
+_NEEDED: Final[Mapping[str, Sequence[str]]] = {
+    "view": (),
+    "create": ("file_text",),
+    "str_replace": ("old_str",),
+    "insert": ("insert_line", "insert_text"),
+}
+_FILES_DESCRIPTION: Final = (
+    "View, create and edit text files. `view` shows a file with line numbers, or a folder's files; `create` writes a "
+    "whole file; `str_replace` replaces `old_str`, which has to stand in the file exactly once, by `new_str`; `insert` "
+    "puts `insert_text` behind the line `insert_line` (0: before the first)."
+)
+_PARAMETERS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "enum": list(_NEEDED)},
+        "path": {"type": "string", "description": "An absolute path, or one relative to the shell's folder."},
+        "view_range": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2,
+                       "description": "First and last line to view; -1 for the file's last."},
+        "file_text": {"type": "string"},
+        "old_str": {"type": "string"},
+        "new_str": {"type": "string"},
+        "insert_line": {"type": "integer", "minimum": 0},
+        "insert_text": {"type": "string"},
+    },
+    "required": ["command", "path"],
+}  # fmt: skip
+
+
+class FilesSpec(ToolSpec):
+    """Views, makes and changes text files in the episode's machine."""
+
+    kind: Literal["files"]
+    resource: Text
+    """The machine: the name of a resource of kind workspace."""
+
+
+def _viewed(text: str, given: Any) -> str:
+    lines = text.splitlines()
+    first, last = given or (1, -1)
+    last = len(lines) if last == -1 else last
+    if not 1 <= first <= last <= max(len(lines), 1):
+        raise ToolFailed(f"view_range: the file has {len(lines)} lines; found {list(given)}", reason="bad_arguments")
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first)) or "(empty)"
+
+
+def _replaced(text: str, arguments: Mapping[str, Any]) -> str:
+    old = arguments["old_str"]
+    count = text.count(old) if old else 0
+    if count != 1:
+        places = "nowhere" if not count else f"at {count} places; add lines around it that make it one"
+        raise ToolFailed(f"old_str has to stand in the file once; it stands {places}", reason="failed")
+    return text.replace(old, arguments.get("new_str") or "")
+
+
+def _inserted(text: str, arguments: Mapping[str, Any]) -> str:
+    lines, at = text.splitlines(keepends=True), arguments["insert_line"]
+    if at > len(lines):
+        raise ToolFailed(f"insert_line: the file has {len(lines)} lines; found {at}", reason="bad_arguments")
+    if at and not lines[at - 1].endswith("\n"):
+        lines[at - 1] += "\n"
+    new = arguments["insert_text"]
+    return "".join([*lines[:at], new if new.endswith("\n") else f"{new}\n", *lines[at:]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """A compiled tool."""
+
+    resource: str
+    timeout_s: float
+
+    async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        command, path = arguments["command"], arguments["path"]
+        lacking = [key for key in _NEEDED[command] if key not in arguments]
+        if lacking or not path or "\0" in path:
+            needed = f"{command} needs {' and '.join(lacking)}" if lacking else "path: expected a path"
+            raise ToolFailed(needed, reason="bad_arguments")
+        if command == "create":
+            await self._write(call, path, arguments["file_text"])
+            return ToolOutput(f"wrote {path}", {"path": path})
+        text = await self._read(call, path, may_list=command == "view")
+        if isinstance(text, _Folder):
+            return ToolOutput(str(text), {"path": path})
+        if command == "view":
+            return ToolOutput(_viewed(text, arguments.get("view_range")), {"path": path})
+        changed = _replaced(text, arguments) if command == "str_replace" else _inserted(text, arguments)
+        await self._write(call, path, changed)
+        return ToolOutput(f"changed {path}", {"path": path})
+
+    async def _read(self, call: ToolContext, path: str, *, may_list: bool) -> str:
+        """A file's text; the names in it where it is a folder."""
+        word = shlex.quote(path)
+        listed = f"command ls -a -- {word}; exit {_IS_FOLDER}"
+        command = f"( [ -e {word} ] || exit {_NO_FILE}; [ -d {word} ] && {{ {listed}; }}; command cat -- {word} )"
+        ran = await self._ran(call, command, path)
+        text = ran.output.decode(errors="replace")
+        if ran.code == _IS_FOLDER:
+            if may_list:
+                return _Folder(text)
+            raise ToolFailed(f"'{path}' is a folder", reason="failed")
+        if ran.dropped:
+            raise ToolFailed(f"'{path}' is longer than {_MOST_BYTES:,} bytes; use a shell", reason="too_large")
+        if text.encode() != ran.output:
+            raise ToolFailed(f"'{path}' is no text", reason="failed")
+        return text
+
+    async def _write(self, call: ToolContext, path: str, text: str) -> None:
+        word, data = shlex.quote(path), base64.b64encode(text.encode(errors="replace")).decode()
+        if len(data) > 2 * _MOST_BYTES:
+            raise ToolFailed(f"a file may have {_MOST_BYTES:,} bytes", reason="too_large")
+        made = f'd=$(dirname -- {word}); command mkdir -p -- "$d" && t=$(mktemp "$d/.XXXXXX")'
+        # What is there keeps its mode, and who reads it meanwhile sees the old text or the new.
+        mode = f'if [ -e {word} ]; then command cp -p -- {word} "$t"; else chmod 644 "$t"; fi'
+        into = f'command base64 -d > "$t" <<\'END\' && command mv -f -- "$t" {word}\n{data}\nEND\n'
+        command = f"( [ ! -d {word} ] || exit {_IS_FOLDER}; {made} && {mode} && {into})"
+        if (await self._ran(call, command, path)).code:
+            raise ToolFailed(f"'{path}' is a folder", reason="failed")
+
+    async def _ran(self, call: ToolContext, command: str, path: str) -> Ran:
+        workspace, ran = await ran_in(call, self.resource, command, self.timeout_s, most=_MOST_BYTES)
+        if ran.code == _NO_FILE:
+            raise ToolFailed(f"there is no file '{path}'", reason="failed")
+        if ran.why or ran.code not in (0, _IS_FOLDER):
+            raise ToolFailed(shown(ran, seconds=self.timeout_s, workspace=workspace), reason="failed")
+        return ran
+
+
+class _Folder(str):
+    """The names in a folder."""
+
+
+def compile_files(name: str, spec: FilesSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool. All is done by the machine's own shell: nothing outside opens a path that links may lead out of.
+
+    Raises:
+        UsageError: the resource does not exist or is of another kind.
+    """
+    workspace_of(spec.resource, context)
+    timeout_s = spec.timeout_s or _TIMEOUT_S
+    return (
+        Tool(
+            name=name,
+            description=spec.description or _FILES_DESCRIPTION,
+            parameters=_PARAMETERS,
+            run=_Files(spec.resource, timeout_s).run,
+            mode="async",
+            depends_on="episode",
+            **{**common(spec, idempotent=False), "mutates": True, "timeout_s": 2 * timeout_s + 30.0},
+        ),
+    )
+
+
+FILES = Kind(FilesSpec, compile_files)
