@@ -8,11 +8,14 @@ ended.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
+from xml.parsers import expat
 
 from pydantic import Field
 
@@ -21,18 +24,41 @@ from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
-from rlenv.language.spec import Float, RewardSpec, Text
+from rlenv.language.spec import Float, RewardSpec, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.rule import compile_for_context
 from rlenv.tools.workspace.bash import workspace_of
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import RESULTS, Verified, Workspace
 
-__all__ = ["KIND", "WorkspaceTestsSpec", "value_of"]
+__all__ = ["KIND", "TestLogSpec", "WorkspaceTestsSpec", "is_passed", "passed_in", "value_of"]
 
 _MOST_LOST: Final = 4
 _KEPT_CHARS: Final = 500
+_KEPT_BYTES: Final = 65_536
 _MOST_CHARS: Final = 100
+_MOST_LOG: Final = 16_000_000
+_MOST_NAMED: Final = 5
+_NOT_RUN: Final = (126, 127)
+"""Statuses of a command that is not there, or cannot be run."""
+
+
+class TestLogSpec(Spec):
+    """Tests by name, as what runs them tells of each."""
+
+    __test__ = False  # no test of pytest's
+
+    format: Literal["pytest", "unittest", "go", "jest", "cargo", "junit"]
+    """The program whose output it is; `junit`: the XML that most can write, `pytest --junitxml=FILE` among them."""
+    file: Annotated[Text, Field(pattern=r"^[^/]+$")] | None = None
+    """The file below `/logs/verifier` that it is written to; by default it is what the command prints."""
+    fail_to_pass: Any = "{{ task.FAIL_TO_PASS }}"
+    """The names of tests that have to pass, and fail before the change: a list, also as JSON text; a template."""
+    pass_to_pass: Any = "{{ task.PASS_TO_PASS }}"
+    """Those that passed before it and have to pass still."""
+    credit: Literal["all", "share"] = "all"
+    """`all`: 1 where all of both pass, else 0; `share`: the share of `fail_to_pass`, or 0 where another fails."""
 
 
 class WorkspaceTestsSpec(RewardSpec):
@@ -59,16 +85,21 @@ class WorkspaceTestsSpec(RewardSpec):
     where programs that the policy has changed take part in the verdict."""
     by: Literal["file", "status"] = "file"
     """`status`: the command's exit status is the number: 1.0 for 0, else 0.0; 126 and 127 say that it was not run."""
+    weights: Mapping[str, Float] | None = None
+    """The number is the sum of these keys of `reward.json`, each times its weight; all of them have to be there."""
+    log: TestLogSpec | None = None
+    """The number is read from what the tests say of each test by name, in the place of `by`."""
     time_s: Annotated[Float, Field(gt=0, le=86_400)] = 600.0
     """Seconds that the tests may take."""
 
 
-def value_of(verified: Verified, by: str) -> tuple[float | None, Mapping[str, float]]:
+def value_of(
+    verified: Verified, by: str, weights: Mapping[str, float] | None = None
+) -> tuple[float | None, Mapping[str, float]]:
     """The number that tests gave, None for none, and the numbers beside it."""
     if by == "status":
         code = verified.ran.code
-        # Those two say that the command itself was not there, or could not be run.
-        return None if code is None or code in (126, 127) else float(code == 0), {}
+        return None if code is None or code in _NOT_RUN else float(code == 0), {}
     name = next((name for name in RESULTS if name in verified.files), "")
     try:
         if name.endswith(".txt"):
@@ -80,9 +111,213 @@ def value_of(verified: Verified, by: str) -> tuple[float | None, Mapping[str, fl
     numbers = {str(key): one for key, one in found.items()} if isinstance(found, dict) else {"reward": found}
     if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers.values()):
         return None, {}
-    if "reward" not in numbers:
+    if weights is not None and weights.keys() <= numbers.keys():
+        numbers["reward"] = sum(weight * numbers[key] for key, weight in weights.items())
+    elif weights is not None or "reward" not in numbers:
         return None, {}
     return float(numbers.pop("reward")), {key: float(one) for key, one in numbers.items()}
+
+
+def passed_in(text: str, format: str) -> dict[str, bool]:
+    """The tests that a log names, each with whether it passed wherever it is named.
+
+    So what the code under test prints makes no test pass of which its framework says anything else. Time is linear in
+    the log's length.
+
+    Raises:
+        ValueError: a report is none of its format.
+    """
+    found: dict[str, bool] = {}
+    for name, passed in _READERS[format](_COLOUR.sub("", text)):
+        found[name] = found.get(name, True) and passed
+    return found
+
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_Named = Iterator[tuple[str, bool]]
+
+
+def _pytest(text: str) -> _Named:
+    for line in text.split("\n"):
+        status, _, name = line.rstrip().partition(" ")
+        if status not in _OF_PYTEST:  # of -v: "tests/test_a.py::test_b[1] PASSED [ 50%]"
+            status = next((one for one in _OF_PYTEST if f" {one}" in line), "")
+            name = line.partition(f" {status}")[0] if status else ""
+        if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
+            yield from ((one, _OF_PYTEST[status]) for one in {name, name.partition(" - ")[0], name.split(" ")[0]})
+
+
+_OF_PYTEST: Final = {"PASSED": True, "XFAIL": True, "FAILED": False, "ERROR": False, "SKIPPED": False, "XPASS": False}
+
+
+def _unittest(text: str) -> _Named:
+    name = shown = ""
+    for line in text.split("\n"):
+        if found := _HEAD.match(line):  # "test_a (test_x.TestA.test_a) … ok", or "FAIL: test_a (…)" of the summary
+            name, shown = _dotted(found[2]), ""
+            if found[1]:
+                yield name, False
+                name = ""
+        before, is_said, said = line.rpartition(" ... ")
+        if is_said and name:
+            shown = before  # a test with a docstring is told by it
+        status = (said if is_said else line).strip()
+        status = "skipped" if status.startswith("skipped ") else status
+        if name and status in _OF_UNITTEST:
+            yield name, _OF_UNITTEST[status]
+            yield shown, _OF_UNITTEST[status]
+
+
+_HEAD: Final = re.compile(r"((?:FAIL|ERROR): )?(\w{1,300} \([\w.<>]{1,900}\))")
+_OF_UNITTEST = {"ok": True, "expected failure": True}
+_OF_UNITTEST |= dict.fromkeys(("FAIL", "ERROR", "skipped", "unexpected success"), False)
+
+
+def _dotted(name: str) -> str:
+    """`test_a (test_x.TestA)`, with the test's name behind it or not, and `tests/test_x.py::TestA::test_a[1]` alike."""
+    test, is_placed, place = name.partition(" (")
+    if is_placed and place.endswith(")") and " " not in place:
+        return f"{place[:-1].removesuffix(f'.{test}')}.{test}"
+    plain, bracket, rest = name.partition("[")
+    return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
+
+
+def _go(text: str) -> _Named:
+    for line in text.split("\n"):
+        if found := _OF_GO.match(line):
+            yield found[2], found[1] == "PASS"
+        event = _read(line) if line.startswith("{") else {}  # of -json
+        if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
+            yield str(event["Test"]), event["Action"] == "pass"
+            yield f"{event.get('Package')}.{event['Test']}", event["Action"] == "pass"
+
+
+_OF_GO: Final = re.compile(r"[ \t]*--- (PASS|FAIL|SKIP): (\S+) \(")
+
+
+def _jest(text: str) -> _Named:
+    files = _objects(_read(text), "testResults") if text.lstrip().startswith("{") else ()  # of --json
+    for one in (test for file in files for test in _objects(file, "assertionResults")):
+        yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
+    for line in text.split("\n"):
+        if (mark := line.lstrip()[:2]) in _OF_JEST:
+            yield _TOOK.sub("", line.strip()[2:]), _OF_JEST[mark]
+
+
+_OF_JEST: Final = {f"{mark} ": mark in "✓✔√" for mark in "✓✔√✕✗×○✎"}
+_TOOK: Final = re.compile(r" \([\d.]+ m?s\)$")
+
+
+def _read(text: str) -> Mapping[str, Any]:
+    """The JSON object in a text; {} where there is none."""
+    try:
+        found = read_json(text.encode(), max_bytes=_MOST_LOG)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _objects(held: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = held.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _cargo(text: str) -> _Named:
+    for line in text.split("\n"):
+        name, is_said, status = line.removeprefix("test ").rpartition(" ... ")
+        if is_said and line.startswith("test "):
+            yield name.removesuffix(" - should panic"), status.strip() == "ok"
+
+
+def _junit(text: str) -> _Named:
+    tests: list[tuple[str, bool]] = []
+
+    def start(tag: str, given: Mapping[str, str]) -> None:
+        if tag == "testcase":
+            tests.append((_dotted(f"{given.get('classname')}::{given.get('name')}"), True))
+        elif tests and tag in ("failure", "error", "skipped") and given.get("type") != "pytest.xfail":
+            tests[-1] = (tests[-1][0], False)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("a report declares no entities")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise ValueError(str(error)) from error
+    yield from ((one, passed) for name, passed in tests for one in {name, name.split(" ")[0]})
+
+
+_READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""The tests that have to pass: those that failed before the change, and those that did not."""
+
+
+def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
+    if log is None:
+        return lambda _: ((), ())
+    may = frozenset(("task", "vars"))
+    mend = compile_for_context(log.fail_to_pass, where="log.fail_to_pass", names=may)
+    stay = compile_for_context(log.pass_to_pass, where="log.pass_to_pass", names=may)
+
+    def names(context: RewardContext) -> Names:
+        found = _listed("fail_to_pass", mend(context)), _listed("pass_to_pass", stay(context))
+        if not any(found):
+            raise RewardError("log: the row names no test")
+        return found
+
+    return names
+
+
+def _listed(key: str, value: Any) -> tuple[str, ...]:
+    """Names of tests: a list, or JSON text of one, as published rows have it."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = read_json(value.encode(errors="replace"), max_bytes=_MOST_LOG)
+        except ValueError:
+            found = None
+    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
+        raise RewardError(f"log.{key}: found {value!r:.80}; expected a list of names, or JSON text of one")
+    return tuple(found)
+
+
+def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
+    """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
+    text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
+    if verified.ran.why or (log.file is None and verified.ran.dropped):  # what was not said may be what failed
+        return None, {}, ""
+    try:
+        found = passed_in(text.decode(errors="replace"), log.format)
+    except ValueError:
+        found = {}
+    if not found:
+        return None, {}, ""
+    failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
+    shares = [1.0 - len(some) / len(wanted) if wanted else 1.0 for some, wanted in zip(failed, names, strict=True)]
+    value = float(not any(failed)) if log.credit == "all" else shares[0] * (not failed[1])
+    short = [one for some in failed for one in some]
+    more = f" and {len(short) - _MOST_NAMED} more" if len(short) > _MOST_NAMED else ""
+    said = f"not passed: {', '.join(short[:_MOST_NAMED])}{more}" if short else "all passed"
+    return value, {"fail_to_pass": shares[0], "pass_to_pass": shares[1]}, said
+
+
+def is_passed(name: str, found: Mapping[str, bool]) -> bool:
+    """True if a test passed by what `passed_in` found, by its name or by another spelling of it."""
+    ways = {name, _dotted(name)} & found.keys()
+    return bool(ways) and all(found[one] for one in ways)
+
+
+class _Run(NamedTuple):
+    """The tests of a row, and what goes before them."""
+
+    command: str
+    collect: str
+    folder: Path | None
+    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +329,53 @@ class _Tests:
     command: Callable[[RewardContext], str]
     collect: Callable[[RewardContext], str]
     folder: Callable[[RewardContext], Path | None]
+    names: Callable[[RewardContext], Names]
+    known: set[tuple[Any, ...]] = field(default_factory=set)
+    """The tests that can be run over their untouched image."""
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
         try:
             command, collect, folder = self.command(context), self.collect(context), self.folder(context)
+            names = self.names(context)
         except (TemplateError, RefusedPath) as error:
             raise RewardError(str(error)) from error
         if folder is not None and not folder.is_dir():
             raise RewardError(f"there is no folder of tests '{folder.name}'")
         with bounded_by_itself():
-            value, beside, said = await self._number(workspace, command, collect, folder, over_layer=True)
+            tests = _Run(command, collect, folder, names)
+            value, beside, said = await self._number(workspace, tests)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": len(workspace.log), "boots": workspace.boots, "numbers": beside}
             if value is not None:
                 return Measured(value, said, details)
-            known, _, why = await self._number(workspace, command, collect, folder, over_layer=False)
-        if known is None:
-            raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
+            key = (workspace.image.folder, workspace.source, *workspace.env.values(), tests)
+            if key not in self.known:
+                known, shares, why = await self._number(workspace, tests, over_layer=False)
+                # Where tests have passed all along, one of them shows that they can be run.
+                if known is None or (names[1] and not shares["pass_to_pass"]):
+                    raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
+                self.known.add(key)
         return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
 
     async def _number(
-        self, workspace: Workspace, command: str, collect: str, folder: Path | None, *, over_layer: bool
+        self, workspace: Workspace, tests: _Run, *, over_layer: bool = True
     ) -> tuple[float | None, Mapping[str, float], str]:
         """The number and what the tests said; asked twice where there is none, since what the machine did is not done
         again, and what the policy left is.
 
         Raises RewardError: their machine was ended from outside, again and again.
         """
-        lost, asked, said = 0, 0, ""
+        lost, asked, said, log = 0, 0, "", self.spec.log
+        files = RESULTS if log is None else [log.file] if log.file else []
+        most = _KEPT_BYTES if log is None or log.file else _MOST_LOG
         while asked < 2:
             try:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
-                    f"(\n{command}\n)", tests=folder, keep=self.keep, time_s=self.spec.time_s, collect=collect,
-                    over_layer=over_layer,
+                    f"(\n{tests.command}\n)", tests=tests.folder, keep=self.keep, time_s=self.spec.time_s,
+                    collect=tests.collect, over_layer=over_layer, files=files, most=most,
                 )  # fmt: skip
             except MachineFailed as error:
                 lost += 1
@@ -139,8 +385,14 @@ class _Tests:
                 if error.is_cut:
                     raise RewardError(f"the tests could not be run: {error}") from error
             else:
-                value, beside = value_of(tested, self.spec.by)
-                said = tested.ran.output.decode(errors="replace").strip()[-_KEPT_CHARS:]
+                said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
+                if log is None:
+                    value, beside = value_of(tested, self.spec.by, self.spec.weights)
+                else:
+                    value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
+                    if value is None and not over_layer and not tested.ran.why and tested.ran.code not in _NOT_RUN:
+                        value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
+                    said = told or said
                 if tested.ran.why:
                     said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
                 if value is not None:
@@ -156,6 +408,10 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
     if spec.collect and "/" in (one.rstrip("/") or "/" for one in spec.keep or ()):
         raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `run` reads")
+    if other := sorted({"by", "weights"} & spec.model_fields_set) if spec.log else []:
+        raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
+    if spec.weights is not None and spec.by != "file":
+        raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
     run = template_of(spec.run, key="run", names=("task", "vars"))
     collect = template_of(spec.collect or "", key="collect", names=("task", "vars"))
     tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
@@ -171,6 +427,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         command=lambda one: run.text(task=one.task, vars=one.vars),
         collect=lambda one: collect.text(task=one.task, vars=one.vars),
         folder=folder,
+        names=_names_of(spec.log),
     )
     return Term(name=name, spec=spec, measure_async=term.measure)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.rewards.workspace import value_of
+from rlenv.rewards.workspace import is_passed, passed_in, value_of
 from rlenv.tools.workspace.machine import Ran
 from rlenv.tools.workspace.resource import Verified, Workspace
 from tests.support.machines import SOLVE, children, played, reachable, written  # noqa: F401 - a fixture
@@ -195,3 +200,208 @@ def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F81
 )
 def test_the_number_is_read(files: dict[str, bytes], by: str, value: Any) -> None:
     assert value_of(Verified(Ran(1, b""), files), by) == value
+
+
+LOGS = Path(__file__).parent / "logs"
+TOLD: dict[str, tuple[dict[str, bool], list[str]]] = {
+    "pytest": (
+        {"test_a.py::test_good": True, "test_a.py::test_bad": False, "test_a.py::test_each[one]": False,
+         "test_a.py::test_each[two words]": True, "test_a.py::test_each[a - b]": True,
+         "test_a.py::test_each[PASSED x]": True, "test_a.py::test_each[two": True, "test_a.py::test_known": True,
+         "test_a.py::test_wrongly_known": False, "test_a.py::test_no_fixture": False, "test_a.py::test_torn": False,
+         "test_a.py::TestIn::test_inner": True, "test_a.py::test_shouts": False},
+        ["test_a.py::test_left_out", "test_a.py::test_none"],
+    ),
+    "unittest": (
+        {"test_good (test_u.TestA.test_good)": True, "test_good (test_u.TestA)": True, "test_u.TestA.test_good": True,
+         "test_bad (test_u.TestA.test_bad)": False, "test_broken (test_u.TestA)": False,
+         "test_known (test_u.TestA)": True, "test_left_out (test_u.TestA)": False, "test_told (test_u.TestA)": True,
+         "A docstring tells of it.": True, "test_wrongly_known (test_u.TestA)": False,
+         "test_parts (test_u.TestA)": False, "test_shouts (test_u.TestA)": True},
+        ["test_none (test_u.TestA)"],
+    ),
+    "go": (
+        {"TestGood": True, "TestBad": False, "TestSkipped": False, "TestParts": False, "TestParts/one": True,
+         "TestParts/two_words": False},
+        ["TestNone"],
+    ),
+    "jest": ({"slow": True, "bad": False, "left out": False, "good (1)": True, "to do": False}, ["none"]),
+    "cargo": (
+        {"tests::good": True, "tests::bad": False, "tests::left_out": False, "tests::panics": True,
+         "src/lib.rs - one (line 1)": True},
+        ["tests::none"],
+    ),
+}  # fmt: skip
+"""By format, what each test of the programs in `logs` comes to, and tests that the log says nothing of."""
+
+
+def holds(text: str, format: str, of: str) -> None:
+    found = passed_in(text, format)
+    told, untold = TOLD[of]
+    assert {name: is_passed(name, found) for name in told} == told
+    assert not any(is_passed(name, found) for name in untold)
+
+
+@pytest.mark.parametrize(("name", "format"), [("go.txt", "go"), ("go.jsonl", "go"), ("jest.txt", "jest"),
+                                              ("jest.json", "jest"), ("cargo.txt", "cargo")])  # fmt: skip
+def test_what_a_framework_printed_is_read(name: str, format: str) -> None:
+    holds((LOGS / name).read_text(encoding="utf-8"), format, format)
+
+
+FRAMEWORKS: dict[str, tuple[str, str, list[str]]] = {
+    "pytest -rA": ("pytest", "pytest.py.txt=test_a.py", [sys.executable, "-m", "pytest", "-rA", "test_a.py"]),
+    "pytest -v": ("pytest", "pytest.py.txt=test_a.py", [sys.executable, "-m", "pytest", "-v", "test_a.py"]),
+    "junit": ("junit", "pytest.py.txt=test_a.py",
+              [sys.executable, "-m", "pytest", "-q", "--junitxml=/dev/stderr", "test_a.py"]),
+    "unittest": ("unittest", "unittest.py.txt=test_u.py", [sys.executable, "-m", "unittest", "-v", "test_u"]),
+    "go": ("go", "a_test.go=a_test.go", ["go", "test", "-v", "."]),
+    "go -json": ("go", "a_test.go=a_test.go", ["go", "test", "-json", "."]),
+    "cargo": ("cargo", "lib.rs=src/lib.rs", ["cargo", "test", "--no-fail-fast", "--offline"]),
+}  # fmt: skip
+PARTS = {"go.mod": "module example\ngo 1.19\n", "Cargo.toml": '[package]\nname = "example"\nedition = "2021"\n'}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_a_framework_prints_here_is_read(tmp_path: Path, name: str) -> None:
+    format, source, argv = FRAMEWORKS[name]
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{argv[0]} is not installed")
+    file, target = source.split("=")
+    (tmp_path / target).parent.mkdir(exist_ok=True)
+    shutil.copy(LOGS / file, tmp_path / target)
+    for part, text in PARTS.items():
+        (tmp_path / part).write_text(text, encoding="utf-8")
+    ran = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = ran.stderr if format == "junit" else ran.stdout + ran.stderr
+    if name != "unittest":
+        holds(said, format, "pytest" if format == "junit" else format)
+    else:
+        # Both streams are one in a machine; here they come one behind the other.
+        holds(ran.stderr, format, format)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("pytest", "PASSED a.py::test_b\nFAILED a.py::test_b - assert 0\n"),
+        ("pytest", "a.py::test_b PASSED [ 50%]\na.py::test_b SKIPPED (no) [100%]\n"),
+        ("pytest", "PASSED\na.py::test_b\n"),
+        ("pytest", "FAILED a.py::test_c - x\nERROR a.py::test_b\nPASSED a.py::test_b\n"),
+        ("unittest", "a.py::test_b (x) ... ok\n"),
+        ("go", '{"Action":"pass","Test":["a.py::test_b"]}\n{"Action":"pass","Test":'),
+        ("jest", '{"testResults":[7,{"assertionResults":{"title":"a.py::test_b"}},{"assertionResults":[[]]}]}'),
+        ("jest", "[" * 100_000),
+        ("cargo", "test a.py::test_b ... ok ... FAILED\n"),
+        ("junit", '<testcase classname="a" name="test_b"><failure/></testcase>'),
+    ],
+)
+def test_no_text_makes_a_test_pass_that_is_told_otherwise(format: str, text: str) -> None:
+    assert not is_passed("a.py::test_b", passed_in(text, format))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no element"),
+        ("<a>", "no element"),
+        ("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", "entities"),
+        ("\0", "token"),
+    ],
+)
+def test_a_report_that_is_none_is_said(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        passed_in(text, "junit")
+
+
+@pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
+@pytest.mark.parametrize("part", ["::", " ... ", "PASSED ( ", "test_a (", "--- PASS: ", "✓ (1 ", "\x1b[1", '{"', " \t"])
+def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str) -> None:
+    began = time.thread_time()
+    passed_in(part * (400_000 // len(part)), format)
+    assert time.thread_time() - began < 2  # what grows with its square takes minutes
+
+
+TESTED = """
+import sys
+sys.path.insert(0, "/app")
+import unittest, total
+class TestTotal(unittest.TestCase):
+    def test_sum(self): self.assertEqual(total.total([1, 2]), 3)
+    def test_none(self): self.assertEqual(total.total([]), 0)
+    def test_name(self): self.assertEqual(total.__name__, "total")
+unittest.main(module="__main__", argv=["-", "-v"])
+"""
+BY_NAME: dict[str, tuple[str, float, float]] = {
+    "nothing": ("true", 0.0, 0.0),
+    "solved": ("echo 'total = sum' > total.py", 1.0, 1.0),
+    "half": ("echo 'total = lambda ns: 3' > total.py", 0.0, 0.5),
+    "breaks what passed": ("printf '__name__ = 1\\ntotal = sum\\n' > total.py", 0.0, 0.0),
+    "prints": (
+        "printf 'import sys\\ndef total(n):\\n print(\"ok\", file=sys.stderr); return 5\\n' > total.py",
+        0.0,
+        0.0,
+    ),
+    "ends the tests": ("echo 'import os; os.kill(os.getppid(), 9); os._exit(0)' > total.py", 0.0, 0.0),
+    "floods": ("echo 'while True: print(\"x\" * 9000)' > total.py", 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("credit", ["all", "share"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_tests_by_name_are_worth(reachable: Path, name: str, credit: str) -> None:  # noqa: F811
+    act, whole, share = BY_NAME[name]
+    of = "(__main__.TestTotal)"
+    log = {"format": "unittest", "fail_to_pass": [f"test_sum {of}", f"test_none {of}"], "credit": credit}
+    log["pass_to_pass"] = json.dumps([f"test_name {of}"])
+    spec = written(reachable, log=log, run="python3 -I /tests/run.py", time_s=3 if name == "floods" else 20)
+    (reachable / "tests" / "run.py").write_text(TESTED, encoding="utf-8")
+    begins_with(spec, "total.py", "total = None\n")
+    trajectory, _ = played(spec, [act])
+    assert trajectory.failure is None, trajectory.failure
+    assert trajectory.reward.total == (whole if credit == "all" else share)
+
+
+@pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        ({"fail_to_pass": "[1]", "pass_to_pass": []}, "expected a list of names"),
+        ({"fail_to_pass": "test_a", "pass_to_pass": []}, "expected a list of names"),
+        ({"fail_to_pass": [], "pass_to_pass": "[]"}, "names no test"),
+        ({}, "FAIL_TO_PASS"),
+    ],
+)
+def test_a_row_without_names_of_tests_is_invalid(reachable: Path, log: dict[str, Any], says: str) -> None:  # noqa: F811
+    trajectory, _ = played(written(reachable, log={"format": "pytest", **log}), [])
+    assert trajectory.failure is not None
+    assert says in trajectory.failure.message
+
+
+def test_keys_of_the_reward_may_have_weights(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, weights={"works": 0.75, "short": 0.25}, run="cat /app/found > /logs/verifier/reward.json")
+    trajectory, _ = played(spec, ['echo \'{"works": 1, "short": 0, "other": 5}\' > found'])
+    assert (trajectory.failure, trajectory.reward.total) == (None, 0.75)
+    assert trajectory.reward.terms["solved"].details["numbers"] == {"works": 1, "short": 0, "other": 5}
+
+
+def begins_with(spec: Path, name: str, text: str) -> None:
+    """Lets the machine begin with a file in its working folder."""
+    (spec.parent / "data").mkdir()
+    (spec.parent / "data" / name).write_text(text, encoding="utf-8")
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["resources"]["machine"]["copy_from"] = "data"
+    spec.write_text(json.dumps(held), encoding="utf-8")
+
+
+def test_tests_that_never_ran_are_the_tasks_fault_where_some_pass_all_along(reachable: Path) -> None:  # noqa: F811
+    log = {"format": "unittest", "fail_to_pass": ["test_a (m.C)"], "pass_to_pass": ["test_b (m.C)"]}
+    trajectory, _ = played(written(reachable, log=log, run="python3 -m no_such_framework"), [SOLVE])
+    assert trajectory.failure is not None
+    assert "not even over the untouched image" in trajectory.failure.message
+
+
+def test_what_breaks_the_tests_earns_nothing_where_they_need_what_the_machine_began_with(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, run="cat /app/needed > /logs/verifier/reward.txt")
+    begins_with(spec, "needed", "1\n")
+    for act, worth in (("true", 1.0), ("rm needed", 0.0)):
+        trajectory, _ = played(spec, [act])
+        assert (trajectory.failure, trajectory.reward.total) == (None, worth)

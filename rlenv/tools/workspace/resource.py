@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import check_bubblewrap
 from rlenv.tools.workspace.images import Image, prepared
+from rlenv.tools.workspace.layer import like, regular_files, remove, unlink_out, written_to
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
@@ -37,9 +36,6 @@ _threads: Final = ThreadPool(size=8)
 _PREFIX: Final = "rlenv-machine-"
 RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
-_MOST_RESULT: Final = 65_536
-"""Bytes of a file that tests leave."""
-_LEAST: Final = 1_024
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -79,7 +75,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The end of tests: how their command ended, and those of `RESULTS` that they left."""
+    """The end of tests: how their command ended, and those of the files asked for that they left."""
 
     ran: Ran
     files: Mapping[str, bytes]
@@ -97,6 +93,8 @@ class Workspace:
     workdir: str
     env: Mapping[str, str]
     limits: MachineLimits
+    source: Path | None = None
+    """The folder that `workdir` began with."""
     log: list[Command] = field(default_factory=list)
     is_cut: bool = False
     boots: int = 0
@@ -195,7 +193,7 @@ class Workspace:
 
     async def tested(
         self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, collect: str = "",
-        over_layer: bool = True,
+        over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
     ) -> Verified:  # fmt: skip
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
@@ -206,6 +204,7 @@ class Workspace:
             tests: a folder whose content stands in `/tests`.
             keep: absolute paths of the layer; all others are the image's. `/` keeps all.
             collect: a command that is run before, in another machine without the tests; they see what it left there.
+            files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
 
         Raises:
             MachineFailed: the machine did not come up, or was ended from outside.
@@ -216,27 +215,42 @@ class Workspace:
             base = self.folder / f"tests-{self.boots}"
             base.mkdir()
             own(base)
-            lowers = [self.image.folder]
+            below = base / "kept"
+            kept = partial(self._kept, below, keep, self.layer) if over_layer else partial(self._filled, below)
             try:
-                if over_layer:
-                    lowers.insert(0, await _threads.finish(lambda: self._kept(base / "kept", keep, self.layer)))
+                lowers = [await _threads.finish(kept), self.image.folder]
                 if collect:
                     upper = await _threads.finish(lambda: self._laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
                     lowers.insert(0, await _threads.finish(lambda: self._kept(base / "collected", keep, upper)))
-                    await _threads.finish(lambda: list(map(_unlinked, lowers[:-1])))
+                    await _threads.finish(lambda: list(map(unlink_out, lowers[:-1])))
                 upper = await _threads.finish(lambda: self._laid(base, tests))
-                ran = await self._once(lowers, upper, command, time_s)
-                return Verified(ran, await _threads.finish(partial(_left, upper / "logs" / "verifier", RESULTS)))
+                ran = await self._once(lowers, upper, command, time_s, most)
+                return Verified(ran, await _threads.finish(partial(regular_files, upper / "logs" / "verifier", files)))
             finally:
                 await _threads.finish(lambda: remove(base))
 
-    async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float) -> Ran:
+    async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
         machine = await self._booted(Root(lowers, upper, self.image.binds))
         try:
-            return await self._watched(machine, upper, command, time_s)
+            return await self._watched(machine, upper, command, time_s, most)
         finally:
             await machine.end()
+
+    def fill(self) -> None:
+        """Makes the layer as it is before the first command."""
+        self._filled(self.layer)
+        own(self.folder)
+        self.folder.chmod(0o755)
+
+    def _filled(self, layer: Path) -> Path:
+        target = layer / self.workdir.strip("/")
+        target.mkdir(parents=True)
+        if self.source is not None:
+            shutil.copytree(self.source, target, symlinks=True, dirs_exist_ok=True)
+        for path in (layer, *layer.rglob("*")):
+            own(path)
+        return layer
 
     def _laid(self, base: Path, tests: Path | None) -> Path:
         upper = base / "upper"
@@ -264,7 +278,7 @@ class Workspace:
                     break
                 if not os.path.lexists(copy):
                     copy.mkdir()
-                    _like(source, copy)
+                    like(source, copy)
                 source, copy = source / part, copy / part
             if os.path.lexists(source) and not os.path.lexists(copy):
                 argv = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(copy)]
@@ -277,76 +291,6 @@ class Workspace:
             await self._end()
         finally:
             await _threads.finish(lambda: remove(self.folder))
-
-
-def _like(source: Path, copy: Path) -> None:
-    """The owner, mode and marks of a folder of the layer, for its copy."""
-    shutil.copystat(source, copy, follow_symlinks=False)
-    status = os.lstat(source)
-    with contextlib.suppress(PermissionError):
-        os.chown(copy, status.st_uid, status.st_gid)
-
-
-def _unlinked(folder: Path) -> None:
-    """Removes links that may lead out of the folder, to what tests hold or read."""
-    for place, folders, files in os.walk(folder):
-        for path in (os.path.join(place, name) for name in (*folders, *files)):
-            if os.path.islink(path) and ((to := os.readlink(path)).startswith("/") or ".." in to.split("/")):
-                os.unlink(path)
-
-
-def _left(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Regular files of a folder that programs of the policy's may have written to: no link is followed."""
-    found: dict[str, bytes] = {}
-    try:
-        place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            inner = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-        finally:
-            os.close(place)
-    except OSError:
-        return found
-    try:
-        for name in names:
-            with contextlib.suppress(OSError):
-                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inner)
-                with os.fdopen(file, "rb") as opened:
-                    if stat.S_ISREG(os.fstat(file).st_mode):
-                        found[name] = opened.read(_MOST_RESULT)
-    finally:
-        os.close(inner)
-    return found
-
-
-def written_to(folder: Path, most: int) -> int:
-    """Bytes below a folder, each file and folder with what it takes at least; beyond `most` it is not exact.
-
-    What lies too deep for a path counts as beyond it.
-    """
-    size, seen, rest = 0, set[int](), [str(folder)]
-    while rest and size <= most:
-        try:
-            with os.scandir(rest.pop()) as entries:
-                for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_ino not in seen:
-                        size += max(status.st_blocks * 512, _LEAST)
-                    if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
-                        seen.add(status.st_ino)
-                    if entry.is_dir(follow_symlinks=False):
-                        rest.append(entry.path)
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return most + 1
-    return size
-
-
-def remove(folder: Path) -> None:
-    """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
-    for argv in (["chmod", "-R", "u+rwX", str(folder)], ["rm", "-rf", "--", str(folder)]):
-        if argv[0] == "rm" or os.geteuid() != 0:
-            with contextlib.suppress(OSError):
-                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
 
 
 @lru_cache(maxsize=1)
@@ -410,9 +354,12 @@ class WorkspaceResource:
         spec = self.spec
         limits = MachineLimits(spec.most_processes, spec.memory_mb, spec.disk_mb)
         env = {key: one.text(**values) for key, one in self._env.items()}
-        workspace = Workspace(folder, image, spec.workdir, env, limits)
+        workspace = Workspace(folder, image, spec.workdir, env, limits, found.get("copy_from"))
         try:
-            await _threads.finish(lambda: self._filled(workspace, found.get("copy_from")))
+            try:
+                await _threads.finish(workspace.fill)
+            except (OSError, shutil.Error) as error:
+                raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
             yield workspace
         finally:
             closing = asyncio.ensure_future(workspace.aclose())
@@ -420,19 +367,6 @@ class WorkspaceResource:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait((closing,))
             closing.result()
-
-    def _filled(self, workspace: Workspace, source: Path | None) -> None:
-        try:
-            target = workspace.layer / workspace.workdir.strip("/")
-            target.mkdir(parents=True)
-            if source is not None:
-                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-            own(workspace.folder)
-            workspace.folder.chmod(0o755)
-            for path in (workspace.layer, *workspace.layer.rglob("*")):
-                own(path)
-        except (OSError, shutil.Error) as error:
-            raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
 
 
 def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -> WorkspaceResource:
