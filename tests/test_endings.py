@@ -84,7 +84,7 @@ tools:
   outage: {kind: python, function: "tools.py:outage"}
 limits: {turns: 3}
 rewards:
-  own: {kind: rule, python: "tools.py:measured"}
+  own: {kind: rule, function: "tools.py:measured"}
   turn: {kind: rule, rule: valid_calls, weight: 0.5, when: turn}
 """
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
@@ -113,18 +113,18 @@ FAILED: dict[str, Way] = {
 }
 SCORED = {**TERMINATED, **TRUNCATED}
 INVALID: dict[str, Mapping[str, Any]] = {
-    "raises": {"rewards.own.python": "tools.py:raises"},
-    "raises later": {"rewards.own.python": "tools.py:raises_later"},
-    "raises in a turn": {"rewards.own.python": "tools.py:raises", "rewards.own.when": "turn"},
-    "refuses": {"rewards.own.python": "tools.py:refuses"},
-    "gives text": {"rewards.own.python": "tools.py:gives_text"},
-    "gives no number": {"rewards.own.python": "tools.py:gives_no_number"},
+    "raises": {"rewards.own.function": "tools.py:raises"},
+    "raises later": {"rewards.own.function": "tools.py:raises_later"},
+    "raises in a turn": {"rewards.own.function": "tools.py:raises", "rewards.own.when": "turn"},
+    "refuses": {"rewards.own.function": "tools.py:refuses"},
+    "gives text": {"rewards.own.function": "tools.py:gives_text"},
+    "gives no number": {"rewards.own.function": "tools.py:gives_no_number"},
     "adds up to no float": {
-        f"rewards.{name}": {"kind": "rule", "python": "tools.py:measured", "weight": 1.7e308} for name in "abc"
+        f"rewards.{name}": {"kind": "rule", "function": "tools.py:measured", "weight": 1.7e308} for name in "abc"
     },
 }
-GROUP = {"rewards.group": {"kind": "group", "python": "tools.py:compares"}}
-BAD_GROUP = {"rewards.group": {"kind": "group", "python": "tools.py:compares_badly"}}
+GROUP = {"rewards.group": {"kind": "group", "function": "tools.py:compares"}}
+BAD_GROUP = {"rewards.group": {"kind": "group", "function": "tools.py:compares_badly"}}
 
 Make = Callable[[Mapping[str, Any]], Environment]
 

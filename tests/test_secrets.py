@@ -68,7 +68,7 @@ tools:
   outage: {kind: python, function: "tools.py:outage"}
 rewards:
   answered: {kind: rule, rule: answered}
-  broken: {kind: rule, python: "tools.py:broken", required: false}
+  broken: {kind: rule, function: "tools.py:broken", required: false}
 """
 
 

@@ -109,7 +109,7 @@ class Spec:
             "{{ 1 }}", "{{", "}}", "{% for x in y %}", "${env:NO_SUCH}", "&a", "*a", "!!str ", "<<: ", "- ", ": ", "? ", "|", ">", "#", "'", '"', "\t",
             "[" * 50, "{" * 50, "1e999", ".nan", ".inf", "0x" + "f" * 400, "9" * 400, "null", "~", "true", "\x00", "\ud800", "\ufeff", "\u2028", "extends: x",
             "(a|aa)+$", "(?P<a>", "{{ vars.x.y }}", "{{ task.q[0] }}", "{{ ''.__class__ }}", "{{ 10**10**10 }}", "{{ [0]*10**9 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-            "#/definitions/x", "{$ref: '#/a'}", "..", "/", "a.b", "correct", "kind: ", "python: 'x.py:f'", "by: ", *SPEC.split("\n"), *(line + "\n" for line in SPEC.split("\n")),
+            "#/definitions/x", "{$ref: '#/a'}", "..", "/", "a.b", "correct", "kind: ", "function: 'x.py:f'", "by: ", *SPEC.split("\n"), *(line + "\n" for line in SPEC.split("\n")),
         ]  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
 

@@ -286,12 +286,12 @@ def _code(environment: Environment, name: str, entry: Any) -> str:
 
     The function alone: what else stands in the file may be a table of golds.
     """
-    target = getattr(entry, "python", None)
+    target = getattr(entry, "function", None)
     file, _, function = str(target or "").rpartition(":")
     if not file.endswith(".py"):
         return ""
     try:
-        text = (environment.loaded.base_of(f"rewards.{name}.python") / file).read_text(encoding="utf-8")
+        text = (environment.loaded.base_of(f"rewards.{name}.function") / file).read_text(encoding="utf-8")
         nodes = ast.walk(ast.parse(text))
     except (OSError, ValueError, SyntaxError):
         return ""

@@ -182,7 +182,7 @@ def alphabet_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 def _short_marks(environment: Environment) -> list[str]:
     """The marks that the code of the rewards names and that are too short to be words: `**`, `- `, `!`."""
-    targets = [getattr(spec, "python", None) for spec in environment.spec.rewards.values()]
+    targets = [getattr(spec, "function", None) for spec in environment.spec.rewards.values()]
     texts = [one for target in targets for one in words_in_code(environment, "rewards", target, least=0)]
     return list(dict.fromkeys(one for one in texts if 0 < len(one) <= _MARK and not one[0].isalnum()))[:_MOST_WORDS]
 
@@ -191,8 +191,8 @@ def named_words(environment: Environment) -> list[str]:
     """Short texts that the code and the patterns of the rewards name, but for golds: what anybody may try to say."""
     found: list[str] = []
     for name, spec in environment.spec.rewards.items():
-        targets = [getattr(spec, "python", None), getattr(getattr(spec, "compare", None), "function", None)]
-        found += [text for target in targets for text in words_in_code(environment, f"rewards.{name}.python", target)]
+        targets = [getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)]
+        found += [text for target in targets for text in words_in_code(environment, f"rewards.{name}.function", target)]
         pattern = getattr(spec, "pattern", None)
         found += example_of(pattern) if isinstance(pattern, str) and "{{" not in pattern else []
     return list(dict.fromkeys(text for text in found if re.search(r"[^\W\d_]", text)))[:_MOST_WORDS]
@@ -333,7 +333,7 @@ def _languages(subject: AuditSubject) -> set[str]:
     for term in spec.rewards.values():
         tool = str(getattr(term, "tool", ""))
         runs = term.kind == "verify" and any("answer" in text for text in texts_in(getattr(term, "arguments", {})))
-        if not runs and not (getattr(term, "python", None) and "\n" in right and _CODE.search(right)):
+        if not runs and not (getattr(term, "function", None) and "\n" in right and _CODE.search(right)):
             continue
         kind = spec.tools[tool].kind if tool in spec.tools else ""
         if kind == "sql" or _SQL.match(right):

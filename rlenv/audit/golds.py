@@ -55,7 +55,7 @@ def readers(environment: Environment) -> tuple[GoldReader, ...]:
     found = []
     for term in environment.parts.terms:
         expect = gold_in(term.spec)
-        if expect is None or getattr(term.spec, "python", None) or not term.spec.weight:
+        if expect is None or getattr(term.spec, "function", None) or not term.spec.weight:
             continue
         value = expect if not hasattr(expect, "model_dump") else expect.model_dump(exclude_none=True)
         item = value.pop("any_of", None) if isinstance(value, dict) else None

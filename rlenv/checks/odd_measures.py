@@ -9,7 +9,7 @@ from typing import Any
 from rlenv._base.text import strings_in
 from rlenv.checks.subject import Subject
 from rlenv.errors import Finding
-from rlenv.language.kinds import kind_of
+from rlenv.language.kinds import is_own, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 
@@ -66,14 +66,14 @@ def _signs(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         message = f"a weight of {spec.weight:g} takes away from what stays within 'max'"
         yield warn(f"{path}.weight", message, f"write min: {most + 1} in its place, or a weight above 0", "wrong-sign")
     name = path.rpartition(".")[2]
-    if spec.weight > 0 and spec.kind == "rule" and not hasattr(spec, "python") and _PENALTY.search(name):
+    if spec.weight > 0 and spec.kind == "rule" and not is_own(spec) and _PENALTY.search(name):
         message = f"'{name}' adds {spec.weight:g} where it holds"
         yield warn(path, message, "write a weight below 0", "wrong-sign", at="key")
     if spec.clip is not None and spec.weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
         message = f"what is wrong earns {spec.clip[0]:g} too"
         yield warn(f"{path}.clip", message, f"write clip: [0, {spec.clip[1]:g}]", "paid-for-nothing")
     size = re.compile(r"(?i)\b(?:n_)?(?:words|length|chars|characters|tokens|size|turns|steps|calls|cost)\b")
-    measures = counts or size.search(f"{getattr(spec, 'of', '')} {getattr(of, 'python', '')}".replace(":", " "))
+    measures = counts or size.search(f"{getattr(spec, 'of', '')} {getattr(of, 'function', '')}".replace(":", " "))
     if spec.kind == "group" and spec.weight > 0 and spec.gate is not None and measures and _SHORT.search(name):
         message = f"'{name}' pays who has most of '{getattr(spec, 'of', '')}': a higher value is the better one"
         yield warn(path, message, "let the function give the number below 0", "wrong-sign", at="key")

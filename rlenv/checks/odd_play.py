@@ -20,7 +20,7 @@ from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding, RlenvError
 from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
-from rlenv.language.kinds import gold_key, kind_of
+from rlenv.language.kinds import gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
@@ -167,7 +167,7 @@ def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     """True for a term that compares the answer; one that verifies may look at the state alone."""
     if spec.weight <= 0:
         return False
-    if hasattr(spec, "python"):
+    if is_own(spec):
         return re.search(r"\.answer\b|\bfinal_text\b", subject.code or "") is not None
     is_told = spec.kind != "verify" or re.search(r"(?<![.\w])answer\b", str(subject.document.get(f"rewards.{name}")))
     return bool(gold_key(spec)) and not kind_of("rewards", spec).of_calls and bool(is_told)
@@ -197,7 +197,7 @@ def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
     return (
         term.spec.kind not in ("rule", "verify", "tests", *(() if far else ("state",)))
         or (getattr(term.spec, "rule", "") != "tool_called" and getattr(term.spec, "tool", None) in far)
-        or (term.spec.kind == "rule" and is_asked and hasattr(term.spec, "python"))
+        or (term.spec.kind == "rule" and is_asked and is_own(term.spec))
     )
 
 
@@ -272,8 +272,8 @@ def _of_oracle(
             return
     broken = [term for term in got.reward.terms.values() if term.status == "invalid"]
     if got.failure is not None and (broken or got.failure.reason in ("policy", "resource")):
-        is_own = got.failure.reason == "policy"
-        of_term = f"'{broken[0].name}' cannot be measured: {broken[0].error}" if broken and not is_own else ""
+        is_policys = got.failure.reason == "policy"
+        of_term = f"'{broken[0].name}' cannot be measured: {broken[0].error}" if broken and not is_policys else ""
         why = of_term or got.failure.message
         message = f"the oracle's episode of {where} has no reward: {why[:160]}"
         yield "failed", step_in(why) or _place(subject), message, "mend what fails", "wrong-oracle"
@@ -291,7 +291,7 @@ def _of_oracle(
                            "verify", "regex", "json_schema", "valid_calls")  # fmt: skip
         if value is None or reward.weight <= 0:
             continue
-        if hasattr(reward, "python") and reward.range is None and abs(value) > 5:
+        if is_own(reward) and reward.range is None and abs(value) > 5:
             message = f"'{name}' is {value:g} for {where}, beside terms from 0 to 1"
             yield "large", ("rewards", name), message, "write range: [0, 100], or divide in the function", "odd-range"
         if value >= (1 if is_full else 1e-9) or reward.range is not None or reward.clip is not None:

@@ -21,7 +21,7 @@ from rlenv.rewards import answer as answers
 __all__ = ["check_prompts", "reads_answer"]
 
 Path = tuple[str | int, ...]
-_EXPRESSIONS: Final = frozenset(("gate", "success", "for_each", "report_by", "python", "function", "path", "pattern"))
+_EXPRESSIONS: Final = frozenset(("gate", "success", "for_each", "report_by", "function", "path", "pattern"))
 _LONE: Final = re.compile(r"(?:task|vars|resources)(?:\.\w+)+")
 _SINGLE: Final = re.compile(r"(?<![{\w])(?:\$?\{|%\(|\$|<<|\[\[)\s*((?:(?:task|vars)\.)?[A-Za-z_]\w*)(?:\s*[}\])>]|\b)")
 _FILLED: Final = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -192,13 +192,13 @@ def _splits(subject: Subject) -> Iterator[Finding]:
             if other is not None and spec.tasks[other].path not in (None, source.path):
                 message = f"it reads {Path(path).name}, which is called like the split '{other}'"
                 yield subject.document.warning(f"tasks.{name}.path", message, "exchange the files", "other-split")
-        if source.python is not None and name in subject.splits:
+        if source.function is not None and name in subject.splits:
             again = load_tasks(subject.loaded, name)
             first = subject.splits[name].rows[:20]
             if [again[index] for index in range(min(len(again), len(first)))] != list(first):
                 message = "its rows are others each time that they are made"
                 hint = "draw from a seed: random.Random(1)"
-                yield subject.document.warning(f"tasks.{name}.python", message, hint, "unsteady")
+                yield subject.document.warning(f"tasks.{name}.function", message, hint, "unsteady")
     if spec.roots and not any(
         (path[-1] in ("path", "init", "copy_from", "function", "spec") and "task" in text) or "images" in path
         for path, text in strings_in(subject.document.data, ())

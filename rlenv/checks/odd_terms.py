@@ -14,7 +14,7 @@ from rlenv.checks.odd_rows import all_golds, gold_term
 from rlenv.checks.subject import ReadSplit, Subject, calls_in, prompt_texts
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
-from rlenv.language.kinds import gold_in, gold_key, kind_of
+from rlenv.language.kinds import gold_in, gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import compile_template
 from rlenv.rewards.base import Term
@@ -53,7 +53,7 @@ def _is_gold(subject: Subject, term: Term) -> bool:
     spec = term.spec
     source = str(subject.document.get(f"rewards.{term.name}"))
     has_gold = bool(gold_key(spec)) or getattr(spec, "rule", "") in ("regex", "json_schema")
-    return spec.kind == "rule" and has_gold and not hasattr(spec, "python") and "resources" not in source
+    return spec.kind == "rule" and has_gold and not is_own(spec) and "resources" not in source
 
 
 def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
@@ -150,7 +150,7 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if is_share and spec.clip is not None and (spec.clip[0] >= 1 or spec.clip[1] <= 0):
         message = f"the rule gives 0 to 1, and {list(spec.clip)} makes one value of all"
         yield document.warning(f"{path}.clip", message, "take 'clip' out", "constant-term")
-    if spec.on_invalid == "retry" and spec.kind == "rule" and not hasattr(spec, "python"):
+    if spec.on_invalid == "retry" and spec.kind == "rule" and not is_own(spec):
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
     others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.weight > 0]
@@ -383,12 +383,7 @@ def longer(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     for name, one in rewards.items():
         pairs = [(value_of(short[key], name), value_of(got, name)) for key, got in played.ways.get(LONG, {}).items()]
         is_paid = name in groups or (one.weight > 0 and one.gate is None)
-        if (
-            is_paid
-            and hasattr(one, "python")
-            and pairs
-            and all(a is not None and b is not None and b > a for a, b in pairs)
-        ):
+        if is_paid and is_own(one) and pairs and all(a is not None and b is not None and b > a for a, b in pairs):
             message = (
                 f"a wrong answer earns {said_of(pairs[0][0])}, and {said_of(pairs[0][1])} with 400 words before it"
             )

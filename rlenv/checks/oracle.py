@@ -15,8 +15,8 @@ from rlenv.checks.subject import ReadSplit, Subject, calls_in
 from rlenv.errors import EpisodeError, Finding, PolicyError, RewardError, UsageError
 from rlenv.language.expressions import Limits, open_on
 from rlenv.language.functions import failure
-from rlenv.language.kinds import gold_in, gold_key
-from rlenv.language.spec import OraclePython, OracleStep
+from rlenv.language.kinds import gold_in, gold_key, is_own
+from rlenv.language.spec import OracleFunction, OracleStep
 from rlenv.language.templates import TemplateError, braced, compile_template, compile_value
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies import base as golds
@@ -42,11 +42,11 @@ def check_oracle(subject: Subject) -> Iterator[Finding]:
         subject.not_checked.append("no oracle: whether the environment can be solved was not checked")
     elif not oracle:
         yield document.fault("oracle", "found no steps; expected at least one", "add {say: …}, or remove it")
-    elif isinstance(oracle, OraclePython):
+    elif isinstance(oracle, OracleFunction):
         try:
-            oracle_function(oracle, base=document.base_of("oracle.python"))
+            oracle_function(oracle, base=document.base_of("oracle.function"))
         except UsageError as error:
-            yield document.fault("oracle.python", redact(error.message), redact(error.hint))
+            yield document.fault("oracle.function", redact(error.message), redact(error.hint))
     else:
         is_text = isinstance(oracle, str)
         faults = list(
@@ -380,7 +380,7 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
         reads = str(gold_in(term.spec) or "")
         # The author's own function may do anything; a gold value behind a resource needs an episode.
         is_gold = gold_key(term.spec) or term.check_gold is not None
-        if not is_gold or hasattr(term.spec, "python") or "resources" in reads:
+        if not is_gold or is_own(term.spec) or "resources" in reads:
             continue
         for split in subject.splits.values():
             if term.measure is not None and gold_key(term.spec):

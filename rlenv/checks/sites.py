@@ -20,7 +20,7 @@ from rlenv.secrets import LITERAL, names_in
 
 _MARK = re.compile(r"\{\{|\{%")
 # Text that is shown or matched as it stands, and never rendered.
-_LITERAL = frozenset(("kind", "description", "pattern", "function", "python", "rule", "gate", "scope", "when", "stop"))
+_LITERAL = frozenset(("kind", "description", "pattern", "function", "rule", "gate", "scope", "when", "stop"))
 _DICT_METHODS = frozenset(dir(dict))
 _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")

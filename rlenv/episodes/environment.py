@@ -149,7 +149,7 @@ class Environment:
         Raises:
             UsageError: as `OraclePolicy`.
         """
-        base, sets = self.loaded.base_of("oracle.python"), self.toolsets
+        base, sets = self.loaded.base_of("oracle.function"), self.toolsets
         later = (lambda task, replies: sets.of(task, replies).schemas) if sets.changes else None
         return OraclePolicy(self.spec, self.parts.dialect, base=base, tools=later)
 

@@ -192,6 +192,11 @@ def kind_of(group: Group, entry: Any) -> Kind:
     return get("rules", rule) if rule else get(group, entry.kind)
 
 
+def is_own(entry: Any) -> bool:
+    """True for a reward's entry whose value a function of the author's own gives."""
+    return hasattr(entry, "function") and entry.kind in ("rule", "group")
+
+
 def gold_key(entry: Any) -> str:
     """The key of a reward's entry that holds what is right; "" where it compares with nothing, or nobody knows."""
     try:

@@ -23,7 +23,7 @@ from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.language.document import SourceDocument, read_source
 from rlenv.language.spec import (
     EnvSpec,
-    OraclePython,
+    OracleFunction,
     OracleStep,
     PromptSpec,
     ResourceSpec,
@@ -250,7 +250,7 @@ def _model(
         return None
     if group != "rewards" or value["kind"] != "rule":
         return kind.spec
-    if "rule" not in value and "python" in value:
+    if "rule" not in value and "function" in value:
         rule = registry.get("rules", "python")
     else:
         named = _named(document, "rules", path, "rule", value.get("rule"), faults)
@@ -306,9 +306,9 @@ def _oracle(document: SourceDocument, value: Any, faults: _Faults) -> Any:
     if isinstance(value, list):
         return [_oracle_step(document, ("oracle", index), faults) or OracleStep() for index in range(len(value))]
     if isinstance(value, Mapping) and not {"call", "say"}.intersection(value):
-        return _validated(OraclePython, value, document, ("oracle",), faults)
+        return _validated(OracleFunction, value, document, ("oracle",), faults)
     if not isinstance(value, str):
-        message = f"found {found(value)}; expected a list of steps, {{python: …}} or a template"
+        message = f"found {found(value)}; expected a list of steps, {{function: …}} or a template"
         faults.append(document.fault("oracle", message, "write - before each step"))
         return None
     return value
@@ -370,8 +370,8 @@ def _unasked(document: SourceDocument) -> Iterator[Finding]:
         yield document.fault("prompt.images", message, "add 'user: TEXT'", at="key")
 
 
-_TASK_SOURCES = ("path", "python", "hf", "rows")
-_OF_A_SOURCE = {"rows_at": "path", "args": "python", "endless": "python"}
+_TASK_SOURCES = ("path", "function", "hf", "rows")
+_OF_A_SOURCE = {"rows_at": "path", "args": "function", "endless": "function"}
 
 
 def _task_sources(document: SourceDocument) -> list[Finding]:
@@ -388,7 +388,7 @@ def _task_sources(document: SourceDocument) -> list[Finding]:
             unknown = any(key not in TaskSource.model_fields for key in source)
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
-                message = "expected 'path', 'python', 'hf' or 'rows'; found none"
+                message = "expected 'path', 'function', 'hf' or 'rows'; found none"
                 faults.append(document.fault(path, message, hint, at="key"))
         elif len(given) > 1:
             message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"

@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 
 from rlenv.language import kinds as registry
-from rlenv.language.spec import EnvSpec, OraclePython, OracleStep, Spec
+from rlenv.language.spec import EnvSpec, OracleFunction, OracleStep, Spec
 
 FILE_NAME = "env.schema.json"
 
-_TASK_SOURCES = ("path", "python", "hf", "rows")
+_TASK_SOURCES = ("path", "function", "hf", "rows")
 _SECTIONS: tuple[registry.Group, ...] = ("tools", "resources", "rewards")
 
 
@@ -105,14 +105,14 @@ def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
         definitions[key] = _of(registry.get("rules", name).spec, definitions)
         chosen: dict[str, Any] = {"allOf": [_is("kind", "rule"), _is("rule", name)]}
         if name == "python":
-            no_rule = {"not": {"required": ["rule"]}, "required": ["python"]}
+            no_rule = {"not": {"required": ["rule"]}, "required": ["function"]}
             chosen = {"anyOf": [chosen, {"allOf": [_is("kind", "rule"), no_rule]}]}
         branches.append({"if": chosen, "then": {"$ref": f"#/$defs/{key}"}})
     branches.append(
         {
             "if": _is("kind", "rule"),
             "then": {
-                "anyOf": [{"required": ["rule"]}, {"required": ["python"]}],
+                "anyOf": [{"required": ["rule"]}, {"required": ["function"]}],
                 "properties": {"rule": {"description": "Which rule this is.", **_open_choice(rules)}},
             },
         }
@@ -131,7 +131,7 @@ def _is(key: str, value: str) -> dict[str, Any]:
 
 def _oracle(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     step = definitions["OracleStep"] = _of(OracleStep, definitions)
-    definitions["OraclePython"] = _of(OraclePython, definitions)
+    definitions["OracleFunction"] = _of(OracleFunction, definitions)
     arguments = {"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"\{"}]}
     named = {"anyOf": [{"required": ["name"]}, {"required": ["function"]}]}  # a data set's form
     definitions["OracleCalls"] = {
@@ -150,7 +150,7 @@ def _oracle(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
         "description": schema.get("description", ""),
         "type": ["array", "object", "string", "null"],
         "if": {"type": "object"},
-        "then": {"$ref": "#/$defs/OraclePython"},
+        "then": {"$ref": "#/$defs/OracleFunction"},
         "else": {"items": {"$ref": "#/$defs/OracleStep"}},
         "default": None,
     }

@@ -14,16 +14,16 @@ from pydantic import Field
 from rlenv.language.dialect import Bool, ByRow, DialectSpec, Float, Int, Prose, Spec, Text
 
 __all__ = ["AnswerSpec", "Bool", "BreakerSpec", "CacheSpec", "CallsSpec", "DatasetSpec", "DelaySpec", "EnvSpec"]
-__all__ += ["FaultsSpec", "Float", "Int", "LimitsSpec", "ObservationSpec", "OraclePython", "OracleStep", "PromptSpec"]
+__all__ += ["FaultsSpec", "Float", "Int", "LimitsSpec", "ObservationSpec", "OracleFunction", "OracleStep", "PromptSpec"]
 __all__ += ["Prose", "ResourceSpec", "RewardSpec", "SamplingSpec", "Spec", "TaskSource", "Text", "ToolSpec", "UserSpec"]
 
 
 class DatasetSpec(Spec):
     """A dataset in the layout of the Hugging Face hub: on the hub, in its cache, or in a folder."""
 
-    dataset: Text
+    path: Text
     """`organisation/name` on the hub, or a folder relative to the spec."""
-    config: Text | None = None
+    name: Text | None = None
     """One of the dataset's configurations (subsets); needed where it has several and none is called `default`."""
     split: Text | None = None
     """One of its splits; the one that is called like this split of the spec otherwise."""
@@ -34,20 +34,20 @@ class DatasetSpec(Spec):
 
 
 class TaskSource(Spec):
-    """The source of one split's tasks; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
+    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf` or `rows`."""
 
     path: Text | tuple[Text, ...] | None = None
     """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz). Or several, one
     after the other: a list, or a pattern such as `shards/*.jsonl`, whose files stand in the order of their names."""
     rows_at: Text | None = None
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
-    python: Text | None = None
+    function: Text | None = None
     """`module:function` or `file.py:function` that returns mappings: an iterable, or a sequence that is read as rows
     are needed. One that takes `index` returns that row alone, and has no last one."""
     args: Mapping[str, Any] = {}
-    """With `python`: arguments by name; texts are templates over `vars`."""
+    """With `function`: arguments by name; texts are templates over `vars`."""
     endless: Bool = False
-    """With `python`: the iterable never ends; rows are drawn as they are needed."""
+    """With `function`: the iterable never ends; rows are drawn as they are needed."""
     hf: DatasetSpec | None = None
     """A dataset of the Hugging Face hub."""
     rows: tuple[Mapping[str, Any], ...] | None = None
@@ -393,10 +393,10 @@ class OracleStep(Spec):
     """What the last result of `call` must contain, if it is a text, or equal: otherwise the oracle fails."""
 
 
-class OraclePython(Spec):
+class OracleFunction(Spec):
     """An oracle in Python."""
 
-    python: Text
+    function: Text
     """`file.py:function` or `module:function` that gives the next action, or a list of them."""
 
 
@@ -439,7 +439,7 @@ class EnvSpec(Spec):
     """Terms of the reward by name."""
     success: Text | None = None
     """What eval counts as success; by default every required term with a positive weight at 1 or more."""
-    oracle: tuple[OracleStep, ...] | OraclePython | Text | None = None
+    oracle: tuple[OracleStep, ...] | OracleFunction | Text | None = None
     """A gold policy that checks the environment, warm-starts a policy and feeds tests: steps, a Python function, or a
     template that gives a list of recorded actions (texts as a model wrote them, assistant messages, calls)."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlenv.language.yamltree import Node
 
 FORMER: Mapping[str, Mapping[str, str]] = {
+    "oracle": {"python": "function"},
     "resources.*:gymnasium|python": {"factory": "function"},
     "rewards.*:calls_match": {"ordered": "order"},
     "rewards.*:contains": {"match": "mode"},
@@ -22,8 +23,11 @@ FORMER: Mapping[str, Mapping[str, str]] = {
     "rewards.*:judge": {"limit_s": "timeout_s"},
     "rewards.*:judge.judges.*": {"limit_s": "timeout_s"},
     "rewards.*:math_equal": {"limit_s": "cpu_s"},
+    "rewards.*:rule|python|group": {"python": "function"},
     "rewards.*:rl_factory_search": {"form": "structure"},
     "rewards.*:state": {"after": "expect", "by": "function"},
+    "tasks.*": {"python": "function"},
+    "tasks.*.hf": {"dataset": "path", "config": "name"},
     "tools.*:agent": {"max_turns": "turns"},
     "tools.*:command": {"argv": "command", "expect_exit": "expect_status"},
     "tools.*:mcp": {"size": "workers"},

@@ -18,7 +18,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.base import Dialect
 from rlenv.errors import EpisodeError, PolicyError, UsageError, under
 from rlenv.language.functions import failure, import_function, named_parameters
-from rlenv.language.spec import AnswerSpec, EnvSpec, OraclePython, OracleStep
+from rlenv.language.spec import AnswerSpec, EnvSpec, OracleFunction, OracleStep
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies import base as golds
@@ -27,15 +27,15 @@ from rlenv.policies.base import PolicyContext
 __all__ = ["Act", "FunctionPolicy", "OraclePolicy", "OracleSession", "RandomPolicy", "ScriptPolicy", "random_value"]
 
 
-def oracle_function(spec: OraclePython, *, base: Path) -> tuple[Callable[..., Any] | None, tuple[str, ...]]:
+def oracle_function(spec: OracleFunction, *, base: Path) -> tuple[Callable[..., Any] | None, tuple[str, ...]]:
     """The function of an oracle in Python, and the names of what it asks for.
 
     Raises:
         UsageError: it is not there, or takes what nothing gives.
     """
-    with under("oracle.python"):
-        function = import_function(spec.python, base=base)
-    return function, named_parameters(function, key="oracle.python", offered=_OFFERED)
+    with under("oracle.function"):
+        function = import_function(spec.function, base=base)
+    return function, named_parameters(function, key="oracle.function", offered=_OFFERED)
 
 
 ToolsOf = Callable[[Mapping[str, Any], int], Sequence[Mapping[str, Any]]]
@@ -48,7 +48,7 @@ class OraclePolicy:
     `vars`, `item` (in a step with `for_each`) and `results`: the texts of the results so far.
 
     Args:
-        base: what `oracle.python` is relative to.
+        base: what `oracle.function` is relative to.
         tools: gives the schemas that a row has after so many replies of the user's, where these may bring some.
 
     Raises:
@@ -65,7 +65,7 @@ class OraclePolicy:
         self.steps = spec.steps
         self.recorded = compile_template(spec.oracle).value if isinstance(spec.oracle, str) else None
         self.function, self.asks = (
-            oracle_function(spec.oracle, base=base) if isinstance(spec.oracle, OraclePython) else (None, ())
+            oracle_function(spec.oracle, base=base) if isinstance(spec.oracle, OracleFunction) else (None, ())
         )
 
     def start(self, context: PolicyContext) -> OracleSession:
@@ -187,11 +187,11 @@ class OracleSession:
         except EpisodeError:
             raise
         except (Exception, SystemExit) as error:  # an author's function may fail in any way
-            raise PolicyError(f"oracle.python: the function failed: {failure(error)}") from error
+            raise PolicyError(f"oracle.function: the function failed: {failure(error)}") from error
         try:
             actions = [] if made is None else golds.read_actions(made, self._tools)
         except PolicyError as error:
-            raise PolicyError(f"oracle.python: {error}") from error
+            raise PolicyError(f"oracle.function: {error}") from error
         self._is_asked = self._is_asked and bool(actions)
         return actions
 

@@ -27,7 +27,7 @@ By = Literal["centred", "deviation", "rank", "best"]
 class GroupSpec(RewardSpec):
     """Compares an answer with the others to the same task; measured once the whole group has ended.
 
-    Give `of`, the name of another term, or `python`, a function of your own. A single answer has nothing to compare
+    Give `of`, the name of another term, or `function`, one of your own. A single answer has nothing to compare
     with and is skipped.
     """
 
@@ -37,7 +37,7 @@ class GroupSpec(RewardSpec):
     by: By = "rank"
     """`centred`: value minus the mean; `deviation`: that by the standard deviation; `rank`: the share of the others
     that are below, ties by half; `best`: 1 for the highest value, 0 otherwise."""
-    python: Text | None = None
+    function: Text | None = None
     """`file.py:function`: takes the trajectories of the group and returns a number for each, in order."""
 
 
@@ -61,16 +61,16 @@ def relative(values: Sequence[float], *, by: By) -> list[float]:
 
 
 def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
-    if (spec.of is None) == (spec.python is None):
-        raise UsageError("give either of or python", hint="name one of them")
+    if (spec.of is None) == (spec.function is None):
+        raise UsageError("give either of or function", hint="name one of them")
     if spec.of == name:
         raise UsageError(f"'{name}' cannot be compared with itself", key="of", hint="name another term")
-    if spec.python is not None:
-        target = spec.python
-        function = load_function(target, key="python", gives=["trajectories"], context=context)
+    if spec.function is not None:
+        target = spec.function
+        function = load_function(target, key="function", gives=["trajectories"], context=context)
         if is_async(function):
             raise UsageError(
-                f"{spec.python} is a coroutine function; a plain one was expected", key="python", hint="write def"
+                f"{spec.function} is a coroutine function; a plain one was expected", key="function", hint="write def"
             )
 
         def own(trajectories: Sequence[Trajectory]) -> list[Measured]:

@@ -150,7 +150,7 @@ class RuleSpec(RewardSpec):
 
     kind: Literal["rule"]
     rule: Text
-    """Which rule; `python: file.py:function` stands for a rule of your own."""
+    """Which rule; `function: file.py:function` stands for a rule of your own."""
 
 
 def compile_rule(name: str, spec: RuleSpec, context: TermCompileContext) -> Term:
@@ -292,25 +292,25 @@ class PythonRuleSpec(RuleSpec):
     """
 
     rule: Literal["python"] = "python"
-    python: Text
+    function: Text
     """`file.py:function`, relative to the spec, or `module:function`."""
 
 
 def _python(name: str, spec: PythonRuleSpec, context: TermCompileContext) -> Term:
-    function = load_function(spec.python, key="python", gives=["context"], context=context)
+    function = load_function(spec.function, key="function", gives=["context"], context=context)
     if not is_async(function):
 
         def measure(context: RewardContext) -> Measured:
-            with _told(spec.python):
+            with _told(spec.function):
                 found = function(context)
-            return _measured(found, spec.python)
+            return _measured(found, spec.function)
 
         return Term(name=name, spec=spec, measure=measure)
 
     async def measure_async(context: RewardContext) -> Measured:
-        with _told(spec.python):
+        with _told(spec.function):
             found = await function(context)
-        return _measured(found, spec.python)
+        return _measured(found, spec.function)
 
     return Term(name=name, spec=spec, measure_async=measure_async)
 

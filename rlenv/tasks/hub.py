@@ -58,7 +58,7 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise DatasetFault(
             f"there is no folder '{name}'",
-            key="dataset",
+            key="path",
             hint="name a folder, or a dataset of the hub as organisation/name",
         )
     try:
@@ -79,11 +79,9 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         ) from error
     except errors.RepositoryNotFoundError as error:
         hint = "check the name; a private one needs HF_TOKEN"
-        raise DatasetFault(f"the hub has no dataset '{name}'", key="dataset", hint=hint) from error
+        raise DatasetFault(f"the hub has no dataset '{name}'", key="path", hint=hint) from error
     except errors.HFValidationError as error:
-        raise DatasetFault(
-            f"'{name}' is no name of a dataset", key="dataset", hint="write organisation/name"
-        ) from error
+        raise DatasetFault(f"'{name}' is no name of a dataset", key="path", hint="write organisation/name") from error
     except _failures() as error:
         return _cached(name, revision, f"the hub cannot be reached ({failure(error)})")
 
@@ -101,7 +99,7 @@ def _cached(name: str, revision: str | None, why: str) -> Path:
         if not isinstance(error, errors.LocalEntryNotFoundError):
             found = f"cannot be read from the hub's cache ({failure(error)})"
         hint = f"download it where there is a network: hf download {name} --repo-type dataset"
-        raise DatasetFault(f"{what} {found}, and {why}", key="dataset", hint=hint) from error
+        raise DatasetFault(f"{what} {found}, and {why}", key="path", hint=hint) from error
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -136,7 +134,7 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
         scripts = [path.name for path in folder.glob("*.py")]
         hint = "the hub keeps a converted copy of many: add 'revision: refs/convert/parquet'"
         what = f"only a script ({scripts[0]}), which is not run" if scripts else "no data files"
-        raise DatasetFault(f"'{folder.name}' has {what}; expected {', '.join(_KINDS)}", key="dataset", hint=hint)
+        raise DatasetFault(f"'{folder.name}' has {what}; expected {', '.join(_KINDS)}", key="path", hint=hint)
     configs = _configs(folder)
     splits = _declared(configs, config, listed) if configs else _by_name(listed, config)
     if split not in splits:
@@ -148,7 +146,7 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
     for name in splits[split]:
         if leads_out(folder / name, allowed):
             raise DatasetFault(
-                f"its file '{name}' is a link that leads out of it", key="dataset", hint="copy the file there"
+                f"its file '{name}' is a link that leads out of it", key="path", hint="copy the file there"
             )
     return [folder / name for name in splits[split]]
 
@@ -186,9 +184,7 @@ def _configs(folder: Path) -> list[_Config]:
 
 
 def _unreadable(why: str) -> DatasetFault:
-    return DatasetFault(
-        f"its README.md cannot be read: {why}", key="dataset", hint="mend the list under 'configs:' in it"
-    )
+    return DatasetFault(f"its README.md cannot be read: {why}", key="path", hint="mend the list under 'configs:' in it")
 
 
 def _front_matter(folder: Path) -> str:
@@ -345,9 +341,9 @@ def _choose(names: list[str], config: str | None, *, default: list[str]) -> str:
         if named:
             return named[0]
         hint = f"write 'config: {names[0]}'" if names else "leave it out"
-        raise DatasetFault(f"the dataset has several configurations: {', '.join(names)}", key="dataset", hint=hint)
+        raise DatasetFault(f"the dataset has several configurations: {', '.join(names)}", key="path", hint=hint)
     if config in names:
         return config
     hint = did_you_mean(config, names, otherwise="leave it out")
     shown = f"there are {', '.join(names)}" if names else "the dataset has none"
-    raise DatasetFault(f"there is no configuration '{config}'; {shown}", key="config", hint=hint)
+    raise DatasetFault(f"there is no configuration '{config}'; {shown}", key="name", hint=hint)

@@ -154,9 +154,9 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
     if source.rows is not None:
         rows = source.rows
         read, count, name = rows.__getitem__, len(rows), f"{loaded.path}, {key}.rows"
-    elif source.python is not None:
+    elif source.function is not None:
         made = _Made(loaded, split, source)
-        (read, count), name = made.rows(), source.python
+        (read, count), name = made.rows(), source.function
         if made.is_endless and source.limit is None:
             return Tasks(read, range(count), source=name, is_endless=True)
     elif source.hf is not None:
@@ -166,7 +166,7 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         read, count = joined([_open(loaded, place, path, source.rows_at, key) for place, path in places])
         name = ", ".join(str(path) for _, path in places[:3]) + (", …" if places[3:] else "")
     if count == 0:
-        at = next(f"{key}.{part}" for part in ("rows", "python", "hf", "path") if getattr(source, part) is not None)
+        at = next(f"{key}.{part}" for part in ("rows", "function", "hf", "path") if getattr(source, part) is not None)
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
     order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
     if source.when is not None:
@@ -215,14 +215,14 @@ def _each(loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], o
 
 
 def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str, str]:
-    name = filled(loaded, f"{key}.dataset", spec.dataset)
+    name = filled(loaded, f"{key}.path", spec.path)
     try:
-        folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
-        files = dataset_files(folder, config=spec.config, split=split)
+        folder = dataset_folder(name, base=loaded.base_of(f"{key}.path"), revision=spec.revision)
+        files = dataset_files(folder, config=spec.name, split=split)
     except DatasetFault as error:
-        given = error.key if getattr(spec, error.key) is not None else "dataset"
+        given = error.key if getattr(spec, error.key) is not None else "path"
         raise SpecError([loaded.document.fault(f"{key}.{given}", error.message, error.hint)]) from error
-    opened = [_open(loaded, f"{key}.dataset", path) for path in files]
+    opened = [_open(loaded, f"{key}.path", path) for path in files]
     every, total = joined(opened)
     first = opened[0][0](0) if total and opened[0][1] else {}
     for column, theirs in spec.columns.items():
@@ -262,9 +262,9 @@ class _Made:
     """The rows that a function of the author's makes: at once, as they are needed, or each by its number."""
 
     def __init__(self, loaded: LoadedSpec, split: str, source: TaskSource) -> None:
-        assert source.python is not None
+        assert source.function is not None
         self._loaded, self._source, self._entry = loaded, source, f"tasks.{split}"
-        self._target = source.python
+        self._target = source.function
         self._made: Any = None
         self._rows: list[Row] = []
         self._drawn: Iterator[Row] = iter(())
@@ -272,7 +272,7 @@ class _Made:
         self.is_endless = source.endless
         """True where there is a row behind every other."""
         try:
-            self._function = import_function(self._target, base=loaded.base_of(f"{self._entry}.python"))
+            self._function = import_function(self._target, base=loaded.base_of(f"{self._entry}.function"))
             self._args: dict[str, Any] = compile_value(source.args)(vars=loaded.spec.vars)
             self._is_by_index = "index" not in source.args and needs(self._function, "index")
             names = (*self._args, *(("index",) if self._is_by_index else ()))
@@ -305,7 +305,7 @@ class _Made:
             (self._checked_at, len(self._made)) if _is_lazy(self._made) else (self._rows.__getitem__, len(self._rows))
         )
 
-    def _refusal(self, message: str, hint: str, key: str = "python") -> SpecError:
+    def _refusal(self, message: str, hint: str, key: str = "function") -> SpecError:
         return SpecError([self._loaded.document.fault(f"{self._entry}.{key}", message, hint)])
 
     def _call(self) -> Iterator[None]:

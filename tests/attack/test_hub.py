@@ -35,7 +35,7 @@ def dataset(tmp_path: Path) -> Path:
 def _spec(dataset: Path) -> Path:
     path = dataset.parent / "env.yaml"
     path.write_text(
-        "rlenv: 1\nname: ds\ntasks: {train: {hf: {dataset: ds}}}\nprompt: {user: '{{ task.question }}'}\n"
+        "rlenv: 1\nname: ds\ntasks: {train: {hf: {path: ds}}}\nprompt: {user: '{{ task.question }}'}\n"
         "rewards: {correct: {kind: rule, rule: exact_match}}\noracle: [{say: '<answer>{{ task.answer }}</answer>'}]\n"
     )
     return path
@@ -227,6 +227,6 @@ def test_a_function_of_rows_ends_and_says_what_is_wrong(
     (tmp_path / "f.py").write_text(text)
     (tmp_path / "ds").mkdir()
     path = _spec(tmp_path / "ds")
-    path.write_text(path.read_text().replace("{hf: {dataset: ds}}", '{python: "f.py:rows"}'))
-    faults = [fault for fault in validate([path]).faults if fault.path == "tasks.train.python"]
+    path.write_text(path.read_text().replace("{hf: {path: ds}}", '{function: "f.py:rows"}'))
+    faults = [fault for fault in validate([path]).faults if fault.path == "tasks.train.function"]
     assert [says in fault.message for fault in faults] == [True], faults

@@ -39,7 +39,7 @@ rewards:
 oracle:
   - say: "<answer>{{ task.answer }}</answer>"
 """
-SCORED = OWN.replace("oracle:", "  own: {kind: rule, python: 'tools.py:score'}\noracle:")
+SCORED = OWN.replace("oracle:", "  own: {kind: rule, function: 'tools.py:score'}\noracle:")
 # A tool that burns CPU, keeps memory or spoils what others share, whatever it is asked.
 HEAD = """
     import time

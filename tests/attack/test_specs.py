@@ -217,7 +217,8 @@ POSSIBLE = [
 def test_a_success_that_no_values_can_give_is_a_fault(success: str, holds: bool, tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def f(context): return 1\n")
     head = HEAD.replace(
-        '}"}}\n', '}"}, other: {kind: rule, python: "f.py:f"}, scaled: {kind: rule, python: "f.py:f", clip: [0, 2]}}\n'
+        '}"}}\n',
+        '}"}, other: {kind: rule, function: "f.py:f"}, scaled: {kind: rule, function: "f.py:f", clip: [0, 2]}}\n',
     )
     faults = validate([_spec(tmp_path, f"success: {success}\n", head)]).faults
     assert [fault.path for fault in faults] == ([] if holds else ["success"])

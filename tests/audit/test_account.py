@@ -27,8 +27,9 @@ def longest(trajectories):
 """
 ROWS = [{"question": f"What is {n} times 13?", "answer": str(13 * n)} for n in range(20, 44)]
 OTHERS = (
-    'words: {kind: rule, python: "code.py:words", weight: 0}, short: {kind: rule, python: "code.py:short", weight: 0}, '
-    'right: {kind: rule, python: "code.py:right"}'
+    'words: {kind: rule, function: "code.py:words", weight: 0}, '
+    'short: {kind: rule, function: "code.py:short", weight: 0}, '
+    'right: {kind: rule, function: "code.py:right"}'
 )
 
 
@@ -44,7 +45,7 @@ def found(folder: Path, term: str) -> set[str]:
         ("{kind: group, of: words, by: centred, weight: 0.01}", "length_paid"),
         ("{kind: group, of: words, by: rank, weight: 0.5}", "length_paid"),
         ("{kind: group, of: short, by: rank, weight: -0.5}", "length_paid"),
-        ('{kind: group, python: "code.py:longest", weight: 0.4}', "length_paid"),
+        ('{kind: group, function: "code.py:longest", weight: 0.4}', "length_paid"),
         ("{kind: group, of: short, by: best, weight: 0.5}", "paid_for_ending"),
     ],
 )

@@ -52,7 +52,7 @@ def either(context):
     return float(context.answer in (context.task["answer"], "xyzzy"))
 '''
 SOUND = "rule: exact_match"
-HOLE = 'python: "tools.py:either"'
+HOLE = 'function: "tools.py:either"'
 DOES = {"name": "work", "actions": [{"call": {"look": {"about": "{{prompt}}"}}}, "<answer>{{tool_result}}</answer>"]}
 
 
@@ -232,7 +232,7 @@ def odd(context):
 
 
 def test_rewards_that_could_not_be_measured_are_no_zeros_and_no_pass(tmp_path: Path) -> None:
-    path = write(tmp_path, 'python: "tools.py:odd"')
+    path = write(tmp_path, 'function: "tools.py:odd"')
     (tmp_path / "tools.py").write_text(TOOLS + RAISES.replace("PLACE", "True"))
     report, _ = tried(path, [strategies(says("<answer>xyzzy</answer>"))], rounds=1)
     assert found(report) == {"attacker_untried"}
@@ -243,7 +243,7 @@ def test_rewards_that_could_not_be_measured_are_no_zeros_and_no_pass(tmp_path: P
 
 
 def test_a_strategy_is_measured_on_the_tasks_where_its_reward_is_valid(tmp_path: Path) -> None:
-    path = write(tmp_path, 'python: "tools.py:odd"')
+    path = write(tmp_path, 'function: "tools.py:odd"')
     (tmp_path / "tools.py").write_text(TOOLS + RAISES.replace("PLACE", 'context.task["answer"] != "Zoe"'))
     report, _ = tried(path, [strategies(says("<answer>xyzzy</answer>"))], rounds=1)
     assert report.attacker is not None

@@ -138,7 +138,7 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> None:
-    reward = '  number: {kind: rule, python: "tools.py:number", weight: 0.1}\n'
+    reward = '  number: {kind: rule, function: "tools.py:number", weight: 0.1}\n'
     report = audited(write(tmp_path, reward))
     (finding,) = report.findings[1:]
     assert (finding.hole, finding.term) == ("escapes_by_invalid", "number")
@@ -146,7 +146,7 @@ def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> No
 
 
 def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
-    report = audited(write(tmp_path, '  seen: {kind: rule, python: "tools.py:everywhere"}\n'))
+    report = audited(write(tmp_path, '  seen: {kind: rule, function: "tools.py:everywhere"}\n'))
     assert ("tool_output", "seen") in holes(report)
     assert report.foreign_terms == ("seen",)
     # The same term also pays for an answer in thinking and for several answers: one cause, one finding.
@@ -155,7 +155,7 @@ def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
 
 
 def test_a_term_that_pays_for_length_is_found_by_name(tmp_path: Path) -> None:
-    rewards = '  long: {kind: rule, python: "tools.py:words", required: false}\n'
+    rewards = '  long: {kind: rule, function: "tools.py:words", required: false}\n'
     report = audited(write(tmp_path, rewards))
     assert ("length_paid", "long") in holes(report)
 
@@ -295,14 +295,14 @@ def test_the_command_says_how_far_it_is_and_stops_in_time(tmp_path: Path, capsys
 
 @pytest.mark.parametrize("function", ["everywhere", "last_value"])
 def test_the_tool_output_hole_is_found_where_only_sensible_calls_go_well(tmp_path: Path, function: str) -> None:
-    seen = f'  seen: {{kind: rule, python: "tools.py:{function}", weight: 0.5}}\n'
+    seen = f'  seen: {{kind: rule, function: "tools.py:{function}", weight: 0.5}}\n'
     report = audited(write(tmp_path, seen, **{"tools.py:look": "tools.py:picky"}))
     assert ("tool_output", "seen") in holes(report)
     assert not [note for note in report.notes if "no call went well" in note]
 
 
 def test_the_tool_output_hole_is_found_in_failures_too(tmp_path: Path) -> None:
-    seen = '  seen: {kind: rule, python: "tools.py:failures", weight: 0.5, required: false}\n'
+    seen = '  seen: {kind: rule, function: "tools.py:failures", weight: 0.5, required: false}\n'
     report = audited(write(tmp_path, seen, **{"tools.py:look": "tools.py:picky"}))
     assert ("tool_output", "seen") in holes(report)
 
@@ -340,7 +340,7 @@ def test_a_call_that_the_audit_lets_fail_has_not_run(tmp_path: Path) -> None:
     pay = 'function: "tools.py:pay", inject: [book], mutates: true'
     path = write(
         tmp_path,
-        '  paid: {kind: rule, python: "tools.py:paid", gate: correct >= 1}\n',
+        '  paid: {kind: rule, function: "tools.py:paid", gate: correct >= 1}\n',
         **{"\ntools:": book, 'function: "tools.py:look"': pay, ROWS: rows(*(f"a{i}" for i in range(20)))},
     )
     report = audited(path)
@@ -483,7 +483,7 @@ def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
 def test_a_state_that_episodes_share_is_said_to_be_no_one_episodes(tmp_path: Path, scope: str, said: bool) -> None:
     book = f'\nresources: {{book: {{kind: python, function: "tools.py:open_book", scope: {scope}}}}}\ntools:'
     pay = 'function: "tools.py:pay", inject: [book], mutates: true'
-    reward = '  paid: {kind: rule, python: "tools.py:paid", gate: correct >= 1}\n'
+    reward = '  paid: {kind: rule, function: "tools.py:paid", gate: correct >= 1}\n'
     notes = audited(write(tmp_path, reward, **{"\ntools:": book, 'function: "tools.py:look"': pay})).notes
     found = [note for note in notes if "is no one episode's" in note]
     assert found == (

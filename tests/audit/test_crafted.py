@@ -102,7 +102,7 @@ NUMBERS = [{"question": f"Sum {n}?", "answer": str(1_000 + n * 317)} for n in ra
 
 
 def paid_by(name: str) -> str:
-    return f'{{paid: {{kind: rule, python: "code.py:{name}"}}}}'
+    return f'{{paid: {{kind: rule, function: "code.py:{name}"}}}}'
 
 
 @pytest.mark.parametrize("name", ["searched", "anchored", "long_alone", "globbed", "liked"])

@@ -312,7 +312,7 @@ class Case:
 
 
 def python(name: str, more: str = "") -> str:
-    return f"{{kind: rule, python: 'tools.py:{name}'{more}}}"
+    return f"{{kind: rule, function: 'tools.py:{name}'{more}}}"
 
 
 def tool(name: str, *inject: str, more: str = "") -> str:

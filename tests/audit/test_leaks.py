@@ -546,7 +546,7 @@ def test_a_code_that_a_call_needs_is_looked_for_where_all_answers_are_the_same(
     path = plant(
         tmp_path,
         {"train": rows},
-        rule="{kind: rule, python: 'tools.py:opened'}",
+        rule="{kind: rule, function: 'tools.py:opened'}",
         more=ROOM.replace(" DEFAULT", default),
         tools=SAFE.replace("FAILURE", failure),
         call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",
@@ -567,7 +567,7 @@ def test_a_code_that_is_listed_for_calls_is_there_to_be_read_and_a_call_of_the_d
     default = plant(
         tmp_path / "default",
         {"train": rows},
-        rule="{kind: rule, python: 'tools.py:opened'}",
+        rule="{kind: rule, function: 'tools.py:opened'}",
         more=ROOM.replace(" DEFAULT", ", default: '4719'"),
         tools=SAFE.replace("FAILURE", "shut"),
         call="{unlock: {code: '4719'}}",
@@ -578,7 +578,7 @@ def test_a_code_that_is_listed_for_calls_is_there_to_be_read_and_a_call_of_the_d
     listed = plant(
         tmp_path,
         {"train": [row | {"code": str(row["other"])} for row in rows]},
-        rule="{kind: rule, python: 'tools.py:opened'}",
+        rule="{kind: rule, function: 'tools.py:opened'}",
         more=ROOM.replace(" DEFAULT", ""),
         tools=listing.replace("FAILURE", "shut"),
         call="{clue: {thing: '{{ task.thing }}'}}\n  - call: {unlock: {code: '{{ task.code }}'}}",

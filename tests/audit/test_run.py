@@ -225,7 +225,7 @@ ASKS = (
 
 
 def rewarded(name: str) -> str:
-    return f'{{paid: {{kind: rule, python: "code.py:{name}"}}}}'
+    return f'{{paid: {{kind: rule, function: "code.py:{name}"}}}}'
 
 
 COUNTS = tool("count", "box", "task", mutates=True)

@@ -20,7 +20,7 @@ resources: {log: {kind: python, function: "tools.py:open_log"}}
 tools:
   book: {kind: python, function: "tools.py:book", inject: [log], mutates: true}
   tell: {kind: python, function: "tools.py:tell", inject: [log], mutates: true}
-rewards: {done: {kind: rule, python: "tools.py:done"}}
+rewards: {done: {kind: rule, function: "tools.py:done"}}
 oracle:
   - call: {book: {room: "{{ task.room }}", guest: "{{ task.who }}"}}
   - call: {tell: {names: ["{{ task.who }}"]}}

@@ -77,7 +77,7 @@ def audited_again(folder: Path, rule: str, more: str = "") -> AuditReport:
 def test_a_reward_that_gives_equal_episodes_other_values_is_that_alone(
     tmp_path: Path, function: str, holes: list[str]
 ) -> None:
-    report = audited_again(tmp_path, f"{{kind: rule, python: 'tools.py:{function}'}}")
+    report = audited_again(tmp_path, f"{{kind: rule, function: 'tools.py:{function}'}}")
     assert [one.hole for one in report.findings if one.hole != "no_signal"] == holes
 
 
@@ -201,7 +201,7 @@ def found(folder: Path, listens: str, paid: str, oracle: str = SENDS) -> Any:
     listed = "".join(f"\n  {name}: {TOOL.format(name=name, mutates=str(tools[name]).lower())}" for name in tools)
     more = 'resources: {desk: {kind: python, function: "code.py:desk", run_in: loop}}\n'
     more += f"answer: {{from: final_message}}\nlimits: {{turns: 6}}\ntools:{listed}"
-    rewards = f'{{paid: {{kind: rule, python: "code.py:{paid}"}}}}'
+    rewards = f'{{paid: {{kind: rule, function: "code.py:{paid}"}}}}'
     return audited(folder, ROWS, CODE, rewards=rewards, more=more, oracle=oracle)
 
 
@@ -271,8 +271,8 @@ def test_a_user_whose_reply_holds_the_answer_tells_it(tmp_path: Path, when: str,
     ("when", "said", "rule", "holes"),
     [
         ("'barley'", "task['answer']", "rule: numeric_match", ["user_tells"]),
-        ("'barley'", "'Thank you!'", "python: 'tools.py:thanked'", ["user_swayed"]),
-        ("'sorry'", "'Thank you!'", "python: 'tools.py:thanked'", ["user_swayed"]),
+        ("'barley'", "'Thank you!'", "function: 'tools.py:thanked'", ["user_swayed"]),
+        ("'sorry'", "'Thank you!'", "function: 'tools.py:thanked'", ["user_swayed"]),
     ],
 )
 def test_words_that_a_users_code_looks_for_are_said_to_it(

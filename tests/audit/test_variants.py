@@ -18,7 +18,7 @@ rlenv: 1
 name: parts
 tasks: {train: {path: rows.jsonl}}
 prompt: {system: "Answer as <answer>X</answer>.", user: "{{ task.question }}"}
-rewards: {correct: {kind: rule, python: "tools.py:correct"}}
+rewards: {correct: {kind: rule, function: "tools.py:correct"}}
 oracle:
   - say: "<answer>{{ task.answer }}</answer>"
 """

@@ -123,7 +123,7 @@ TEXTS = [
 
 
 def found(folder: Path, name: str, rows: list[dict[str, Any]]) -> Any:
-    return audited(folder, rows, CODE, rewards=f'{{paid: {{kind: rule, python: "code.py:{name}"}}}}')
+    return audited(folder, rows, CODE, rewards=f'{{paid: {{kind: rule, function: "code.py:{name}"}}}}')
 
 
 @pytest.mark.parametrize(("name", "side"), [("at_most", "below"), ("at_least", "above"), ("share_of_gold", "below")])
@@ -165,7 +165,7 @@ def test_rows_on_which_any_digits_pass_are_none_of_sides(tmp_path: Path) -> None
 
 
 def test_length_around_an_answer_is_told_as_length(tmp_path: Path) -> None:
-    rewards = '{paid: {kind: rule, python: "code.py:message_length"}, right: {kind: rule, python: "code.py:equal"}}'
+    rewards = '{paid: {kind: rule, function: "code.py:message_length"}, right: {kind: rule, function: "code.py:equal"}}'
     say = '- say: "I have looked at the plan of the yard, and what it says is <answer>{{ task.answer }}</answer>"'
     assert holes(audited(tmp_path, NUMBERS, CODE, rewards=rewards, oracle=say)) == {"length_paid"}
 

@@ -56,7 +56,7 @@ prompt: {user: "Task {{ task.id }}"}
 tools:
   add: {kind: python, function: "tools.py:add", offered: "{{ task.tools }}"}
   negate: {kind: python, function: "tools.py:negate", offered: "{{ task.hard }}"}
-rewards: {seen: {kind: rule, python: "tools.py:seen"}}
+rewards: {seen: {kind: rule, function: "tools.py:seen"}}
 """
 
 WEATHER = {
@@ -126,7 +126,7 @@ def test_a_row_declares_tools_of_its_own(make_environment: Any, form: str) -> No
     tools: Any = [WEATHER] if form == "list" else json.dumps([WEATHER])
     text = SPEC[: SPEC.index("  add:")] + (
         '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "{{ task.tools }}"}\n'
-        'rewards: {seen: {kind: rule, python: "tools.py:seen"}}\n'
+        'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     environment = make_environment(text, tools=FUNCTIONS)
     row = {"id": 7, "tools": tools}
@@ -140,7 +140,7 @@ def test_a_row_declares_tools_of_its_own(make_environment: Any, form: str) -> No
 def test_arguments_that_do_not_fit_may_be_left_to_the_api(make_environment: Any) -> None:
     text = SPEC[: SPEC.index("  add:")] + (
         '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "{{ task.tools }}", strict: false}\n'
-        'rewards: {seen: {kind: rule, python: "tools.py:seen"}}\n'
+        'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     environment = make_environment(text, tools=FUNCTIONS)
     _, (step,), _ = run(environment, [call("weather_now", town=1)], task={"id": 7, "tools": [WEATHER]})
@@ -161,7 +161,7 @@ def test_what_an_entry_says_of_tools_that_rows_declare(tmp_path: Path, keys: str
     (tmp_path / "tools.py").write_text(FUNCTIONS)
     text = SPEC[: SPEC.index("  add:")] + (
         f'  row: {{kind: python, function: "tools.py:api", inject: [task], schemas: "tools.py:of_row"{keys}}}\n'
-        'rewards: {seen: {kind: rule, python: "tools.py:seen"}}\n'
+        'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     (tmp_path / "spec.yaml").write_text(text)
     faults = [str(fault) for fault in validate([tmp_path / "spec.yaml"]).faults]
@@ -172,7 +172,7 @@ def test_a_reply_of_the_user_may_bring_tools_and_says_which(make_environment: An
     text = SPEC[: SPEC.index("  add:")] + (
         '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "tools.py:of_row"}\n'
         "user: {kind: scripted, replies: [more, and more]}\n"
-        'rewards: {seen: {kind: rule, python: "tools.py:seen"}}\n'
+        'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     environment = make_environment(text, tools=FUNCTIONS)
     row = {"id": 1, "tools": ["a", "b"]}

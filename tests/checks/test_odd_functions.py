@@ -152,7 +152,7 @@ SOUND = {
 def warned(folder: Path, given: dict[str, str]) -> dict[str, str]:
     code = HEAD + given["code"]
     (folder / "own.py").write_text(code, encoding="utf-8")
-    own = '{kind: rule, python: "own.py:score"}'
+    own = '{kind: rule, function: "own.py:score"}'
     reward = own if "def score" in code else "{kind: rule, rule: exact_match}"
     resource = WORLD if "class World" in code else ""
     text = SPEC.format(resource=resource, more=given.get("more", ""), reward=reward)

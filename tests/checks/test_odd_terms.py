@@ -252,7 +252,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a rank that is the longest's": (
         "wrong-sign",
         {
-            "rewards.words": {"kind": "rule", "python": "own.py:size", "weight": 0},
+            "rewards.words": {"kind": "rule", "function": "own.py:size", "weight": 0},
             "rewards.terse": {"kind": "group", "of": "words", "by": "rank", "weight": 0.2, "gate": "correct >= 1"},
         },
     ),
@@ -458,11 +458,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "tools.calculate": {"kind": "python", "function": "own.py:calculate"},
         },
     ),
-    "a term that tells nothing apart": ("constant-term", {"rewards.f": {"kind": "rule", "python": "own.py:one"}}),
-    "a term that pays for silence": ("paid-for-nothing", {"rewards.f": {"kind": "rule", "python": "own.py:wrong"}}),
+    "a term that tells nothing apart": ("constant-term", {"rewards.f": {"kind": "rule", "function": "own.py:one"}}),
+    "a term that pays for silence": ("paid-for-nothing", {"rewards.f": {"kind": "rule", "function": "own.py:wrong"}}),
     "a success of anything": (
         "free-success",
-        {"rewards.f": {"kind": "rule", "python": "own.py:one"}, "success": "f > 0"},
+        {"rewards.f": {"kind": "rule", "function": "own.py:one"}, "success": "f > 0"},
     ),
     **{
         f"a success of anything by {rule}, which pays for form beside what is right": (
@@ -531,7 +531,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "rewards.correct": EXACT,
         },
     ),
-    "tasks that are drawn anew": ("unsteady", {"tasks.train": {"python": "own.py:draw"}}),
+    "tasks that are drawn anew": ("unsteady", {"tasks.train": {"function": "own.py:draw"}}),
     "a key that the prompt lacks": (
         "answer-form",
         {
@@ -600,8 +600,8 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "odd-pair",
         judged(prompt="Is {{ answer }} right? The right one is {{ task.question }}."),
     ),
-    "a share in percent": ("odd-range", {"rewards.f": {"kind": "rule", "python": "own.py:percent"}}),
-    "a reward that draws": ("unsteady", {"rewards.f": {"kind": "rule", "python": "own.py:noise"}}),
+    "a share in percent": ("odd-range", {"rewards.f": {"kind": "rule", "function": "own.py:percent"}}),
+    "a reward that draws": ("unsteady", {"rewards.f": {"kind": "rule", "function": "own.py:noise"}}),
     "a list of all that is right": (
         "paid-for-nothing",
         {
@@ -798,7 +798,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {
             **rows({"question": "2 + 3?", "answer": "2 + 3"}, {"question": "4 + 4?", "answer": "4 + 4"}),
             "tasks.test.rows": [{"question": "7 + 6?", "answer": "7 + 6"}],
-            "rewards.correct": {"kind": "rule", "python": "own.py:breaks"},
+            "rewards.correct": {"kind": "rule", "function": "own.py:breaks"},
         },
     ),
     "a guarded column of nearly its name": (
@@ -936,7 +936,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "words that are paid": (
         "paid-for-length",
-        {"rewards.size": {"kind": "rule", "python": "own.py:size", "weight": 0.1}},
+        {"rewards.size": {"kind": "rule", "function": "own.py:size", "weight": 0.1}},
     ),
     "the most lenient judge": ("same-judge", judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}], combine="max")),
     "programs that assert nothing": (

@@ -130,7 +130,7 @@ def test_eval_says_which_row_which_term_and_what_error(
 
 def test_what_others_wrote_moves_no_cursor(tmp_path: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.py").write_text('def f(context):\n    raise ValueError("\\x1b]0;TITLE\\x07 \\u202e[bold]\\x9b")\n')
-    spec.write_text(BASE.replace("rule: numeric_match}", 'python: "t.py:f"}'))
+    spec.write_text(BASE.replace("rule: numeric_match}", 'function: "t.py:f"}'))
     assert main(["eval", str(spec), "--policy", "oracle"]) == 1
     said = capsys.readouterr().err
     assert r"\x1b]0;TITLE\x07 \u202e[bold]\x9b" in said
@@ -229,7 +229,7 @@ def test_what_is_invalid_is_played_again_and_stays(
         "        raise RuntimeError('down')\n"
         "    return 1.0\n"
     )
-    spec.write_text(BASE.replace("rule: numeric_match}", 'python: "down.py:up"}'))
+    spec.write_text(BASE.replace("rule: numeric_match}", 'function: "down.py:up"}'))
     command = ["eval", str(spec), "--policy", "oracle", "-k", "2", "--json", "-o", str(out)]
     assert main(command) == 1
     before = {row["id"]: row["failure"] for row in open_run(out).rows()}
@@ -264,7 +264,7 @@ def test_only_what_is_invalid_is_scored_again(spec: Path, tmp_path: Path, capsys
         "        raise RuntimeError('down')\n"
         "    return 1.0\n"
     )
-    spec.write_text(BASE.replace("rule: numeric_match}", 'python: "judge.py:up"}'))
+    spec.write_text(BASE.replace("rule: numeric_match}", 'function: "judge.py:up"}'))
     run, again = str(tmp_path / "run"), tmp_path / "again"
     assert main(["eval", str(spec), "--policy", "oracle", "--json", "-o", run]) == 1
     (tmp_path / "up").touch()

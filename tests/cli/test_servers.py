@@ -162,7 +162,7 @@ def test_a_file_that_prints_does_not_reach_the_client(tmp_path: Path) -> None:
     (tmp_path / "rows.py").write_text("print('Content-Length: 1')\ndef rows():\n    return 3\n", encoding="utf-8")
     with client(tmp_path, "--full", "0") as one:
         uri = one.open(
-            tmp_path / "a.yaml", SMALL.replace("{rows: [{question: a, answer: b}]}", '{python: "rows.py:rows"}')
+            tmp_path / "a.yaml", SMALL.replace("{rows: [{question: a, answer: b}]}", '{function: "rows.py:rows"}')
         )
         (found,) = one.diagnostics(uri, 1)
         assert "rows" in found["message"]

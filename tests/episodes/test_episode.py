@@ -249,7 +249,7 @@ def test_three_calls_of_a_reward_fit_into_its_time_one_after_the_other(make_envi
     text = SPEC.replace(
         "limits: {", '  left_s: {kind: python, function: "tools.py:left_s", inject: [context]}\nlimits: {reward_s: 20, '
     )
-    text = text.replace("success:", '  thrice: {kind: rule, python: "tools.py:thrice"}\nsuccess:')
+    text = text.replace("success:", '  thrice: {kind: rule, function: "tools.py:thrice"}\nsuccess:')
     _, trajectory = run(make_environment(text, tools=ASKED), ["<answer>5</answer>"])
     assert 15 < (trajectory.reward.terms["thrice"].value or 0.0) < 20
 
@@ -284,7 +284,7 @@ def failure_of(trajectory: Trajectory) -> str:
 def paying(make_environment: Any, ends: str = "", more: str = "", limits: str = "") -> Environment:
     tool = f'tools:\n  pay: {{kind: python, function: "tools.py:pay", inject: [books]{ends}}}\n'
     text = SPEC.replace("tools:\n", f'resources:\n  books: {{kind: python, function: "tools.py:books"}}\n{tool}')
-    text = text.replace("rewards:\n", 'rewards:\n  paid: {kind: rule, python: "tools.py:paid"}\n')
+    text = text.replace("rewards:\n", 'rewards:\n  paid: {kind: rule, function: "tools.py:paid"}\n')
     return make_environment(text.replace("turns: 5, tool_calls: 8", limits or "turns: 5, tool_calls: 8") + more,
                             tools=PAYING)  # fmt: skip
 
@@ -533,7 +533,7 @@ def test_a_reward_that_hangs_is_invalid_once_its_time_is_over(make_environment: 
     tasks: {train: {rows: [{question: q}]}}
     prompt: {user: "{{ task.question }}"}
     limits: {reward_s: 0.05}
-    rewards: {slow: {kind: rule, python: "tools.py:slow"}}
+    rewards: {slow: {kind: rule, function: "tools.py:slow"}}
     """
     tools = """
     import asyncio

@@ -188,7 +188,7 @@ def test_the_pages_function_for_trl_gives_a_row_of_the_same_ids_for_each_prompt(
     if situation == "a prompt that does not fit":
         limits = {"max_prompt_tokens": 3}
     if situation == "a reward that is invalid":
-        spec = SPEC.replace("kind: rule, rule: exact_match", "kind: rule, rule: python, python: 'words.py:down'")
+        spec = SPEC.replace("kind: rule, rule: exact_match", "kind: rule, rule: python, function: 'words.py:down'")
     (tmp_path / "words.py").write_text(WORDS)
     (tmp_path / "spec.yaml").write_text(spec)
     environment = rlenv.load(tmp_path / "spec.yaml")

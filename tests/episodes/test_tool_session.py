@@ -25,7 +25,7 @@ observation: {max_chars: 100}
 answer: {from: tag}
 rewards:
   correct: {kind: rule, rule: exact_match}
-  calls: {kind: rule, rule: python, python: "tools.py:calls", weight: 0.1}
+  calls: {kind: rule, rule: python, function: "tools.py:calls", weight: 0.1}
 """
 TOOLS = """
 import asyncio

@@ -22,7 +22,7 @@ tools:
   calculate: {kind: calculator, timeout_s: 2}
 rewards:
   correct: {kind: rule, rule: exact_match}
-  mine: {kind: rule, python: "functions.py:score"}
+  mine: {kind: rule, function: "functions.py:score"}
 oracle:
   - call: {calculate: {expression: 1+1}}
   - call: [{calculate: {expression: 1+1}}, {calculate: {expression: 2+2}}]
@@ -67,7 +67,7 @@ def test_all_faults_are_reported_at_once_in_order_of_place(tmp_path: Path) -> No
 
 def test_a_broken_entry_hides_no_other_fault_and_makes_none(tmp_path: Path) -> None:
     text = TEXT.replace("{kind: rule, rule: exact_match}", "exact_match").replace(
-        '{kind: rule, python: "functions.py:score"}', "{kind: none}"
+        '{kind: rule, function: "functions.py:score"}', "{kind: none}"
     )
     with pytest.raises(SpecError) as caught:
         load_spec(write(tmp_path, text))

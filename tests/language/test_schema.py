@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
     "tasks": {
         "train": {"path": "a.jsonl", "limit": 3, "shuffle": 7},
         "test": {"rows": [{"question": "a"}]},
-        "more": {"python": "a.py:rows"},
+        "more": {"function": "a.py:rows"},
     },
     "prompt": {"system": "s", "user": "u"},
     "dialect": "hermes",

@@ -277,7 +277,7 @@ def test_a_script_file_holds_what_a_row_may_hold(tmp_path: Path, form: str) -> N
     assert calls_of(trajectory) == [BOTH[:1], []]
 
 
-PYTHON = {"python": "gold.py:play"}
+PYTHON = {"function": "gold.py:play"}
 FUNCTIONS = {
     "a list": "def play(task):\n    return [task['moves'][0], '<answer>end</answer>']",
     "asked again with results": (
@@ -297,7 +297,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("form", FUNCTIONS)
 def test_a_function_gives_the_actions(tmp_path: Path, form: str) -> None:
-    environment = make(tmp_path, {"python": "gold.py:play"}, gold=FUNCTIONS[form])
+    environment = make(tmp_path, {"function": "gold.py:play"}, gold=FUNCTIONS[form])
     (trajectory,) = play(environment)
     assert calls_of(trajectory) == [BOTH[:1], []]
     assert trajectory.success
@@ -305,7 +305,7 @@ def test_a_function_gives_the_actions(tmp_path: Path, form: str) -> None:
 
 
 def test_a_function_in_the_folder_of_the_spec_that_is_extended_is_found(tmp_path: Path) -> None:
-    make(tmp_path, {"python": "gold.py:play"}, gold=FUNCTIONS["a list"])
+    make(tmp_path, {"function": "gold.py:play"}, gold=FUNCTIONS["a list"])
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "own.yaml").write_text("extends: ../spec.yaml\nname: own\n", encoding="utf-8")
     (trajectory,) = play(load(tmp_path / "below" / "own.yaml"))
@@ -315,8 +315,8 @@ def test_a_function_in_the_folder_of_the_spec_that_is_extended_is_found(tmp_path
 @pytest.mark.parametrize(
     ("oracle", "gold", "said"),
     [
-        (PYTHON, "def play(task):\n    raise KeyError('x')", "oracle.python: the function failed: "),
-        (PYTHON, "def play(task):\n    return 7", "oracle.python: found a int"),
+        (PYTHON, "def play(task):\n    raise KeyError('x')", "oracle.function: the function failed: "),
+        (PYTHON, "def play(task):\n    return 7", "oracle.function: found a int"),
         (PYTHON, "def play(task):\n    return None", "its steps are over"),
         ([{"call": "{{ task.moves }}"}, {"call": "{{ task.none }}"}, END], "", "oracle.1: {{ task.none }} is undef"),
         ([{"call": "{{ 7 }}"}, END], "", "oracle.0: found a int; expected a call"),
@@ -367,8 +367,8 @@ FAULTS: list[tuple[Any, dict[str, Any], str, str]] = [
     ("{{ task.actions }}", {"actions": 7}, "oracle", "its actions fail for row 1"),
     ("{{ task.actions }}", {"actions": [{"name": "run"}]}, "oracle", "there is no tool 'run'"),
     ("{{ task.action }}", {"actions": []}, "oracle", "has no column 'action'"),
-    ({"python": "gold.py:plai"}, {}, "oracle.python", "has no function 'plai'"),
-    ({"python": "gold.py:other"}, {}, "oracle.python", "nothing gives 'row'"),
+    ({"function": "gold.py:plai"}, {}, "oracle.function", "has no function 'plai'"),
+    ({"function": "gold.py:other"}, {}, "oracle.function", "nothing gives 'row'"),
     ({"pyhton": "gold.py:play"}, {}, "oracle.pyhton", "unknown key"),
     (7, {}, "oracle", "expected a list of steps"),
 ]  # fmt: skip

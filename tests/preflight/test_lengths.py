@@ -108,7 +108,7 @@ def test_rewards_are_not_measured(spec: Callable[..., Path], is_function: bool) 
     path = spec(more="")
     if is_function:
         text = path.read_text()
-        path.write_text(text[: text.index("oracle:")] + 'oracle: {python: "gold.py:play"}\n')
+        path.write_text(text[: text.index("oracle:")] + 'oracle: {function: "gold.py:play"}\n')
         gold = "def play(task):\n    yield {'look': {'x': 'a'}}\n    yield f\"<answer>{task['answer']}</answer>\"\n"
         (path.parent / "gold.py").write_text(gold)
     (path.parent / "tools.py").write_text(
@@ -117,7 +117,7 @@ def test_rewards_are_not_measured(spec: Callable[..., Path], is_function: bool) 
     )
     rule = '{kind: rule, rule: exact_match, expect: "{{ task.answer }}"}'
     assert rule in path.read_text()
-    path.write_text(path.read_text().replace(rule, '{kind: rule, python: "tools.py:judge"}'))
+    path.write_text(path.read_text().replace(rule, '{kind: rule, function: "tools.py:judge"}'))
     assert measured(path).responses is not None
     assert not (path.parent / "asked").exists()
 

@@ -30,7 +30,7 @@ rewards:
   digits: {kind: rule, rule: regex, pattern: "2$"}
   asked: {kind: rule, rule: tool_called, tool: say}
   form: {kind: rule, rule: valid_calls}
-  own: {kind: rule, python: "own.py:own"}
+  own: {kind: rule, function: "own.py:own"}
   short: {kind: rule, rule: turn_count, max: 9}
 """
 OWN = """

@@ -97,9 +97,9 @@ tasks: {train: {rows: [{q: a, answer: "yes"}, {q: b, answer: "yes"}]}}
 prompt: {user: "{{ task.q }}"}
 rewards:
   correct: {kind: rule, rule: exact_match}
-  words: {kind: rule, python: "words.py:words", weight: 0}
+  words: {kind: rule, function: "words.py:words", weight: 0}
   short: {kind: group, of: words, by: rank, weight: -0.5, gate: correct >= 1}
-  own: {kind: group, python: "words.py:first", weight: 0.25}
+  own: {kind: group, function: "words.py:first", weight: 0.25}
 """
 FUNCTIONS = """
 def words(context):

@@ -56,9 +56,9 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "keys", "what"),
     [
-        ("rule", {"python": "own.py:two"}, "python: .*takes 2 parameters"),
-        ("rule", {"python": "own.py:none"}, "python: .*takes no parameters"),
-        ("group", {"python": "own.py:none"}, "python: .*takes no parameters"),
+        ("rule", {"function": "own.py:two"}, "function: .*takes 2 parameters"),
+        ("rule", {"function": "own.py:none"}, "function: .*takes no parameters"),
+        ("group", {"function": "own.py:none"}, "function: .*takes no parameters"),
         (
             "verify",
             {"tool": "tool", "arguments": {}, "expect": "1", "compare": {"by": "python", "function": "own.py:one"}},
@@ -76,10 +76,10 @@ def test_what_cannot_be_called_as_it_will_be_is_refused_before_anything_runs(
 def test_validation_shows_the_function(base: Path) -> None:
     (base / "env.yaml").write_text(
         "rlenv: 1\nname: own\ntasks: {train: {rows: [{q: a}]}}\nprompt: {user: '{{ task.q }}'}\n"
-        "rewards: {correct: {kind: rule, python: 'own.py:two'}}\n"
+        "rewards: {correct: {kind: rule, function: 'own.py:two'}}\n"
     )
     (fault,) = validate([base / "env.yaml"]).faults
-    assert fault.path == "rewards.correct.python"
+    assert fault.path == "rewards.correct.function"
     assert "def two(context)" in f"{fault.message} {fault.hint}"
 
 
@@ -93,14 +93,14 @@ def test_validation_shows_the_function(base: Path) -> None:
     ],
 )
 def test_what_a_function_raises_is_said_with_its_line(base: Path, function: str, said: str) -> None:
-    term = compile_term(python=f"own.py:{function}", base=base)
+    term = compile_term(function=f"own.py:{function}", base=base)
     assert term.measure is not None
     with pytest.raises(RewardError, match=said):
         term.measure(reward_context())
 
 
 def test_details_of_a_function_are_kept_within_bounds(base: Path) -> None:
-    term = compile_term(python="own.py:much", base=base)
+    term = compile_term(function="own.py:much", base=base)
     assert term.measure is not None
     assert len(str(term.measure(reward_context()).details)) < 100_000
 
@@ -114,7 +114,7 @@ def test_a_comparator_that_ends_the_program_ends_its_term_only(base: Path) -> No
 
 
 def test_a_group_function_without_end_is_cut(base: Path) -> None:
-    term = compile_term("group", python="own.py:endless", base=base)
+    term = compile_term("group", function="own.py:endless", base=base)
     assert term.measure_group is not None
     assert len(term.measure_group([trajectory()])) == 2  # one too many, which scoring refuses
 

@@ -321,16 +321,16 @@ def author(tmp_path: Path) -> Path:
 
 def test_a_function_may_return_a_number_a_pair_or_measured(author: Path) -> None:
     where = reward_context(answer="x")
-    assert measure("python", where, python="rewards.py:number", base=author).value == 0.5
-    assert measure("python", where, python="rewards.py:pair", base=author).evidence == "x"
-    assert measure("python", where, python="rewards.py:measured", base=author).value is None
+    assert measure("python", where, function="rewards.py:number", base=author).value == 0.5
+    assert measure("python", where, function="rewards.py:pair", base=author).evidence == "x"
+    assert measure("python", where, function="rewards.py:measured", base=author).value is None
     for name in ("forgot", "wrong"):
         with pytest.raises(RewardError, match=f"rewards.py:{name} returned"):
-            measure("python", where, python=f"rewards.py:{name}", base=author)
+            measure("python", where, function=f"rewards.py:{name}", base=author)
 
 
 def test_a_coroutine_function_is_awaited(author: Path) -> None:
-    term = compile_term(python="rewards.py:later", base=author)
+    term = compile_term(function="rewards.py:later", base=author)
     assert term.measure is None
     assert term.measure_async is not None
     assert asyncio.run(_await(term.measure_async(reward_context(answer="x", task={"answer": "x"})))).value == 1.0
@@ -342,8 +342,8 @@ async def _await(awaitable: Any) -> Any:
 
 @pytest.mark.parametrize("target", ["rewards.py", "rewards.py:none", "none.py:f", "broken.py:f", "rewards.py:thing"])
 def test_a_function_that_cannot_be_used_is_refused_with_its_key(author: Path, target: str) -> None:
-    with pytest.raises(UsageError, match="python: "):
-        compile_term(python=target, base=author)
+    with pytest.raises(UsageError, match="function: "):
+        compile_term(function=target, base=author)
 
 
 def test_a_gold_with_a_key_that_stands_twice_is_the_authors_fault() -> None:

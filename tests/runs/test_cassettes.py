@@ -256,7 +256,7 @@ NESTED = f"""{TASKS}
 tools:
   ask: {{kind: http, url: "URL/{{{{ args.what }}}}", parameters: {{what: string}}, cache: {{scope: none}}}}
   run: {{kind: code, tools: [ask]}}
-rewards: {{looked_up: {{kind: rule, python: "rule.py:looked_up"}}}}
+rewards: {{looked_up: {{kind: rule, function: "rule.py:looked_up"}}}}
 oracle:
   - call: {{run: {{code: "print(ask('a'), ask('b'), ask('a'))"}}}}
   - say: "<answer>{{{{ task.answer }}}}</answer>"

@@ -168,7 +168,7 @@ tools:
   sum: {kind: calculator}
 limits: {turns: 6, invalid_actions: 9}
 rewards:
-  book: {kind: rule, python: "t.py:is_right"}
+  book: {kind: rule, function: "t.py:is_right"}
   said: {kind: rule, rule: exact_match, expect: done, weight: 0.5}
 """
 LEDGER_CODE = """
@@ -256,7 +256,7 @@ def test_what_calls_did_to_a_resource_is_there_again(ledger: Path) -> None:
 
 
 def test_turn_terms_see_the_state_of_their_turn(ledger: Path) -> None:
-    by_turn = edited(ledger, ('python: "t.py:is_right"', 'python: "t.py:is_right", when: turn'))
+    by_turn = edited(ledger, ('function: "t.py:is_right"', 'function: "t.py:is_right", when: turn'))
     before = play(by_turn, [call("peek"), call("pay", to="A"), DONE])
     assert before[0].reward.terms["book"].turn_values == (0.0, 1.0, 1.0)
     assert compare(before, again(by_turn, before)).changes == ()
@@ -466,7 +466,7 @@ def test_a_tool_that_changes_what_it_is_given_changes_no_record(ledger: Path) ->
 GROUPED = (
     SPEC
     + """
-  first: {kind: group, python: "g.py:first", weight: 0.5}
+  first: {kind: group, function: "g.py:first", weight: 0.5}
   long: {kind: rule, rule: valid_calls, when: turn, weight: 0.25}
 """
 )

@@ -32,10 +32,10 @@ prompt: {user: "{{ task.question }}"}
 tools: {sum: {kind: calculator}}
 rewards:
   correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
-  short: {kind: rule, python: "t.py:short", weight: 0.5, gate: correct >= 1}
-  calls: {kind: rule, python: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}
-  odd: {kind: rule, python: "t.py:odd", weight: 0.25}
-  best: {kind: group, python: "t.py:best", weight: 0.5}
+  short: {kind: rule, function: "t.py:short", weight: 0.5, gate: correct >= 1}
+  calls: {kind: rule, function: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}
+  odd: {kind: rule, function: "t.py:odd", weight: 0.25}
+  best: {kind: group, function: "t.py:best", weight: 0.5}
 """
 CODE = """
 from pathlib import Path
@@ -105,9 +105,9 @@ def played(path: Path) -> list[Trajectory]:
     return scored(path, asyncio.run(main()))
 
 
-ODD = '  odd: {kind: rule, python: "t.py:odd", weight: 0.25}\n'
-BEST = '  best: {kind: group, python: "t.py:best", weight: 0.5}\n'
-CALLS = '  calls: {kind: rule, python: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}\n'
+ODD = '  odd: {kind: rule, function: "t.py:odd", weight: 0.25}\n'
+BEST = '  best: {kind: group, function: "t.py:best", weight: 0.5}\n'
+CALLS = '  calls: {kind: rule, function: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}\n'
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_weights_that_cannot_be_are_refused_with_the_nearest_fix(folder: Path, w
 
 
 def test_a_term_that_was_not_recorded_is_not_made_up(folder: Path) -> None:
-    bare = other(folder, "bare.yaml", ('  odd: {kind: rule, python: "t.py:odd", weight: 0.25}\n', ""))
+    bare = other(folder, "bare.yaml", ('  odd: {kind: rule, function: "t.py:odd", weight: 0.25}\n', ""))
     with pytest.raises(UsageError, match="'odd' was not recorded"):
         varied(rlenv.load(folder / "env.yaml"), played(bare), Weights(weight={"odd": 1.0}))
 
@@ -229,7 +229,7 @@ answer: {from: final_message}
 resources: {cup: {kind: python, function: "t.py:cup", run_in: loop}}
 tools: {roll: {kind: python, function: "t.py:roll", inject: [cup], run_in: loop, mutates: true}}
 rewards:
-  sum: {kind: rule, python: "t.py:total"}
+  sum: {kind: rule, function: "t.py:total"}
   said: {kind: rule, rule: exact_match, expect: done, weight: 0.5}
   both: {kind: rule, rule: exact_match, expect: done, gate: sum >= 0, weight: 0.1}
 """
@@ -304,7 +304,7 @@ prompt: {user: "How many?"}
 tools: {sum: {kind: calculator}}
 rewards:
   correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}", weight: 0.5}
-  near: {kind: rule, python: "t.py:near", gate: correct < 1}
+  near: {kind: rule, function: "t.py:near", gate: correct < 1}
   same: {kind: verify, tool: sum, arguments: {expression: "{{ answer }}"}, expect: "{{ task.answer }}", compare: number}
   seen: {kind: rule, rule: answered, weight: 0}
 success: correct >= 1 and same >= 0.5

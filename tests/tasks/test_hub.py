@@ -57,11 +57,11 @@ def test_files_called_like_their_split_are_found_and_joined_in_order(tmp_path: P
     rows(tmp_path / "sums" / "data" / "train-00000-of-00002.jsonl", "a", "b")
     rows(tmp_path / "sums" / "data" / "train-00001-of-00002.jsonl", "c")
     rows(tmp_path / "sums" / "data" / "test-00000-of-00001.jsonl", "z")
-    tasks = tasks_of(tmp_path, "{hf: {dataset: sums}}")
+    tasks = tasks_of(tmp_path, "{hf: {path: sums}}")
     assert answers(tasks) == ["a", "b", "c"]
     assert tasks[-1]["answer"] == "c"
-    assert answers(tasks_of(tmp_path, "{hf: {dataset: sums, split: test}}")) == ["z"]
-    assert answers(tasks_of(tmp_path, "{hf: {dataset: sums}, shuffle: 1, limit: 2}")) == ["a", "b"]
+    assert answers(tasks_of(tmp_path, "{hf: {path: sums, split: test}}")) == ["z"]
+    assert answers(tasks_of(tmp_path, "{hf: {path: sums}, shuffle: 1, limit: 2}")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_without_a_readme_folders_are_configurations(tmp_path: Path) -> None:
 
 def test_columns_are_renamed_and_the_rest_is_left_out(tmp_path: Path) -> None:
     rows(tmp_path / "sums" / "train.jsonl", "a")
-    source = "{hf: {dataset: sums, columns: {problem: question, answer: answer}}}"
+    source = "{hf: {path: sums, columns: {problem: question, answer: answer}}}"
     assert list(tasks_of(tmp_path, source)) == [{"problem": "qa", "answer": "a"}]
 
 
 @pytest.mark.parametrize(
     ("source", "path", "message", "hint"),
     [
-        ("{hf: {dataset: sums, split: tset}}", "hf.split", "no split 'tset'; there are test, train", "mean 'test'"),
-        ("{hf: {dataset: sums, config: main}}", "hf.config", "the dataset has none", "leave it out"),
-        ("{hf: {dataset: ./sms}}", "hf.dataset", "there is no folder './sms'", "organisation/name"),
+        ("{hf: {path: sums, split: tset}}", "hf.split", "no split 'tset'; there are test, train", "mean 'test'"),
+        ("{hf: {path: sums, name: main}}", "hf.name", "the dataset has none", "leave it out"),
+        ("{hf: {path: ./sms}}", "hf.path", "there is no folder './sms'", "organisation/name"),
         (
-            "{hf: {dataset: sums, columns: {question: qestion}}}",
+            "{hf: {path: sums, columns: {question: qestion}}}",
             "hf.columns.question",
             "no column 'qestion'",
             "mean 'question'",
@@ -145,19 +145,19 @@ def test_what_a_dataset_lacks_is_told_at_its_key_with_the_nearest_fix(
 
 def test_a_split_that_is_named_by_the_spec_alone_is_told_at_the_dataset(tmp_path: Path) -> None:
     rows(tmp_path / "sums" / "test.jsonl", "b")
-    fault = fault_of(tmp_path, "{hf: {dataset: sums}}")
-    assert (fault.path, fault.hint) == ("tasks.train.hf.dataset", "write 'split: test'")
+    fault = fault_of(tmp_path, "{hf: {path: sums}}")
+    assert (fault.path, fault.hint) == ("tasks.train.hf.path", "write 'split: test'")
 
 
 def test_a_dataset_that_is_a_script_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "sums").mkdir()
     (tmp_path / "sums" / "sums.py").write_text("raise SystemExit('run')")
-    fault = fault_of(tmp_path, "{hf: {dataset: sums}}")
+    fault = fault_of(tmp_path, "{hf: {path: sums}}")
     assert "only a script (sums.py), which is not run" in fault.message
     assert "refs/convert/parquet" in fault.hint
 
 
-@pytest.mark.parametrize("wrong", ["{hf: {dataset: sums}, path: rows.jsonl}", "{hf: {name: sums}}"])
+@pytest.mark.parametrize("wrong", ["{hf: {path: sums}, path: rows.jsonl}", "{hf: {name: sums}}"])
 def test_a_source_is_one_thing_with_known_keys(tmp_path: Path, wrong: str) -> None:
     rows(tmp_path / "sums" / "train.jsonl", "a")
     with pytest.raises(SpecError):
@@ -166,9 +166,7 @@ def test_a_source_is_one_thing_with_known_keys(tmp_path: Path, wrong: str) -> No
 
 def test_a_whole_spec_over_a_dataset_validates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows(tmp_path / "sums" / "train.jsonl", "a")
-    (tmp_path / "spec.yaml").write_text(
-        SPEC.format(source='{hf: {dataset: "{{ vars.data }}"}}') + "vars: {data: sums}\n"
-    )
+    (tmp_path / "spec.yaml").write_text(SPEC.format(source='{hf: {path: "{{ vars.data }}"}}') + "vars: {data: sums}\n")
     assert main(["validate", str(tmp_path / "spec.yaml")]) == 0
     assert main(["validate", str(tmp_path / "spec.yaml"), "--set", f"vars.data={tmp_path / 'smus'}"]) == 1
     assert "there is no folder" in capsys.readouterr().out
@@ -189,14 +187,14 @@ def test_a_dataset_in_the_hubs_cache_is_read_without_a_network(tmp_path: Path, o
     rows(stored / "snapshots" / commit / "data" / "train-00000-of-00001.jsonl", "a", "b")
     (stored / "refs").mkdir()
     (stored / "refs" / "main").write_text(commit)
-    assert answers(tasks_of(tmp_path, "{hf: {dataset: someone/sums}}")) == ["a", "b"]
-    assert answers(tasks_of(tmp_path, f"{{hf: {{dataset: someone/sums, revision: {commit}}}}}")) == ["a", "b"]
-    fault = fault_of(tmp_path, "{hf: {dataset: someone/sums, revision: v2}}")
+    assert answers(tasks_of(tmp_path, "{hf: {path: someone/sums}}")) == ["a", "b"]
+    assert answers(tasks_of(tmp_path, f"{{hf: {{path: someone/sums, revision: {commit}}}}}")) == ["a", "b"]
+    fault = fault_of(tmp_path, "{hf: {path: someone/sums, revision: v2}}")
     assert "'someone/sums' at revision 'v2' is not in the hub's cache, and HF_HUB_OFFLINE is set" in fault.message
 
 
 def test_a_dataset_that_is_not_there_says_how_to_get_it(tmp_path: Path, offline: Path) -> None:
-    fault = fault_of(tmp_path, "{hf: {dataset: someone/sums}}")
+    fault = fault_of(tmp_path, "{hf: {path: someone/sums}}")
     assert "not in the hub's cache" in fault.message
     assert "hf download someone/sums --repo-type dataset" in fault.hint
 
@@ -208,7 +206,7 @@ def test_a_hub_that_cannot_be_reached_is_told_like_being_offline(
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")  # where nothing listens
-    fault = fault_of(tmp_path, "{hf: {dataset: someone/sums}}")
+    fault = fault_of(tmp_path, "{hf: {path: someone/sums}}")
     assert "the hub cannot be reached (ConnectError: " in fault.message
 
 
@@ -216,7 +214,7 @@ def test_a_cache_that_is_there_and_cannot_be_read_says_why(tmp_path: Path, offli
     refs = offline / "datasets--someone--sums" / "refs"
     refs.mkdir(parents=True)
     (refs / "main").write_bytes(b"\xff\xfe\xff")
-    fault = fault_of(tmp_path, "{hf: {dataset: someone/sums}}")
+    fault = fault_of(tmp_path, "{hf: {path: someone/sums}}")
     assert "cannot be read from the hub's cache (UnicodeDecodeError: " in fault.message
 
 

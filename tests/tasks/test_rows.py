@@ -164,7 +164,7 @@ def test_a_function_in_a_file_beside_the_spec_gives_rows(tmp_path: Path) -> None
     (tmp_path / "make.py").write_text(
         "import itertools\n\n\ndef rows():\n    return ({'question': str(n)} for n in itertools.count())\n"
     )
-    assert list(tasks_of(tmp_path, '{python: "make.py:rows", limit: 2}')) == [{"question": "0"}, {"question": "1"}]
+    assert list(tasks_of(tmp_path, '{function: "make.py:rows", limit: 2}')) == [{"question": "0"}, {"question": "1"}]
 
 
 def test_rows_may_stand_in_the_spec(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ class Lazy:
 def test_a_source_without_an_end_counts_one_pass_and_has_every_row_behind_it(tmp_path: Path) -> None:
     (tmp_path / "make.py").write_text(MAKERS)
     for source, first in (
-        ("{python: 'make.py:row'}", 0),
-        ("{python: 'make.py:stream', endless: true, args: {start: 5}}", 5),
+        ("{function: 'make.py:row'}", 0),
+        ("{function: 'make.py:stream', endless: true, args: {start: 5}}", 5),
     ):
         one, other = tasks_of(tmp_path, source), tasks_of(tmp_path, source)
         assert (one.is_endless, len(one), one.has(10**9), one.has(-1)) == (True, PASS, True, False)
@@ -308,7 +308,7 @@ def test_a_source_without_an_end_counts_one_pass_and_has_every_row_behind_it(tmp
 
 def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "make.py").write_text(MAKERS)
-    tasks = tasks_of(tmp_path, "{python: 'make.py:Lazy', args: {size: '{{ vars.size }}'}}", **{"vars.size": 10**9})
+    tasks = tasks_of(tmp_path, "{function: 'make.py:Lazy', args: {size: '{{ vars.size }}'}}", **{"vars.size": 10**9})
     assert (len(tasks), tasks[10**8]["n"]) == (10**9, 10**8)
 
 
@@ -322,20 +322,20 @@ def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_pat
         ("{path: rows.json, rows_at: n}", "rows_at", "a int there; expected a list"),
         ("{path: rows.jsonl, rows_at: data}", "rows_at", "is no .json file"),
         ("{rows: [{n: 1}], rows_at: data}", "rows_at", "read with 'path' only"),
-        ("{path: rows.jsonl, endless: true}", "endless", "read with 'python' only"),
+        ("{path: rows.jsonl, endless: true}", "endless", "read with 'function' only"),
         ("{path: rows.jsonl, when: task.level > 3}", "when", "fails for row 1: 'dict object' has no attribute 'level'"),
         ("{path: rows.jsonl, when: task.answer >}", "when", "it fails"),
         ("{path: rows.jsonl, order: task.level}", "order", "fails for row 1"),
         ("{path: rows.jsonl, order: 'task.answer or task.question'}", "order", "cannot be compared"),
-        ("{python: 'make.py:row', order: task.n}", "order", "without an end"),
+        ("{function: 'make.py:row', order: task.n}", "order", "without an end"),
         ("{path: rows.jsonl, when: task.answer > 99}", "when", "holds for none of 10 rows"),
-        ("{python: 'make.py:row', shuffle: 1}", "shuffle", "without an end"),
-        ("{python: 'make.py:stream', endless: true, when: task.n > 3}", "when", "without an end"),
-        ("{python: 'make.py:strict'}", "python", "add 'args'"),
-        ("{python: 'make.py:strict', args: {sice: 3}}", "python", "it may take: size"),
-        ("{python: 'make.py:strict', args: {size: '{{ vars.n }}'}}", "args", "cannot be filled"),
-        ("{python: 'make.py:failing'}", "python", "failed: IndexError"),
-        ("{python: 'make.py:short', endless: true}", "endless", "ended after 1 rows"),
+        ("{function: 'make.py:row', shuffle: 1}", "shuffle", "without an end"),
+        ("{function: 'make.py:stream', endless: true, when: task.n > 3}", "when", "without an end"),
+        ("{function: 'make.py:strict'}", "function", "add 'args'"),
+        ("{function: 'make.py:strict', args: {sice: 3}}", "function", "it may take: size"),
+        ("{function: 'make.py:strict', args: {size: '{{ vars.n }}'}}", "args", "cannot be filled"),
+        ("{function: 'make.py:failing'}", "function", "failed: IndexError"),
+        ("{function: 'make.py:short', endless: true}", "endless", "ended after 1 rows"),
     ],
 )
 def test_a_source_that_does_not_fit_is_a_fault_at_its_key(tmp_path: Path, source: str, path: str, says: str) -> None:

@@ -340,7 +340,7 @@ RULES: dict[str, dict[str, Any]] = {
     "length": {"keys": {"max": 3}, "contexts": answers("1", "12345", None)},
     "math_equal": {**NUMBERS, "contexts": answers("4", "\\frac{8}{2}", "5", None, answer="4")},
     "numeric_match": NUMBERS,
-    "python": {"keys": {"python": "functions.py:score"}, "contexts": answers("4", "5", None)},
+    "python": {"keys": {"function": "functions.py:score"}, "contexts": answers("4", "5", None)},
     "regex": {"keys": {"pattern": "[0-9]"}, "contexts": answers("4", "x", None)},
     "rl_factory_search": {"contexts": NAMES, "within": (-1, 1.1)},
     "search_r1": {"contexts": NAMES},

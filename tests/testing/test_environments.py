@@ -126,7 +126,7 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
     ("an episode leaves its task as it is", BASE, "", said("<answer>5</answer>", lambda task: task.update(answer=5.5))),
     (
         "no action makes its own reward invalid",
-        BASE.replace("{kind: rule, rule: numeric_match}", '{kind: rule, rule: python, python: "tools.py:score"}'),
+        BASE.replace("{kind: rule, rule: numeric_match}", '{kind: rule, rule: python, function: "tools.py:score"}'),
         "def score(answer):\n    raise KeyError(answer)\n",
         said(),
     ),

@@ -29,7 +29,7 @@ tools:
   zoom: {kind: python, function: "world.py:zoom", run_in: loop}
 limits: {turns: 3}
 rewards:
-  sampled: {kind: rule, python: "world.py:share"}
+  sampled: {kind: rule, function: "world.py:share"}
 """
 WORLD = '''\
 import io

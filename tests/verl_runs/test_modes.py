@@ -70,7 +70,7 @@ def test_a_rollout_that_takes_turns_goes_on_with_what_was_cut(tmp_path: Path, po
     spec = tmp_path / "late.yaml"
     spec.write_text(
         f"rlenv: 1\nextends: {ROOT}/specs/arithmetic.yaml\nlimits: {{reward_s: 400}}\n"
-        'rewards: {late: {kind: rule, rule: python, python: "gate.py:late", weight: 0}}\n'
+        'rewards: {late: {kind: rule, rule: python, function: "gate.py:late", weight: 0}}\n'
     )
     figures = run(tmp_path / "run", policy, "--mode", "colocate_async", steps=3, spec=str(spec))
     assert figures[1][f"{STALENESS}/max"] == 0

@@ -19,7 +19,7 @@ SPEC = """\
 rlenv: 1
 name: small
 tasks:
-  train: {python: "rows.py:rows"}
+  train: {function: "rows.py:rows"}
 prompt: {user: "{{ task.question }}"}
 rewards:
   correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}

@@ -24,7 +24,7 @@ from rlenv.language.templates import compile_template
 from rlenv.runs.locks.files import Say, file_sha256, path_sha256
 
 _MOST_PATH: Final = 512
-_FUNCTION_KEYS: Final = frozenset(("function", "python"))
+_FUNCTION_KEYS: Final = frozenset(("function",))
 PATH_KEYS: Final = ("path", "init", "copy_from")
 """Of resources: templates; those that a row fills in are told by `rlenv.runs.locks.parts`."""
 _OUTPUT: Final = ("cache", "path")

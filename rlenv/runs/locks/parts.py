@@ -121,10 +121,11 @@ def data_and_files(
         rows = environment.tasks(split)
         assert isinstance(rows, Tasks)
         source = environment.spec.tasks[split]
-        where = {key: getattr(source, key) for key in ("path", "python") if getattr(source, key) is not None}
+        given = {"path": source.path, "python": source.function}
+        where: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         if source.hf is not None:
             revision = rows.revision or source.hf.revision
-            where = {"dataset": source.hf.dataset, "config": source.hf.config, "revision": revision}
+            where = {"dataset": source.hf.path, "config": source.hf.name, "revision": revision}
         sha256 = rows_sha256(rows, on_row=on_row, name=split, say=say)
         data[split] = {"rows": len(rows), "sha256": sha256, **where}
     resources: dict[str, Any] = {}

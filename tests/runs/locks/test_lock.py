@@ -50,7 +50,7 @@ endpoints:
 user: {kind: python, function: "users.py:reply"}
 rewards:
   correct: {kind: rule, rule: numeric_match}
-  own: {kind: rule, rule: python, python: "rewards.py:own"}
+  own: {kind: rule, rule: python, function: "rewards.py:own"}
   good: {kind: judge, endpoint: judge, prompt: Judge it}
 """
 FILES = {

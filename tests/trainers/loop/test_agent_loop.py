@@ -15,7 +15,7 @@ from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, kept, sample
 
-BROKEN = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: true}\n'
+BROKEN = SPEC + '  broken: {kind: rule, function: "broken.py:score", required: true}\n'
 
 
 def run(

@@ -69,13 +69,13 @@ def test_a_single_valid_sample_has_nothing_to_compare_with(verl: Any, tmp_path: 
 def test_a_comparison_that_fails_is_an_invalid_term_of_all(
     verl: Any, tmp_path: Path, tokenizer: Any, required: str, masked: list[str]
 ) -> None:
-    spec = SPEC.replace("of: correct, by: rank,", f'python: "tools.py:refuses", required: {required},')
+    spec = SPEC.replace("of: correct, by: rank,", f'function: "tools.py:refuses", required: {required},')
     outputs = play_group(tmp_path, tokenizer, [[RIGHT], [WRONG]], spec=spec, files={"tools.py": TOOLS})
     assert [figures(output)["masked"] for output in outputs] == masked
 
 
 def test_a_comparison_that_must_not_fail_asks_for_the_end_of_the_run(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    spec = SPEC.replace("of: correct, by: rank,", 'python: "tools.py:refuses", on_invalid: raise,')
+    spec = SPEC.replace("of: correct, by: rank,", 'function: "tools.py:refuses", on_invalid: raise,')
     outputs = play_group(tmp_path, tokenizer, [[RIGHT], [WRONG]], spec=spec, files={"tools.py": TOOLS})
     assert all("rewards.best could not be measured" in figures(output)["stops"] for output in outputs)
     assert not any(any(output.response_mask) for output in outputs)
@@ -162,7 +162,7 @@ def test_what_a_stragglers_reward_asks_is_recorded(verl: Any, tmp_path: Path, to
         tmp_path,
         tokenizer,
         [[RIGHT], [STUCK]],
-        spec=ALONE.replace("success:", '  asked: {kind: rule, python: "asks.py:asked"}\nsuccess:'),
+        spec=ALONE.replace("success:", '  asked: {kind: rule, function: "asks.py:asked"}\nsuccess:'),
         files={"tools.py": TOOLS, "asks.py": ASKS},
         stragglers={"share": 0.5, "grace_s": 0.0},
     )
@@ -203,7 +203,7 @@ def test_an_episode_whose_reward_is_being_measured_is_not_cut(verl: Any, tmp_pat
         "import asyncio\n\nasync def score(answer):\n    for _ in range(1_000):\n        await asyncio.sleep(0)\n"
         "    return 1.0\n"
     )
-    spec = ALONE.replace("success:", '  slow: {kind: rule, python: "slow.py:score"}\nsuccess:')
+    spec = ALONE.replace("success:", '  slow: {kind: rule, function: "slow.py:score"}\nsuccess:')
     outputs = play_group(
         tmp_path,
         tokenizer,

@@ -118,7 +118,7 @@ def test_validation_reads_the_whole_reward_off_the_last_row(verl: Any, tmp_path:
 
 
 def test_a_failed_episode_is_one_masked_row(verl: Any, tmp_path: Path, forgetful: Any) -> None:
-    spec = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: true}\n'
+    spec = SPEC + '  broken: {kind: rule, function: "broken.py:score", required: true}\n'
     files = {"broken.py": "def score(context):\n    raise RuntimeError('no')\n"}
     played = play(tmp_path, forgetful, DIALOGUE, history="rows", spec=spec, files=files)
     (output,) = played.outputs

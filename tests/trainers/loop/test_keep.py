@@ -88,7 +88,7 @@ def test_a_groups_terms_come_later_than_its_episodes(verl: Any, tmp_path: Path, 
 
 @pytest.mark.parametrize("says", ["required: true", "on_invalid: raise"])
 def test_an_episode_that_fails_with_its_group_has_failed(verl: Any, tmp_path: Path, tokenizer: Any, says: str) -> None:
-    spec = SPEC.replace("of: correct, by: rank,", f'python: "tools.py:refuses", {says},')
+    spec = SPEC.replace("of: correct, by: rank,", f'function: "tools.py:refuses", {says},')
     play_group(tmp_path, tokenizer, [[RIGHT], [WRONG]], spec=spec, files={"tools.py": TOOLS})
     found = kept(tmp_path / "records")
     assert [(row["failure"], row["reward"], row["success"]) for row, _ in found] == [("reward", None, None)] * 2

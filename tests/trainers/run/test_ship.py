@@ -21,7 +21,7 @@ name: shop
 vars: {databases: ../dbs}
 tasks:
   train: {path: ../rows/train.jsonl}
-  test: {python: "rows.py:made"}
+  test: {function: "rows.py:made"}
 prompt: {user: "{{ task.question }}"}
 resources:
   db: {kind: sqlite, path: "{{ vars.databases }}/{{ task.db }}.sqlite", access: read_only}
