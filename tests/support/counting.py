@@ -13,7 +13,7 @@ resources: {world: {kind: python, function: "world.py:world", run_in: loop}}
 tools: {add: {kind: python, function: "world.py:add", inject: [world, task], run_in: loop, mutates: true}}
 user: {kind: players, roles: {a: {}, b: {}}, next: "{{ resources.world.next }}", sees: "It is {{ resources.world.n }}."}
 limits: {turns: 5, episode_s: 60}
-rewards: {mine: {kind: rule, python: "world.py:mine"}}
+rewards: {mine: {kind: rule, function: "world.py:mine"}}
 """
 ADD = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 WORLD = '''

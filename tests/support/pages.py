@@ -16,7 +16,8 @@ A comment in the line before a block says otherwise:
     <!-- not run: REASON -->  the block is read only: its options, scripts and targets of make have to exist
 
 A comment that begins with `hidden LANGUAGE`, and has its code on the lines below, is run like a block and not shown; a
-marker may follow the language. Hidden files are written before anything runs. Two comments are for a whole page:
+marker may follow the language. Hidden files are written before anything runs; those of a page of docs/ may stand in
+tests/support/set_up/ under its name. Two comments are for a whole page:
 
     <!-- needs: MODULE -->    the page is left out if the module is not installed
     <!-- run by: FILE -->     a test file of its own runs the page
@@ -45,6 +46,7 @@ from rlenv.cli.options import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SET_UP = Path(__file__).parent / "set_up"
 LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml", "lua", "elisp")
 _HAS_TRAINER = importlib.util.find_spec("verl") is not None
 
@@ -114,7 +116,8 @@ def run_page(page: Path) -> list[str]:
         AssertionError: a block does not do what a block of its kind has to; the message has its place.
     """
     blocks = blocks_of(page)
-    for block in blocks:
+    aside = SET_UP / page.relative_to(ROOT / "docs") if ROOT / "docs" in page.parents else page
+    for block in [*blocks_of(aside), *blocks] if aside.is_file() else blocks:
         assert block.language in LANGUAGES, f"{block.place}: a block says its language: {', '.join(LANGUAGES)}"
         if block.is_hidden and (file := block.says("file")) is not None:
             _write(file, block.text)

@@ -20,7 +20,7 @@ def audited(
     rows: Sequence[Mapping[str, Any]],
     code: str,
     *,
-    rewards: str = '{paid: {kind: rule, python: "code.py:paid"}}',
+    rewards: str = '{paid: {kind: rule, function: "code.py:paid"}}',
     prompt: str = "{{ task.question }}",
     more: str = "",
     oracle: str = '- say: "<answer>{{ task.answer }}</answer>"',
