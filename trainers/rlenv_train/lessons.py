@@ -233,8 +233,8 @@ def unasked(environment: Environment, *, is_scored: bool = True) -> Iterator[boo
 
 async def gold_of(
     environment: Environment, oracle: Policy, *, task: int, split: str, seed: int, is_scored: bool = True
-) -> Gold:
-    """The oracle's episode on one task.
+) -> Gold | None:
+    """The oracle's episode on one task; None where another player ended it before the oracle's turn came.
 
     Raises:
         UsageError: the oracle does not solve its own task, so there is nothing right to learn from it. Where the
@@ -243,7 +243,10 @@ async def gold_of(
     trajectory = await play(environment, oracle, Job(split, task, seed))
     # A function that has nothing left to say is known to be over once it was asked.
     is_said = trajectory.reason == PolicyError.reason and getattr(acting.get(), "is_over", False)
-    is_scored = is_scored and environment.players is None  # who plays well may lose
+    if environment.players is not None:
+        if trajectory.terminated and not trajectory.turns:
+            return None
+        is_scored = False  # who plays well may lose
     if not (trajectory.success if is_scored else trajectory.turns and (trajectory.terminated or is_said)):
         why = trajectory.failure.message if trajectory.failure is not None else f"it ended with '{trajectory.reason}'"
         raise UsageError(

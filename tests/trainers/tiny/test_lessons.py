@@ -47,11 +47,13 @@ def searches() -> Environment:
 
 
 def golds_of(environment: Environment, count: int = 12) -> list[Gold]:
-    async def collect() -> list[Gold]:
-        oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-        return [await gold_of(environment, oracle, task=task, split="warmup", seed=0) for task in range(count)]
+    return asyncio.run(_golds(environment, count))
 
-    return asyncio.run(collect())
+
+async def _golds(environment: Environment, count: int) -> list[Gold]:
+    oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+    golds = [await gold_of(environment, oracle, task=task, split="warmup", seed=0) for task in range(count)]
+    return [gold for gold in golds if gold is not None]
 
 
 def lessons(environment: Environment, flaw: Flaw, count: int = 12) -> list[tuple[Gold, Lesson]]:
@@ -59,7 +61,7 @@ def lessons(environment: Environment, flaw: Flaw, count: int = 12) -> list[tuple
 
     async def collect() -> list[tuple[Gold, Lesson]]:
         oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-        golds = [await gold_of(environment, oracle, task=task, split="warmup", seed=0) for task in range(count)]
+        golds = await _golds(environment, count)
         rng = random.Random(0)
         made = []
         for gold in golds:
@@ -224,6 +226,13 @@ def test_an_oracle_that_fails_its_task_is_refused() -> None:
     oracle = OraclePolicy(broken.spec, broken.parts.dialect)
     with pytest.raises(UsageError, match="does not solve task 3"):
         asyncio.run(gold_of(broken, oracle, task=3, split="warmup", seed=0))
+
+
+def test_a_player_whose_turn_never_comes_teaches_nothing(tmp_path: Path) -> None:
+    over = load("tic-tac-toe", set={"user.next": ""})
+    assert asyncio.run(gold_of(over, over.oracle(), task=0, split="train", seed=0)) is None
+    with pytest.raises(UsageError, match="never has a turn in 'train'"):
+        make_tiny_policy(over, tmp_path, seed=0)
 
 
 def test_another_dialect_is_refused(tmp_path: Path) -> None:

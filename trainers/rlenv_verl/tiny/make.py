@@ -197,6 +197,8 @@ async def _collect(
             gold = partial(gold_of, environment, oracle, split=split, is_scored=is_whole)
             played = [partial(gold, task=task, seed=seed_of(0, split, task)) for task in tasks]
             golds = [gold for gold in await ended("episodes of the oracle", played, 0.5) if gold is not None]
+        if not golds:
+            raise UsageError(f"the oracle of {name} never has a turn in '{split}'")
 
         def planned(gold: Gold, flaw: Flaw | None) -> tuple[Flaw, Callable[[], Awaitable[Lesson | None]]]:
             """A lesson to make, with a flaw that is drawn from the mixture where it is None."""
