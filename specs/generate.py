@@ -27,6 +27,7 @@ from generators import (
     reasoning,
     search_qa,
     spreadsheets,
+    text_world,
     wiki_search,
 )
 
@@ -47,6 +48,7 @@ GENERATORS = {
     "reasoning": reasoning.files,
     "search-qa": search_qa.files,
     "spreadsheets": spreadsheets.files,
+    "text-world": text_world.files,
     "tic-tac-toe": games.tic_tac_toe,
     "wiki-search": wiki_search.files,
 }
