@@ -80,6 +80,9 @@ class WorkspaceTestsSpec(RewardSpec):
     tests: Text | None = None
     """A folder whose content stands in `/tests` while they run, relative to the spec; a template over `task` and
     `vars`. The episode never sees it."""
+    patch: Text | None = None
+    """A diff over `workdir` as the machine has it at first, such as the row's test files: they stand as it makes them,
+    whatever the episode left in their place. A template over `task` and `vars`."""
     keep: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Paths that the tests see as the episode left them; all else is the image's. By default `workdir`; `/` for all,
     where programs that the policy has changed take part in the verdict."""
@@ -316,6 +319,7 @@ class _Run(NamedTuple):
 
     command: str
     collect: str
+    patch: str
     folder: Path | None
     names: Names
 
@@ -328,6 +332,7 @@ class _Tests:
     keep: tuple[str, ...]
     command: Callable[[RewardContext], str]
     collect: Callable[[RewardContext], str]
+    patch: Callable[[RewardContext], str]
     folder: Callable[[RewardContext], Path | None]
     names: Callable[[RewardContext], Names]
     known: set[tuple[Any, ...]] = field(default_factory=set)
@@ -337,13 +342,13 @@ class _Tests:
         workspace: Workspace = context.resources[self.spec.resource]
         try:
             command, collect, folder = self.command(context), self.collect(context), self.folder(context)
-            names = self.names(context)
+            patch, names = self.patch(context), self.names(context)
         except (TemplateError, RefusedPath) as error:
             raise RewardError(str(error)) from error
         if folder is not None and not folder.is_dir():
             raise RewardError(f"there is no folder of tests '{folder.name}'")
         with bounded_by_itself():
-            tests = _Run(command, collect, folder, names)
+            tests = _Run(command, collect, patch, folder, names)
             value, beside, said = await self._number(workspace, tests)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
@@ -375,7 +380,7 @@ class _Tests:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
                     f"(\n{tests.command}\n)", tests=tests.folder, keep=self.keep, time_s=self.spec.time_s,
-                    collect=tests.collect, over_layer=over_layer, files=files, most=most,
+                    collect=tests.collect, patch=tests.patch, over_layer=over_layer, files=files, most=most,
                 )  # fmt: skip
             except MachineFailed as error:
                 lost += 1
@@ -414,6 +419,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
     run = template_of(spec.run, key="run", names=("task", "vars"))
     collect = template_of(spec.collect or "", key="collect", names=("task", "vars"))
+    patch = template_of(spec.patch or "", key="patch", names=("task", "vars"))
     tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
 
     def folder(one: RewardContext) -> Path | None:
@@ -426,6 +432,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         keep=tuple(spec.keep or (found.spec.workdir,)),
         command=lambda one: run.text(task=one.task, vars=one.vars),
         collect=lambda one: collect.text(task=one.task, vars=one.vars),
+        patch=lambda one: patch.text(task=one.task, vars=one.vars),
         folder=folder,
         names=_names_of(spec.log),
     )

@@ -385,7 +385,7 @@ def test_keys_of_the_reward_may_have_weights(reachable: Path) -> None:  # noqa: 
 
 def begins_with(spec: Path, name: str, text: str) -> None:
     """Lets the machine begin with a file in its working folder."""
-    (spec.parent / "data").mkdir()
+    (spec.parent / "data" / name).parent.mkdir(parents=True)
     (spec.parent / "data" / name).write_text(text, encoding="utf-8")
     held = json.loads(spec.read_text(encoding="utf-8"))
     held["resources"]["machine"]["copy_from"] = "data"
@@ -405,3 +405,48 @@ def test_what_breaks_the_tests_earns_nothing_where_they_need_what_the_machine_be
     for act, worth in (("true", 1.0), ("rm needed", 0.0)):
         trajectory, _ = played(spec, [act])
         assert (trajectory.failure, trajectory.reward.total) == (None, worth)
+
+
+PATCH = """diff --git a/tests/test_a.sh b/tests/test_a.sh
+--- a/tests/test_a.sh
++++ b/tests/test_a.sh
+@@ -1 +1 @@
+-exit 1
++[ "$(cat /app/answer)" = 5 ]
+diff --git a/tests/new/helper.sh b/tests/new/helper.sh
+new file mode 100644
+--- /dev/null
++++ b/tests/new/helper.sh
+@@ -0,0 +1 @@
++: a helper
+"""
+OVER: dict[str, tuple[str, float]] = {
+    "nothing": ("true", 0.0),
+    "solved": ("echo 5 > answer", 1.0),
+    "writes over the test": ("echo exit 0 > tests/test_a.sh", 0.0),
+    "removes the tests, solved": ("rm -r tests; echo 5 > answer", 1.0),
+    "a folder in the test's place": ("rm tests/test_a.sh; mkdir tests/test_a.sh; echo 5 > answer", 1.0),
+    "a file in the folder's place": ("echo exit 0 > tests/new; echo 5 > answer", 1.0),
+    "a link in the folder's place": (
+        "mkdir mine; echo exit 0 > mine/test_a.sh; rm -r tests; ln -s mine tests",
+        0.0,
+    ),
+    "a helper in the folder": ("mkdir tests/new; echo 'kill -9 $PPID' > tests/new/helper.sh; echo 5 > answer", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_the_files_of_a_patch_stand_over_what_was_left(reachable: Path, name: str) -> None:  # noqa: F811
+    act, worth = OVER[name]
+    run = "sh tests/new/helper.sh && sh tests/test_a.sh"
+    spec = written(reachable, by="status", run=run, tests=None, patch=PATCH)
+    begins_with(spec, "tests/test_a.sh", "exit 1\n")
+    trajectory, _ = played(spec, [act])
+    assert (trajectory.failure, trajectory.reward.total) == (None, worth)
+
+
+def test_a_patch_that_cannot_be_applied_is_the_tasks_fault(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, by="status", run="true", tests=None, patch=PATCH)
+    trajectory, _ = played(spec, ["mkdir tests; echo exit 1 > tests/test_a.sh"])
+    assert trajectory.failure is not None
+    assert "the patch cannot be applied to the untouched image" in trajectory.failure.message

@@ -26,6 +26,7 @@ SPECS = (
         for path in sorted((_ROOT / "examples").glob("**/*.yaml"))
         if path.parent.name != "search_r1"  # its rows and its passages have to be made first
         and any(f"\n{key}:" in path.read_text("utf-8") for key in ("rewards", "extends"))
+        and "kind: workspace" not in path.read_text("utf-8")  # what a machine held is there in a recorded run alone
     ),
 )
 

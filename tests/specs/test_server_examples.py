@@ -73,7 +73,7 @@ def test_the_code_example(root: Path, play_oracle: Callable, assert_all_earn_max
 
 
 @pytest.mark.sandbox
-@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+@pytest.mark.parametrize("name", ["humaneval", "mbpp", "repositories"])
 def test_the_examples_of_hidden_tests(
     name: str, root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable
 ) -> None:

@@ -36,6 +36,8 @@ _threads: Final = ThreadPool(size=8)
 _PREFIX: Final = "rlenv-machine-"
 RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
+_PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-backup-if-mismatch < /tests/patch"
+_SAID: Final = 300
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -193,7 +195,7 @@ class Workspace:
 
     async def tested(
         self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, collect: str = "",
-        over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
+        patch: str = "", over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
     ) -> Verified:  # fmt: skip
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
@@ -204,6 +206,7 @@ class Workspace:
             tests: a folder whose content stands in `/tests`.
             keep: absolute paths of the layer; all others are the image's. `/` keeps all.
             collect: a command that is run before, in another machine without the tests; they see what it left there.
+            patch: a diff over `workdir` as it was at first: its files stand over what the episode left.
             files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
 
         Raises:
@@ -224,6 +227,8 @@ class Workspace:
                     await self._once(lowers, upper, collect, time_s)
                     lowers.insert(0, await _threads.finish(lambda: self._kept(base / "collected", keep, upper)))
                     await _threads.finish(lambda: list(map(unlink_out, lowers[:-1])))
+                if patch:
+                    lowers.insert(0, await self._patched(base / "patched", patch, time_s))
                 upper = await _threads.finish(lambda: self._laid(base, tests))
                 ran = await self._once(lowers, upper, command, time_s, most)
                 return Verified(ran, await _threads.finish(partial(regular_files, upper / "logs" / "verifier", files)))
@@ -236,6 +241,18 @@ class Workspace:
             return await self._watched(machine, upper, command, time_s, most)
         finally:
             await machine.end()
+
+    async def _patched(self, base: Path, patch: str, time_s: float) -> Path:
+        """The files that a patch changes, alone: it is applied where nothing of the episode's is."""
+        below = await _threads.finish(lambda: self._filled(base / "fresh"))
+        upper = await _threads.finish(lambda: self._laid(base, None))
+        (upper / "tests" / "patch").write_text(patch if patch.endswith("\n") else f"{patch}\n", encoding="utf-8")
+        own(upper / "tests" / "patch")
+        ran = await self._once([below, self.image.folder], upper, _PATCH, time_s)
+        if ran.code != 0:
+            said = ran.output.decode(errors="replace").strip()[-_SAID:]
+            raise MachineFailed(f"the patch cannot be applied to the untouched image: {said}")
+        return upper
 
     def fill(self) -> None:
         """Makes the layer as it is before the first command."""
