@@ -14,7 +14,7 @@ from typing import Any
 from rlenv.audit.golds import golds_of, readers
 from rlenv.audit.texts import holds, tells_for
 from rlenv.episodes.environment import Environment
-from rlenv.language.expressions import Limits
+from rlenv.language.expressions import EpisodeLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.judge import JudgeSpec
@@ -66,7 +66,7 @@ class AuditSubject:
         return self.gold.task
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EpisodeLimits:
         """The limits of the task's episodes."""
         return self.environment.parts.limits.of(self.task)
 

@@ -13,7 +13,7 @@ from rlenv.calls.toolsets import ToolSet
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import ReadSplit, Subject, calls_in
 from rlenv.errors import EpisodeError, Finding, PolicyError, RewardError, UsageError
-from rlenv.language.expressions import Limits, open_on
+from rlenv.language.expressions import EpisodeLimits, open_on
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_in, gold_key, is_own
 from rlenv.language.spec import OracleFunction, OracleStep
@@ -160,7 +160,7 @@ class _Count:
     """What an oracle needs in one row so far; `is_over` once a text has ended the episode."""
 
     row: Mapping[str, Any]
-    limits: Limits
+    limits: EpisodeLimits
     turns: int = 0
     calls: int = 0
     says: int = 0

@@ -18,7 +18,7 @@ from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument
-from rlenv.language.expressions import Limits, RowLimits
+from rlenv.language.expressions import EpisodeLimits, RowLimits
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_key
 from rlenv.language.loader import LoadedSpec
@@ -101,7 +101,7 @@ class Subject:
         return self._toolsets.of(row, user_turn)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EpisodeLimits:
         """The limits; where rows give one, the widest."""
         rows = chain.from_iterable(split.rows for split in self.splits.values())
         return self.once("limits", lambda: self.row_limits.widest(rows))

@@ -22,7 +22,7 @@ from rlenv.episodes.episode import Episode
 from rlenv.episodes.players import Seat, Seated, opponent_of, seated
 from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.images import UnreadableImage, image_of, listed
-from rlenv.language.expressions import Limits
+from rlenv.language.expressions import EpisodeLimits
 from rlenv.language.kinds import kind_of
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.spec import EnvSpec
@@ -71,7 +71,7 @@ class Environment:
         self.spec: EnvSpec = loaded.spec
         self.parts: Parts = compile_parts(loaded, type(self)) if parts is None else parts
         self.use_tools(self.parts.tools, Executor(self.parts.tools, calls=self.spec.calls))
-        self.limits: Limits = self.parts.limits.usual
+        self.limits: EpisodeLimits = self.parts.limits.usual
         """As the spec writes them; where rows give one, its default. An episode's own are `Episode.limits`."""
         self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
         """How observations go on in the assistant's own turn; None where they have turns of their own."""

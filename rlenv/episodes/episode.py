@@ -35,7 +35,7 @@ from rlenv.users.base import Conversation, UserContext
 if TYPE_CHECKING:
     from rlenv.calls.toolsets import ToolSet
     from rlenv.episodes.environment import Environment
-    from rlenv.language.expressions import Limits
+    from rlenv.language.expressions import EpisodeLimits
 
 __all__ = ["Episode", "Step"]
 
@@ -73,7 +73,7 @@ class Episode:
     """Why the row cannot be read; such an episode fails as it opens."""
     opening: str | None = None
     """The words of a user who speaks first, where nobody shall be asked for them."""
-    limits: Limits = field(init=False)
+    limits: EpisodeLimits = field(init=False)
     tools: EpisodeTools = field(init=False)
     """What calls run on."""
     now: Callable[[], float] = time.monotonic

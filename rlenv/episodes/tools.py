@@ -17,7 +17,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints.account import Account, counted
 from rlenv.errors import EpisodeError, PolicyError, RewardError
-from rlenv.language.expressions import Limits
+from rlenv.language.expressions import EpisodeLimits
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.policies.base import parameters_of, read_calls
 from rlenv.resources.base import ResourceContext
@@ -63,7 +63,7 @@ class EpisodeTools:
         "toolset",
     )
 
-    def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int, limits: Limits) -> None:
+    def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int, limits: EpisodeLimits) -> None:
         self.limits = limits
         self.resources: Mapping[str, Any] = {}
         """The opened resources by name."""
