@@ -41,9 +41,7 @@ class _Gain:
 
 def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
     """One finding for each group term that pays an adversary more than the oracle, by more than the threshold."""
-    terms = {
-        name: spec.weight for name, spec in environment.spec.rewards.items() if spec.kind == "group" and spec.weight
-    }
+    terms = [name for name, spec in environment.spec.rewards.items() if spec.kind == "group" and spec.weight]
     totals = [gold.reward.total for gold in chapter.golds.values() if gold.reward.total is not None]
     oracle = math.fsum(totals) / len(totals) if totals else 0.0
     if not terms or oracle <= 0:
@@ -52,8 +50,8 @@ def judge_groups(environment: Environment, thresholds: Thresholds, chapter: Chap
     for adversary in ADVERSARIES:
         for way in chapter.ways.get(adversary.name, []) if adversary.name in _PLAYED else ():
             scored = _scored(environment, chapter, way)
-            for name, weight in terms.items():
-                gains = [(_paid(one, name) - _paid(other, name)) * weight for one, other in scored]
+            for name in terms:
+                gains = [_paid(one, name) - _paid(other, name) for one, other in scored]
                 gain = math.fsum(gains) / len(gains) if gains else 0.0
                 known = found[name].get(adversary.name)
                 if gain > thresholds.adversary * oracle and (known is None or gain > known.value):
@@ -86,7 +84,8 @@ def _few(way: Way) -> list[Key]:
 
 
 def _paid(ended: Trajectory, name: str) -> float:
-    return ended.reward.terms[name].value or 0.0
+    term = ended.reward.terms[name]
+    return term.weight * (term.value or 0.0)
 
 
 def _finding(name: str, gain: _Gain, chapter: Chapter) -> Hole:
@@ -145,9 +144,9 @@ class AuditTally:
     def rise(self, before: Trajectory, after: Trajectory) -> None:
         """Notes by how much each term rose when only what tools wrote had changed."""
         for name, spec in self.environment.spec.rewards.items():
-            value = after.reward.terms[name].value
-            if not kind_of("rewards", spec).asks_models and spec.weight and value is not None:
-                rise = (value - (before.reward.terms[name].value or 0.0)) * spec.weight
+            term = after.reward.terms[name]
+            if not kind_of("rewards", spec).asks_models and term.weight and term.value is not None:
+                rise = (term.value - (before.reward.terms[name].value or 0.0)) * term.weight
                 self.rises.setdefault(name, []).append((rise, after))
 
     def see_signal(self, chapter: Chapter, golds: Sequence[Trajectory], samples: Sequence[Trajectory]) -> None:

@@ -372,7 +372,7 @@ class _Attack:
     def _finding(self, best: StrategyResult, least: LeastEpisode | None) -> Hole:
         assert least is not None
         rewards = self.environment.spec.rewards
-        paid = {name: rewards[name].weight * value for name, value in least.terms.items() if value is not None}
+        paid = {name: rewards[name].usual_weight * value for name, value in least.terms.items() if value is not None}
         term = max(paid, key=lambda name: paid[name], default="")
         actions = cut_end(" | ".join(least.actions), _SHOWN_CHARS)
         who = "the attacker, playing itself," if best.is_played else "a script of the attacker"

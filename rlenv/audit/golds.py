@@ -204,9 +204,9 @@ def tail(hits: int, of: int, chance: float) -> float:
 
 def _constant(environment: Environment, split: str, rows: Sequence[PromptRow], found: DataFindings) -> None:
     """A gold that most rows share, where golds are most of the reward."""
-    paying = [spec for spec in environment.spec.rewards.values() if spec.weight > 0]
+    paying = [spec for spec in environment.spec.rewards.values() if spec.usual_weight > 0]
     named = {reader.term.name for reader in readers(environment)}
-    weights = {name: spec.weight for name, spec in environment.spec.rewards.items() if spec.weight > 0}
+    weights = {name: spec.usual_weight for name, spec in environment.spec.rewards.items() if spec.usual_weight > 0}
     if 2 * sum(weight for name, weight in weights.items() if name in named) <= sum(weights.values()) or not paying:
         return
     joint = Counter(

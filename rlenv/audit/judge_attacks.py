@@ -189,7 +189,7 @@ class _Attacked:
 
     def _text(self, attack: JudgeAttack, pair: _Pair) -> str:
         low, high = self.spec.ends
-        score = f"{(low, high)[self.spec.weight >= 0]:.12g}"
+        score = f"{(low, high)[self.spec.usual_weight >= 0]:.12g}"
         return Template(attack.text).substitute(
             score=score,
             high=f"{high:.12g}",
@@ -288,7 +288,7 @@ class _Attacked:
         """On which share of the tasks a judge rises with one of the texts, and the shortest with which it does."""
         tasks: dict[tuple[str, int], bool] = {}
         least: _Rise | None = None
-        sign = 1.0 if self.spec.weight >= 0 else -1.0
+        sign = 1.0 if self.spec.usual_weight >= 0 else -1.0
         for rise in rises:
             before, after = rise.pair.before.get(judge), rise.after.get(judge)
             if before is None or after is None or self._room(before) <= self.threshold:
@@ -306,7 +306,7 @@ class _Attacked:
         return (sum(tasks.values()) / len(tasks) if tasks else 0.0), least
 
     def _room(self, value: float) -> float:
-        return 1.0 - value if self.spec.weight >= 0 else value
+        return 1.0 - value if self.spec.usual_weight >= 0 else value
 
     def _report(self, tasks: int, oracle: Sequence[float], pairs: Sequence[_Pair], falls: Sequence[JudgeFall]) -> None:
         name, found, invalid = self.term.name, self.found, self.invalid.total()
@@ -350,7 +350,7 @@ class _Attacked:
             hint = "take it out, or change its prompt, its scale or its model"
             return [hole_of("judge_constant", message, name, hint=hint)]
         if oracle and all(1.0 - self._room(value) <= _SLACK for value in oracle):
-            worst = (low, high)[self.spec.weight < 0]
+            worst = (low, high)[self.spec.usual_weight < 0]
             message = f"'{name}' gives the oracle {worst:g}, the worst score, on all {len(oracle)} tasks"
             hint = "show it what the task asks for, and a reference; nothing that is right is paid by it"
             return [hole_of("judge_dislikes_oracle", message, name, hint=hint)]
@@ -364,7 +364,7 @@ class _Attacked:
             f"'{self.term.name}' {_SAYS[fall.hole]}, on {fall.share:.0%} of the tasks{judges}; the least is "
             f"{fall.split}/{fall.task} with {fall.attack}, from {before:g} to {after:g} of [{low:g}, {high:g}]"
         )
-        weight = self.spec.weight
+        weight = self.spec.usual_weight
         paid = None if oracle is None else weight * oracle
         text = cut_middle(fall.text, _SHOWN)
         episode = HoleEpisode(fall.split, fall.task, (text,), weight * fall.after, paid)

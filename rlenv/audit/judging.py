@@ -302,7 +302,7 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
 
 def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     """The hole of a penalty that spares an answer of any kind and no silence."""
-    penalties = [name for name, spec in environment.spec.rewards.items() if spec.weight < 0]
+    penalties = [name for name, spec in environment.spec.rewards.items() if spec.usual_weight < 0]
     unsaid = [way for name in ("nothing", "empty", "empty_form") for way in chapter.all_ways(name)[:1]]
     said = chapter.ways.get("pasted", [{}, {}])[1]
     if found.hole not in ("empty_answer", "form_only") or not penalties or not said:

@@ -197,7 +197,7 @@ def check_tests(environment: Environment, rows: Rows, found: DataFindings) -> No
     """A finding for each term that tests answers, and split, whose rows' prompts show (nearly) all that is tested."""
     for term in environment.parts.terms:
         spec = term.spec
-        if spec.weight <= 0 or not isinstance(spec, TestsSpec):
+        if spec.usual_weight <= 0 or not isinstance(spec, TestsSpec):
             continue
         form = next(key for key in ("calls", "stdin", "programs") if getattr(spec, key) is not None)
         tested = [getattr(spec, form), spec.entry or ""]

@@ -110,7 +110,9 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
 
 def _is_compared(subject: AuditSubject) -> bool:
     """True where a term holds the answer against a gold value."""
-    return any(one.weight > 0 and kind_of("rewards", one).gold for one in subject.environment.spec.rewards.values())
+    return any(
+        one.usual_weight > 0 and kind_of("rewards", one).gold for one in subject.environment.spec.rewards.values()
+    )
 
 
 def _is_near(one: str, right: str) -> bool:

@@ -152,7 +152,7 @@ class Verdicts:
 
     def _spared(self, ended: Trajectory) -> bool:
         terms = ended.reward.terms.values()
-        return any(term.status == "invalid" and self.rewards[term.name].weight < 0 for term in terms)
+        return any(term.status == "invalid" and self.rewards[term.name].usual_weight < 0 for term in terms)
 
     def _is_kin(self, suspect: Suspect, term: str) -> bool:
         """True if the finding that the term has already is of the same cause."""
@@ -213,7 +213,7 @@ class Verdicts:
     def _earned(self, ended: Trajectory) -> dict[str, float]:
         """The parts of the reward by term."""
         return {
-            name: self.rewards[name].weight * term.value
+            name: term.weight * term.value
             for name, term in ended.reward.terms.items()
             if term.value is not None and name in self.rewards and ended.reward.total is not None
         }
@@ -403,7 +403,7 @@ def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
                 if spec is None or term.status != "invalid" or not spec.weight:
                     continue
                 if ended.reward.total is not None:
-                    if spec.weight < 0:
+                    if spec.usual_weight < 0:
                         found.setdefault(("penalty_avoided", name), []).append(ended)
                 elif ended.failure is not None and ended.failure.reason == "reward":
                     hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"

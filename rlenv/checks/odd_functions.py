@@ -307,10 +307,10 @@ def _pays(use: _Use) -> Iterator[Said]:
         left, right = (_meant(side, meant) for side in (one.left, one.comparators[0]))
         listed = re.search(r"\.split\(|\[[^'\"]|\blist\(|\bset\(|findall", ast.unparse(right))
         is_short = any(len(value) < 4 or value.isdigit() for value in use.golds.get(_of_gold(use, left), ()))
-        if is_short and _SAID.search(ast.unparse(right)) and listed is None and use.entry.weight > 0:
+        if is_short and _SAID.search(ast.unparse(right)) and listed is None and use.entry.usual_weight > 0:
             message = "it asks whether the right answer stands somewhere in the text: 4 stands in 42"
             yield message, "compare the whole answer", "short-gold"
-        if _of_gold(use, right) and _SAID.search(ast.unparse(left)) and listed is None and use.entry.weight > 0:
+        if _of_gold(use, right) and _SAID.search(ast.unparse(left)) and listed is None and use.entry.usual_weight > 0:
             message = "it asks whether the right answer holds what was said: one letter of it is enough"
             yield message, "compare with ==", "short-gold"
 

@@ -62,22 +62,22 @@ def _signs(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     of = rewards.get(getattr(spec, "of", "")) if spec.kind == "group" else spec
     counts = of is not None and getattr(of, "rule", "") in ("turn_count", "tool_call_count", "length")
     most, least = getattr(of, "max", None), getattr(of, "min", None)
-    if counts and spec.weight < 0 and most is not None and not least:
-        message = f"a weight of {spec.weight:g} takes away from what stays within 'max'"
+    if counts and spec.usual_weight < 0 and most is not None and not least:
+        message = f"a weight of {spec.usual_weight:g} takes away from what stays within 'max'"
         yield warn(f"{path}.weight", message, f"write min: {most + 1} in its place, or a weight above 0", "wrong-sign")
     name = path.rpartition(".")[2]
-    if spec.weight > 0 and spec.kind == "rule" and not is_own(spec) and _PENALTY.search(name):
-        message = f"'{name}' adds {spec.weight:g} where it holds"
+    if spec.usual_weight > 0 and spec.kind == "rule" and not is_own(spec) and _PENALTY.search(name):
+        message = f"'{name}' adds {spec.usual_weight:g} where it holds"
         yield warn(path, message, "write a weight below 0", "wrong-sign", at="key")
-    if spec.clip is not None and spec.weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
+    if spec.clip is not None and spec.usual_weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
         message = f"what is wrong earns {spec.clip[0]:g} too"
         yield warn(f"{path}.clip", message, f"write clip: [0, {spec.clip[1]:g}]", "paid-for-nothing")
     size = re.compile(r"(?i)\b(?:n_)?(?:words|length|chars|characters|tokens|size|turns|steps|calls|cost)\b")
     measures = counts or size.search(f"{getattr(spec, 'of', '')} {getattr(of, 'function', '')}".replace(":", " "))
-    if spec.kind == "group" and spec.weight > 0 and spec.gate is not None and measures and _SHORT.search(name):
+    if spec.kind == "group" and spec.usual_weight > 0 and spec.gate is not None and measures and _SHORT.search(name):
         message = f"'{name}' pays who has most of '{getattr(spec, 'of', '')}': a higher value is the better one"
         yield warn(path, message, "let the function give the number below 0", "wrong-sign", at="key")
-    if spec.kind == "group" and counts and spec.weight > 0 and spec.gate is None and least and most is None:
+    if spec.kind == "group" and counts and spec.usual_weight > 0 and spec.gate is None and least and most is None:
         message = "who is longer than the others of the group earns more, be it right or wrong"
         yield warn(path, message, "add a gate: correct >= 1", "paid-for-length", at="key")
 
@@ -230,7 +230,7 @@ def _judges(subject: Subject) -> Iterator[Finding]:
         }
         shown = set(re.findall(r"\btask\.(\w+)", f"{prompt} {other}"))
         asks = re.search(r"(?i)\b(?:right|correct|accurate|true)\b", re.sub(r"\{\{.*?\}\}", " ", prompt))
-        paid = [one for one in subject.loaded.spec.rewards.values() if one.weight > 0]
+        paid = [one for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
         alone = all(one.kind == "judge" or kind_of("rewards", one).form == "all" for one in paid)
         if asks and alone and shown and gold and not gold & shown:
             message = (

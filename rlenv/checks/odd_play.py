@@ -140,7 +140,7 @@ async def _play(subject: Subject, played: OwnPlays) -> None:
         golds = {index: played.oracle[name, index] for index in rows if (name, index) in played.oracle}
         answers = {index: one.answer for index, one in golds.items() if one.answer}
         compares = any(_compares(subject, name, one) for name, one in spec.rewards.items())
-        has_golds = any(kind_of("rewards", one).gold and one.weight > 0 for one in spec.rewards.values())
+        has_golds = any(kind_of("rewards", one).gold and one.usual_weight > 0 for one in spec.rewards.values())
         for index, gold in golds.items():
             other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
@@ -159,13 +159,13 @@ async def _play(subject: Subject, played: OwnPlays) -> None:
 def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
     """The row's own gold value as an answer; None where it has none, or other terms ask for more than an answer."""
     term = gold_term(subject)
-    gold = all_golds(subject, term, split)[index] if term is not None and term.spec.weight > 0 else None
+    gold = all_golds(subject, term, split)[index] if term is not None and term.spec.usual_weight > 0 else None
     return written(subject, gold, tools) if gold is not None else None
 
 
 def _compares(subject: Subject, name: str, spec: RewardSpec) -> bool:
     """True for a term that compares the answer; one that verifies may look at the state alone."""
-    if spec.weight <= 0:
+    if spec.usual_weight <= 0:
         return False
     if is_own(spec):
         return re.search(r"\.answer\b|\bfinal_text\b", subject.code or "") is not None
@@ -289,7 +289,7 @@ def _of_oracle(
         rule, value = getattr(reward, "rule", reward.kind), term.value
         is_full = rule in ("exact_match", "numeric_match", "contains", "math_equal", "json_match", "sql_match",
                            "verify", "regex", "json_schema", "valid_calls")  # fmt: skip
-        if value is None or reward.weight <= 0:
+        if value is None or reward.usual_weight <= 0:
             continue
         if is_own(reward) and reward.range is None and abs(value) > 5:
             message = f"'{name}' is {value:g} for {where}, beside terms from 0 to 1"
@@ -313,7 +313,7 @@ def _asked_by_success(subject: Subject) -> list[str]:
     """The names of the terms that decide on success."""
     spec = subject.loaded.spec
     if spec.success is None:
-        return [name for name, one in spec.rewards.items() if one.weight > 0 and one.required]
+        return [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
     return list(compile_expression(spec.success, names=spec.rewards).names)
 
 
@@ -397,10 +397,10 @@ def _again(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
 def _worth(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
-    known = not any(spec.rewards[name].weight > 0 for name in played.unknown)
+    known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
     # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
     decides = any(_compares(subject, name, spec.rewards[name]) for name in _asked_by_success(subject))
-    judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.weight > 0)
+    judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.usual_weight > 0)
     for way, got in played.ways.items() if judges else ():
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
@@ -436,7 +436,7 @@ def _worth(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
             message = f"'{name}' is {values.pop():g} for the oracle, for silence and for a wrong answer alike"
             yield warn(f"rewards.{name}", message, "let it tell them apart", "constant-term", at="key")
         known_golds = [value for value in golds if value is not None]
-        if reward.weight > 0 and known_golds and measured and max(known_golds) < min(measured):
+        if reward.usual_weight > 0 and known_golds and measured and max(known_golds) < min(measured):
             most = f"{max(known_golds):g} for the oracle"
             message = f"'{name}' is {most}, and {min(measured):g} for no answer or a wrong one"
             yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")

@@ -76,7 +76,7 @@ def check_promises(subject: Subject) -> Iterator[Finding]:
     """Warnings of `prompt` beside limits, tools, columns and golds."""
     asked, warn, said = asked_of(subject), subject.document.warning, fixed_text(subject)
     term = gold_term(subject)
-    golds = [golds_of(subject, term, one) if term is not None and term.spec.weight >= 0 else [] for one in asked]
+    golds = [golds_of(subject, term, one) if term is not None and term.spec.usual_weight >= 0 else [] for one in asked]
     if asked and asked[0].texts:
         yield from _shots(subject)
         yield from _sizes(subject, asked[0].texts[0])

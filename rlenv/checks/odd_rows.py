@@ -66,7 +66,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     prompts = _prompts(subject, asked)
     golds = [[None] * len(one.split.rows) if term is None else all_golds(subject, term, one.split) for one in asked]
     yield from _twice(subject, asked, prompts, golds)
-    if term is None or term.spec.weight < 0:
+    if term is None or term.spec.usual_weight < 0:
         return
     path = at if (at := subject.gold_at(term)).count(".") > 1 else "tasks"
     for one, told in zip(asked, golds, strict=True):

@@ -58,7 +58,7 @@ def _is_gold(subject: Subject, term: Term) -> bool:
 
 def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
     """Gold values that are empty, all alike, or of another kind than their rule compares, and schemas of nothing."""
-    if term.spec.weight < 0 or term.spec.when != "episode":
+    if term.spec.usual_weight < 0 or term.spec.when != "episode":
         return
     values, at = all_golds(subject, term, split), subject.gold_at(term)
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
@@ -78,7 +78,7 @@ def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Seq
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
     given = [gold.strip() for gold in told]
     first, most = next(iter(told), ""), max(Counter(told).values(), default=0)
-    sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.weight > 0]
+    sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
     is_said = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
     few = 2 if is_said else 6 if len(first) < 2 or first.lower() in _LABELS else 3
     counts = rule not in ("regex", "json_schema") and (not is_said or not any("{" in source for source in sources))
@@ -125,14 +125,14 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Keys of one entry that are not looked at, or that turn it around."""
     document, rule = subject.document, getattr(spec, "rule", "")
     of = subject.loaded.spec.rewards.get(getattr(spec, "of", "") if spec.kind == "group" else "")
-    is_best = of is not None and of.weight > 0
-    if spec.weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
-        message = f"a weight of {spec.weight:g} takes away for what is right: silence earns more"
+    is_best = of is not None and of.usual_weight > 0
+    if spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
+        message = f"a weight of {spec.usual_weight:g} takes away for what is right: silence earns more"
         yield document.warning(f"{path}.weight", message, "write a weight above 0", "paid-for-silence")
     if document.has(f"{path}.over_turns") and spec.when != "turn":
         message = "'over_turns' is looked at with 'when: turn' alone"
         yield document.warning(f"{path}.over_turns", message, "add when: turn, or take it out", "idle-key", at="key")
-    if spec.when == "turn" and spec.weight > 0 and spec.kind == "rule" and rule in _ENDS:
+    if spec.when == "turn" and spec.usual_weight > 0 and spec.kind == "rule" and rule in _ENDS:
         message = "it compares an answer, which only the last turn has: each call on the way lowers the mean"
         yield document.warning(f"{path}.when", message, "take 'when: turn' out", "odd-turns")
     if rule == "length":
@@ -153,18 +153,18 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.on_invalid == "retry" and spec.kind == "rule" and not is_own(spec):
         message = "a rule gives the same value each time it is asked"
         yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
-    others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.weight > 0]
+    others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.usual_weight > 0]
     tells = rule in _ENDS or spec.kind in ("judge", "verify", "tests")
     if not spec.required and tells and all(_is_form(one) or getattr(one, "rule", "") == "length" for one in others):
         message = "it alone tells right from wrong: where it cannot be measured, the form is paid as if nothing were"
         yield document.warning(f"{path}.required", message, "take it out", "only-form")
-    if spec.gate is not None and spec.weight > 0 and _is_of_wrong(subject, spec):
+    if spec.gate is not None and spec.usual_weight > 0 and _is_of_wrong(subject, spec):
         message = f"'{spec.gate}' holds for what is wrong: it is paid for that alone"
         yield document.warning(f"{path}.gate", message, "turn the comparison around", "wrong-gate")
     if (
         spec.when == "turn"
         and spec.over_turns == "sum"
-        and spec.weight > 0
+        and spec.usual_weight > 0
         and spec.clip is None
         and rule in (*_GOOD, "tool_called", "regex")
     ):
@@ -172,7 +172,7 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         yield document.warning(f"{path}.over_turns", message, "write mean", "paid-for-length")
     forbids = {*compile_expression(subject.loaded.spec.success or "1 > 0", names=subject.loaded.spec.rewards).names}
     name = path.partition(".")[2]
-    if spec.gate is not None and spec.weight < 0 and name in forbids:
+    if spec.gate is not None and spec.usual_weight < 0 and name in forbids:
         message = f"success forbids it, and where '{spec.gate}' does not hold it costs nothing: what fails may do it"
         yield document.warning(f"{path}.gate", message, "take the gate out", "wrong-gate")
     if spec.gate is not None and _holds_always(spec.gate):
@@ -191,7 +191,7 @@ def _is_of_wrong(subject: Subject, spec: RewardSpec) -> bool:
     expression = compile_expression(spec.gate or "", names=terms, by_row=True)
     if not expression.names:
         return False
-    if spec.kind == "judge" and all(spec.weight < terms[name].weight for name in expression.names):
+    if spec.kind == "judge" and all(spec.usual_weight < terms[name].usual_weight for name in expression.names):
         return False
     rules = [getattr(terms[name], "rule", terms[name].kind) for name in expression.names]
     if not rules or any(rule not in (*_GOOD, *_ENDS, "judge", "verify", "tests") for rule in rules):
@@ -216,7 +216,7 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         most = min(most, limits.tool_calls) if subject.tools else 0
     key = "turns" if rule == "turn_count" else "tool_calls"
     least, highest = getattr(spec, "min", None), getattr(spec, "max", None)
-    if least is not None and least > most and spec.weight:
+    if least is not None and least > most and spec.usual_weight:
         what = f"limits.{key} is {getattr(limits, key)}" if subject.tools or key == "turns" else "there are no tools"
         message = f"it asks for {least} at least, and {what}: it never pays"
         yield document.warning(f"{path}.min", message, f"make it at most {most}", "never-pays")
@@ -234,8 +234,8 @@ def _together(subject: Subject) -> Iterator[Finding]:
     spec, document = subject.loaded.spec, subject.document
     rules = {name: getattr(reward, "rule", reward.kind) for name, reward in spec.rewards.items()}
     forms = {name for name, reward in spec.rewards.items() if _is_form(reward)}
-    paid = [name for name, reward in spec.rewards.items() if reward.weight > 0]
-    free = [name for name, reward in spec.rewards.items() if reward.weight == 0]
+    paid = [name for name, reward in spec.rewards.items() if reward.usual_weight > 0]
+    free = [name for name, reward in spec.rewards.items() if reward.usual_weight == 0]
     if paid and forms.issuperset(paid):
         judged = [name for name in free if name not in forms]
         message = f"only the form is paid ({', '.join(paid)}): no answer earns more than a wrong one"
@@ -261,10 +261,10 @@ def _together(subject: Subject) -> Iterator[Finding]:
     )
     if is_asked and is_unread:
         yield document.warning("answer", "no term looks at the answer", "add one", "unread-answer", at="key")
-    highest = max((abs(reward.weight) for reward in spec.rewards.values()), default=0.0)
+    highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
     for name, reward in spec.rewards.items():
-        if 0 < abs(reward.weight) < highest / 1_000:
-            message = f"a weight of {reward.weight:g} is lost beside one of {highest:g}"
+        if 0 < abs(reward.usual_weight) < highest / 1_000 and not isinstance(reward.weight, str):
+            message = f"a weight of {reward.usual_weight:g} is lost beside one of {highest:g}"
             yield document.warning(f"rewards.{name}.weight", message, "bring them nearer together", "lost-weight")
     told = {name for name in paid if name not in forms and rules[name] != "json_schema"}
     form = [name for name in paid if name in forms or (told and rules[name] == "json_schema")]
@@ -275,12 +275,13 @@ def _together(subject: Subject) -> Iterator[Finding]:
     gated = {name for name in paid if spec.rewards[name].gate is not None}
     free = [name for name in form if not _is_of_right(spec.rewards, name, gold)]
     taste = [name for name in judged if name not in gated]
-    for some, others, factor in ((free, gold, 1.0), (taste, checked, 3.0)):
+    is_known = not any(isinstance(spec.rewards[name].weight, str) for name in paid)
+    for some, others, factor in ((free, gold, 1.0), (taste, checked, 3.0)) if is_known else ():
         if (
             others
             and some
-            and sum(spec.rewards[one].weight for one in some)
-            >= factor * sum(spec.rewards[one].weight for one in others)
+            and sum(spec.rewards[one].usual_weight for one in some)
+            >= factor * sum(spec.rewards[one].usual_weight for one in others)
         ):
             what = "the form" if some[0] in form else "a judge's taste"
             message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"
@@ -378,11 +379,11 @@ def unearned(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
 def longer(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
     """Functions that give more for the same wrong answer with many words before it."""
     rewards, short = subject.loaded.spec.rewards, played.ways.get(f"the answer '{NOISE}'", {})
-    groups = {getattr(one, "of", ""): name for name, one in rewards.items() if one.kind == "group" and one.weight > 0
-              and one.gate is None}  # fmt: skip
+    groups = {getattr(one, "of", ""): name for name, one in rewards.items()
+              if one.kind == "group" and one.usual_weight > 0 and one.gate is None}  # fmt: skip
     for name, one in rewards.items():
         pairs = [(value_of(short[key], name), value_of(got, name)) for key, got in played.ways.get(LONG, {}).items()]
-        is_paid = name in groups or (one.weight > 0 and one.gate is None)
+        is_paid = name in groups or (one.usual_weight > 0 and one.gate is None)
         if is_paid and is_own(one) and pairs and all(a is not None and b is not None and b > a for a, b in pairs):
             message = (
                 f"a wrong answer earns {said_of(pairs[0][0])}, and {said_of(pairs[0][1])} with 400 words before it"

@@ -73,6 +73,8 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
     """The names that a template at `path` may read, () where none may stand; `kind` is that of its entry."""
     if path[-1] in _LITERAL:
         return ()
+    if path[0] == "rewards" and path[2:] == ("weight",):
+        return _NUMBER
     places: dict[str | int, tuple[str, ...]] = {
         "prompt": _PROMPT,
         "observation": _OBSERVATION,
@@ -225,7 +227,7 @@ def _rows(
 ) -> Iterator[Finding]:
     document, rewards = subject.document, subject.loaded.spec.rewards
     is_gold = _is_reward(site) and gold_key(rewards[str(site.path[1])]) in site.path[2:]
-    is_number = site.path[0] == "limits"
+    is_number = site.path[0] == "limits" or site.path[2:] == ("weight",)
     render: Callable[..., Any] = template.value if _is_reward(site) or is_number else template.text
     constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
     for index, row in rows:
@@ -241,7 +243,7 @@ def _rows(
             return
         if is_number and (expected := expected_of(str(site.path[-1]), value)):
             message = f"row {index + 1} of split '{split.name}' gives {named(value)}; expected {expected}"
-            hint = "a lone {{ … }} keeps its type; add a filter such as |int" if isinstance(value, (str, float)) else ""
+            hint = "a lone {{ … }} keeps its type; add a filter such as |int" if isinstance(value, str) else ""
             yield document.fault(site.path, message, hint or "mend the row")
             break
         if is_gold and not _needs_episode(template) and _is_empty(value, rewards[str(site.path[1])]):

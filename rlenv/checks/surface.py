@@ -267,7 +267,7 @@ def _prompts(subject: Subject) -> list[list[Message]]:
 def check_rewards(subject: Subject) -> Iterator[Finding]:
     """Faults of `rewards` and `success` that compiling does not meet: nothing is rewarded, or a gate never opens."""
     spec = subject.loaded.spec
-    if not any(reward.weight > 0 for reward in spec.rewards.values()):
+    if not any(reward.usual_weight > 0 for reward in spec.rewards.values()):
         hint = f"give '{next(iter(spec.rewards))}' a weight above 0"
         yield subject.document.fault("rewards", "no term has a positive weight, so nothing is rewarded", hint, at="key")
     for name, reward in spec.rewards.items():

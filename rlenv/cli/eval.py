@@ -136,7 +136,9 @@ def _show(console: Console, done: Evaluation, policy: str) -> None:
 def _show_figures(table: Table, environment: Environment, summary: Summary) -> None:
     table.add_row("reward", figure(summary.reward_mean), _notes(summary.reward_interval, _over(summary, "reward")))
     for name, mean in summary.terms.items():
-        notes = [f"weight {environment.spec.rewards[name].weight:g}", _interval(summary.terms_interval[name])]
+        weight = environment.spec.rewards[name].weight
+        notes = ["weight by row" if isinstance(weight, str) else f"weight {weight:g}"]
+        notes += [_interval(summary.terms_interval[name])]
         notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
         notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
         table.add_row(f"  {escape(name)}", figure(mean), _notes(None, *notes))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ from rlenv.errors import (
 )
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
-from rlenv.language.expressions import RowLimits, weighing_faults
+from rlenv.language.expressions import RowLimits, number_of, weighing_faults
 from rlenv.language.functions import failure
 from rlenv.language.kinds import CompileContext
 from rlenv.language.loader import LoadedSpec, in_order
@@ -272,6 +272,9 @@ class _Work:
                 **self._shared,
             )
             term = self.attempt(path, partial(registry.get("rewards", entry.kind).factory, name, entry, context))
+            if term is not None and isinstance(weight := entry.weight, str):
+                number = self.attempt(path, partial(number_of, weight, "weight", self.spec.vars))
+                term = replace(term, row_weight=number)
             if term is not None:
                 self.terms_made.append(term)
 

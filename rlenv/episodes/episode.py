@@ -95,10 +95,11 @@ class Episode:
     """What the sampler said of the action that is being taken."""
 
     def __post_init__(self) -> None:
+        parts, self.limits = self.environment.parts, self.environment.limits
         try:
-            self.limits = self.environment.parts.limits.of(self.task)
+            self.limits, _ = parts.limits.of(self.task), parts.scorer.of(self.task)
         except EpisodeError as error:
-            self.limits, self.refused = self.environment.limits, self.refused or str(error)
+            self.refused = self.refused or str(error)
         self.tools = EpisodeTools(self.environment, self.task, self.seed, self.limits)
         self._reward = EpisodeReward(self.environment, self.tools)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -321,6 +321,8 @@ class EpisodeReward:
         self.paid = 0.0
         """What the turns so far have settled of the total."""
         self.scorer = environment.parts.scorer
+        with suppress(EpisodeError):  # the episode fails as it opens
+            self.scorer = self.scorer.of(tools.task)
         self._environment = environment
         self._tools = tools
         self._turns: list[TurnResults] = []

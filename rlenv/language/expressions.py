@@ -12,7 +12,7 @@ the rest decides (`a >= 1 or b >= 1` holds as soon as one of them does).
 
 What is wrong with `rewards` and `success` beside each other: weights, bounds, gates and the terms that they read.
 
-Numbers that rows give: limits.
+Numbers that rows give: limits and weights.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rlenv.language.spec import EnvSpec, LimitsSpec, RewardSpec
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.language.type_faults import found
 
-__all__ = ["Expression", "ExpressionError", "Flaw", "Limits", "RowLimits", "compile_expression", "expected_of"]
-__all__ += ["flaws", "number_of", "open_on", "weighing_faults"]
+__all__ = ["EpisodeLimits", "Expression", "ExpressionError", "Flaw", "RowLimits", "compile_expression"]
+__all__ += ["expected_of", "flaws", "number_of", "open_on", "weighing_faults"]
 
 Values = Mapping[str, float | None]
 _Node = Callable[[Mapping[str, Any]], bool | None]
@@ -294,8 +294,8 @@ def flaws(
     reads: dict[str, tuple[str, ...]] = {}
     for name, reward in rewards.items():
         path = f"rewards.{name}"
-        if not math.isfinite(reward.weight):
-            message = f"found {reward.weight}; expected a finite number"
+        if not math.isfinite(reward.usual_weight):
+            message = f"found {reward.usual_weight}; expected a finite number"
             yield Flaw(f"{path}.weight", message, "write a number such as 1.0")
         yield from _bounds(path, reward)
         if reward.gate is None:
@@ -359,7 +359,7 @@ def _circles(reads: Mapping[str, tuple[str, ...]]) -> Iterator[Flaw]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpisodeLimits:
     """The limits of one episode; see `LimitsSpec`. None: no limit."""
 
     turns: int
@@ -381,11 +381,11 @@ class RowLimits:
     """
 
     def __init__(self, spec: LimitsSpec, vars: Mapping[str, Any]) -> None:
-        given = {field.name: getattr(spec, field.name) for field in fields(Limits)}
+        given = {field.name: getattr(spec, field.name) for field in fields(EpisodeLimits)}
         self._asked = {key: number_of(value, key, vars) for key, value in given.items() if isinstance(value, str)}
-        self.usual = Limits(**given | {key: LimitsSpec.model_fields[key].default for key in self._asked})
+        self.usual = EpisodeLimits(**given | {key: LimitsSpec.model_fields[key].default for key in self._asked})
 
-    def of(self, task: Mapping[str, Any]) -> Limits:
+    def of(self, task: Mapping[str, Any]) -> EpisodeLimits:
         """The limits of a row's episode.
 
         Raises:
@@ -395,9 +395,9 @@ class RowLimits:
             return self.usual
         return replace(self.usual, **{key: number(task) for key, number in self._asked.items()})
 
-    def widest(self, rows: Iterable[Mapping[str, Any]]) -> Limits:
+    def widest(self, rows: Iterable[Mapping[str, Any]]) -> EpisodeLimits:
         """The largest of each limit over rows; those that give none are left out."""
-        known: list[Limits] = []
+        known: list[EpisodeLimits] = []
         for row in rows if self._asked else ():
             with contextlib.suppress(EpisodeError):
                 known.append(self.of(row))
@@ -433,6 +433,6 @@ def expected_of(key: str, value: Any) -> str:
     if key in LimitsSpec.model_fields and not key.endswith("_s"):
         return "" if type(value) is int and value >= 1 else "a whole number of 1 or more"
     is_number = type(value) in (int, float) and math.isfinite(value)
-    if key == "weight":
-        return "" if is_number else "a finite number"
+    if key == "weight":  # what pays for something on one row and takes away for it on another has no one sign
+        return "" if is_number and value >= 0 else "a number of 0 or more"
     return "" if is_number and value > 0 else "a number above 0"

@@ -98,6 +98,7 @@ class PromptSpec(Spec):
 
 
 Share = Annotated[Float, Field(ge=0, le=1)]
+Stop = Annotated[Text, Field(min_length=1)]
 
 
 class CacheSpec(Spec):
@@ -184,11 +185,8 @@ class ToolSpec(PolicySpec):
         "kind": "a tape knows the call by it anyway",
         "description": "the policy reads it, and is not asked in a replay",
         "example": "it is for checks, and no episode reads it",
-        "timeout_s": "a recorded answer takes the time that it took",
-        "attempt_s": "a recorded answer takes the time that it took",
-        "concurrency": "a recorded answer waits for no place",
-        "shared_concurrency": "a recorded answer waits for no place",
-        "rate_per_s": "a recorded answer waits for no place",
+        **dict.fromkeys(("timeout_s", "attempt_s"), "a recorded answer takes the time that it took"),
+        **dict.fromkeys(("concurrency", "shared_concurrency", "rate_per_s"), "a recorded answer waits for no place"),
         "retries": "what is recorded is what the last try gave",
         "idempotent": "it decides about retries and kept results",
         "cache": "what is recorded is what the episode had, kept from before or not",
@@ -232,9 +230,6 @@ class ResourceSpec(Spec):
     """`episode`: opened for each episode and closed with it; `process`: opened once and shared."""
 
 
-Stop = Annotated[Text, Field(min_length=1)]
-
-
 class UserSpec(Spec):
     """The keys that every kind of simulated user takes.
 
@@ -254,8 +249,9 @@ class RewardSpec(Spec):
 
     kind: Text
     """`rule`, `verify`, `state`, `tests`, `judge` or `group`."""
-    weight: Float = 1.0
-    """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding."""
+    weight: Float | ByRow = 1.0
+    """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding. Or a template over `task` and `vars` that gives
+    each row's, which is not negative."""
     when: Literal["episode", "turn"] = "episode"
     """Measure once at the end, or after every turn."""
     over_turns: Literal["mean", "sum"] = "mean"
@@ -270,6 +266,11 @@ class RewardSpec(Spec):
     """Values outside are moved to the nearer end; after `range`."""
     on_invalid: Literal["mask", "retry", "raise"] = "mask"
     """`mask`: see `required`; `retry`: measure twice more first; `raise`: stop the run."""
+
+    @property
+    def usual_weight(self) -> float:
+        """The weight; 1.0 where rows give it."""
+        return 1.0 if isinstance(self.weight, str) else self.weight
 
 
 class SamplingSpec(Spec):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlenv.concurrency.scope import Scope
@@ -274,11 +274,18 @@ class Term:
     check_gold: Callable[[RewardContext], None] | None = None
     """Reads the task's gold values, in any time, while a spec is validated; raises RewardError where one cannot be
     compared with. Without it a quick term's `measure` is asked instead."""
+    row_weight: Callable[[Mapping[str, Any]], float] | None = None
+    """Gives a row's weight where the spec's is a template."""
 
     @property
     def is_of_group(self) -> bool:
         """True if it is measured once all answers to a task are there."""
         return self.measure_group is not None or self.ask_group is not None
+
+
+def weighing(term: Term, weight: float | None) -> Term:
+    """The term with another weight; as it is for None."""
+    return term if weight is None else replace(term, spec=term.spec.model_copy(update={"weight": weight}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,12 +173,12 @@ def _planned(term: Term) -> Planned:
     return Planned(
         term,
         term.name,
-        float(spec.weight),
+        float(spec.usual_weight),
         None if spec.gate is None else compile_expression(spec.gate, by_row=True),
         is_per_turn=spec.when == "turn",
         is_mean=spec.over_turns == "mean",
         # What earns nothing decides nothing, unless the spec says that it has to be there.
-        is_required=spec.required and (spec.weight != 0 or "required" in spec.model_fields_set),
+        is_required=spec.required and (spec.usual_weight != 0 or "required" in spec.model_fields_set),
     )
 
 

@@ -21,13 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from rlenv.concurrency.lanes import entered, here
 from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
-from rlenv.rewards.base import GroupContext, RewardContext, Term
+from rlenv.rewards.base import GroupContext, RewardContext, Term, weighing
 from rlenv.rewards.measure import (
     Running,
     TurnResults,
@@ -42,6 +42,7 @@ from rlenv.rewards.plan import Planned, plan
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
 _NO_RESULTS: TurnResults = {}
+_MOST_KEPT: Final = 1_024
 
 
 class Scorer:
@@ -58,8 +59,13 @@ class Scorer:
 
     def __init__(self, terms: Sequence[Term], *, success: str | None = None) -> None:
         self._plan = plan(terms, success=success)
+        self._terms, self._success = terms, success
+        self._by_row = {term.name: term.row_weight for term in terms if isinstance(term.spec.weight, str)}
+        self._of_weights: dict[tuple[float, ...], Scorer] = {}
         self._waited_for: dict[object, tuple[str, float]] = {}
-        self.names: tuple[str, ...] = tuple(one.name for one in self._plan.terms)
+        self.weights: Mapping[str, float] = {one.name: one.weight for one in self._plan.terms}
+        """By term, in the order of the spec; 1.0 where rows give it, until `of` says whose."""
+        self.names: tuple[str, ...] = tuple(self.weights)
         self.has_group_terms: bool = bool(self._plan.group)
         """Whether `score_group` or `ask_group` measures anything."""
         self.group_names: tuple[str, ...] = tuple(one.name for one in self._plan.group)
@@ -69,6 +75,24 @@ class Scorer:
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
 
+    def of(self, task: Mapping[str, Any]) -> Scorer:
+        """This scorer with the weights that a row gives; itself where rows give none.
+
+        Raises:
+            EpisodeError: the row does not give one (`task`).
+        """
+        if not self._by_row:
+            return self
+        weights = {name: number(task) for name, number in self._by_row.items() if number is not None}
+        key = tuple(weights.values())
+        if (found := self._of_weights.get(key)) is None:
+            found = Scorer([weighing(one, weights.get(one.name)) for one in self._terms], success=self._success)
+            found._waited_for = self._waited_for
+            if len(self._of_weights) >= _MOST_KEPT:
+                self._of_weights.clear()
+            self._of_weights[key] = found
+        return found
+
     async def score_turn(self, context: RewardContext, *, limit_s: float | None = None) -> TurnResults:
         """Measures the terms with `when: turn` on the last turn of `context`; never raises for what a term does.
 
@@ -77,6 +101,8 @@ class Scorer:
         """
         if not self._plan.per_turn:
             return _NO_RESULTS
+        if self._by_row:
+            return await self.of(context.task).score_turn(context, limit_s=limit_s)
         results: dict[str, TermResult] = {}
         slow: list[Planned] = []
         for planned in self._plan.per_turn:
@@ -101,9 +127,9 @@ class Scorer:
         paid = 0.0
         for planned in self._plan.per_turn:
             if planned.gate is None and not planned.is_mean:
-                value = results[planned.name].value
-                if value is not None:
-                    paid += planned.weight * value
+                result = results[planned.name]
+                if result.value is not None:
+                    paid += result.weight * result.value
         return paid
 
     async def score(
@@ -126,6 +152,8 @@ class Scorer:
         """
         if self._plan.per_turn and len(turns) != len(context.turns):
             raise UsageError(f"{len(context.turns)} turns but results for {len(turns)}", hint="call score_turn on each")
+        if self._by_row:
+            return await self.of(context.task).score(context, turns, limit_s=limit_s)
         results: dict[str, TermResult] = {}
         held, slow = self._go_on(self._plan.ordered, context, turns, results)
         if slow:
@@ -148,7 +176,7 @@ class Scorer:
         )
 
     def score_group(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """All answers to one task with the group terms filled in, in order.
+        """All answers to one task, with its weights and the group terms filled in, in order.
 
         One that failed is left out of what the terms see, and stays as it is. Where a term raises or gives another
         number of values, it is invalid for all. Terms that have to be awaited stay as they are.
@@ -156,7 +184,7 @@ class Scorer:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        return self._grouped(trajectories, {})
+        return self.of(trajectories[0].task if trajectories else {})._grouped(trajectories, {})
 
     async def ask_group(
         self, trajectories: Sequence[Trajectory], context: GroupContext, *, limit_s: float | None = None
@@ -172,6 +200,8 @@ class Scorer:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
+        if self._by_row and trajectories:
+            return await self.of(trajectories[0].task).ask_group(trajectories, context, limit_s=limit_s)
         asked: dict[str, dict[int, TermResult]] = {}
         for planned in self._plan.group:
             if planned.term.ask_group is None:

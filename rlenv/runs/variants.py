@@ -20,7 +20,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.errors import RlenvError, UsageError
 from rlenv.language.expressions import compile_expression
-from rlenv.rewards.base import Term
+from rlenv.rewards.base import Term, weighing
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.figures.rewards import Agreement, between
@@ -113,7 +113,7 @@ def _weighed(environment: Environment, one: Trajectory, scorer: Scorer) -> Traje
         one = dataclasses.replace(
             one, failure=None, terminated=not cut, truncated=bool(cut), reason=cut or termination(environment, one)
         )
-    return one.rescored(*scorer.weighed(results, turns=turns))
+    return one.rescored(*scorer.of(one.task).weighed(results, turns=turns))
 
 
 def _chosen(terms: Sequence[Term], weights: Weights, success: str | None) -> list[Term]:
@@ -134,7 +134,7 @@ def _chosen(terms: Sequence[Term], weights: Weights, success: str | None) -> lis
     if not kept:
         raise UsageError("no term is left", hint="drop fewer")
     _check_readers(known, kept, success)
-    return [_with_weight(known[name], weights.weight.get(name)) for name in kept]
+    return [weighing(known[name], weights.weight.get(name)) for name in kept]
 
 
 def _check_readers(known: Mapping[str, Term], kept: Sequence[str], success: str | None) -> None:
@@ -151,12 +151,6 @@ def _check_readers(known: Mapping[str, Term], kept: Sequence[str], success: str 
             if name not in kept:
                 hint = f"--weight {name}=0 pays nothing for it and keeps it"
                 raise UsageError(f"'{name}' is left out, and {reader} reads it", hint=hint)
-
-
-def _with_weight(term: Term, weight: float | None) -> Term:
-    if weight is None:
-        return term
-    return dataclasses.replace(term, spec=term.spec.model_copy(update={"weight": weight}))
 
 
 def shared(first: Environment, second: Environment) -> frozenset[str]:
@@ -362,7 +356,7 @@ def _scorer(environment: Environment, names: Sequence[str], *, alone: bool) -> S
 def _paid(term: Term, is_paid: bool, *, alone: bool) -> Term:
     if not is_paid:
         update: dict[str, object] = {"weight": 0.0, "required": False}
-    elif alone and term.spec.weight == 0:
+    elif alone and term.spec.usual_weight == 0:
         update = {"weight": 1.0}
     else:
         return term

@@ -293,7 +293,7 @@ def _reward(session: Session) -> dict[str, Any]:
     if session.episode.is_ended:
         reward = session.episode.trajectory.reward
         return {"total": reward.total, "terms": [_term(term) for term in reward.terms.values()]}
-    measured = session.episode.turn_terms
+    measured, weights = session.episode.turn_terms, session.environment.parts.scorer.of(session.episode.task).weights
     terms = []
     for name, spec in session.environment.spec.rewards.items():
         values = [results[name].value for results in measured if name in results]
@@ -303,7 +303,7 @@ def _reward(session: Session) -> dict[str, Any]:
                 "name": name,
                 "status": "so far" if values else "pending",
                 "value": (sum(known) / len(known) if spec.over_turns == "mean" else sum(known)) if known else None,
-                "weight": spec.weight,
+                "weight": weights[name],
                 "turn_values": values,
             }
         )

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -436,3 +437,32 @@ def test_measurements_that_are_waited_for_are_named_until_they_end() -> None:
         assert scorer.waited_for() == {}
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("weight", [0, 0.25, 2])
+@pytest.mark.parametrize("gives", [0.5, 1, RewardError("gone"), None])
+@pytest.mark.parametrize("keys", [{}, {"when": "turn"}, {"when": "turn", "over_turns": "sum"}, {"required": False}])
+def test_a_row_that_gives_a_weight_is_scored_as_if_the_spec_had_it_written(
+    weight: float, gives: Gives, keys: Mapping[str, Any]
+) -> None:
+    by_row = replace(term("b", gives, weight="{{ task.w }}", **keys), row_weight=lambda task: task["w"])
+    others = [term("a", 0.5), term("c", 2.0, gate="b >= 1")]
+    context = reward_context(task={"w": weight}, turns=[turn()])
+
+    async def scored(one: Term) -> tuple[Any, ...]:
+        scorer = Scorer([one, *others])
+        results = await scorer.score_turn(context)
+        reward, success = await scorer.score(context, [results])
+        again = scorer.of(context.task).weighed(reward.terms, turns=1)
+        failed = scorer.of(context.task).failed(Failure("task", "no"))
+        return (
+            scorer.paid_at_once(results),
+            *(
+                (one.total, one.turn_rewards, {name: (part.status, part.weight) for name, part in one.terms.items()})
+                for one in (reward, again[0], failed)
+            ),
+            success,
+            again[1],
+        )
+
+    assert asyncio.run(scored(by_row)) == asyncio.run(scored(term("b", gives, weight=weight, **keys)))

@@ -65,7 +65,7 @@ def assert_all_earn_maximum() -> Callable[[Environment, Sequence[Trajectory]], N
         below = []
         for trajectory in trajectories:
             left_out = {name for name in by_row if trajectory.reward.terms[name].status == "skipped"}
-            most = sum(term.weight for name, term in rewards.items() if name not in left_out and term.weight > 0)
+            most = sum(max(term.usual_weight, 0) for name, term in rewards.items() if name not in left_out)
             if not trajectory.success or trajectory.reward.total != pytest.approx(most):
                 said = (trajectory.reason, trajectory.failure, trajectory.answer)
                 below.append((trajectory.task_index, trajectory.reward.total, most, *said))

@@ -26,6 +26,7 @@ _BINS: Final = 40
 _POINTS: Final = 300
 _ERRORS: Final = 10
 _LISTED: Final = 20
+_LAST: Final = 32
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -57,9 +58,9 @@ def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
 
 
 def _weight(rows: Snapshot, name: str) -> float | None:
-    """The weight of the term's last entry: a spec may change between attempts."""
-    weights = rows.terms.numbers("weight")[rows.places_of(name)[-1:]]
-    return float(weights[0]) if len(weights) and not np.isnan(weights[0]) else None
+    """The weight of the term's last entries, since a spec may change between attempts; None where rows give it."""
+    weights = np.unique(rows.terms.numbers("weight")[rows.places_of(name)[-_LAST:]])
+    return float(weights[0]) if len(weights) == 1 and not np.isnan(weights[0]) else None
 
 
 def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[str, Any]]:
