@@ -37,6 +37,7 @@ FAULTS: Mapping[str, str] = {
     "prompt_tokens": "the prompt is longer than data.max_prompt_length",
     "total_tokens": "the prompt leaves no room for an answer",
     "image": "an image of the prompt is not there or cannot be read",
+    "task": "the row cannot be read, or does not give a limit or a weight that the spec takes from it",
     "prompt": "the chat template refuses a row's prompt",
     "aborted": "the rollout server cut the generation, as a change of weights does",
     CRASH: "an exception that nobody declared",
