@@ -50,6 +50,14 @@ def check_files(subject: Subject) -> Iterator[Finding]:
             value = getattr(spec, key, None)
             if isinstance(value, str):
                 yield from _file(subject, f"resources.{name}.{key}", value, is_database=spec.kind == "sqlite")
+    rows = [row for split in subject.splits.values() for row in split.rows]
+    for name, one in subject.resources.items():
+        check: Any = getattr(one, "check_row", None)
+        try:
+            for row in rows if check is not None else ():
+                check(row, subject.loaded.spec.vars)
+        except UsageError as error:
+            yield subject.document.fault(f"resources.{name}.image", error.message, error.hint)
 
 
 def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:

@@ -68,7 +68,10 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "validate": Entry(
         "check specs and list every fault with its place",
         "cli.validate:ValidateCommand",
-        {"--machine": Entry("say what this machine, and a model, lack for a spec", "cli.validate:MachineCommand")},
+        {
+            "--machine": Entry("say what this machine, and a model, lack for a spec", "cli.validate:MachineCommand"),
+            "--images": Entry("pull, build and try the images of a spec's machines", "cli.servers:ImagesCommand"),
+        },
     ),
     "tools": Entry("list the compiled tools with their schemas", "cli.tools:ToolsCommand"),
     "play": Entry("play an episode by hand in the terminal", "cli.play:PlayCommand"),
@@ -167,6 +170,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "lsp": ("editor", "lsp"),
 }
 """Names of the version before, with what they are called now. They go with the next version."""
+SHORT: Final[Mapping[str, tuple[str, ...]]] = {"images": ("validate", "--images")}
+"""Short names, which stay."""
 
 
 def command_at(argv: Sequence[str]) -> tuple[Entry, tuple[str, ...], list[str]]:

@@ -11,7 +11,7 @@ from typing import cast
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.text import all_known
-from rlenv.cli.commands import ALIASES, COMMANDS, command_at, parser_named
+from rlenv.cli.commands import ALIASES, COMMANDS, SHORT, command_at, parser_named
 from rlenv.cli.options import Executes, Options, options_of, parsed, refuse_unknown
 from rlenv.cli.terminal import say, show_traceback, write, write_error
 from rlenv.errors import RlenvError, RunStopped, SpecError
@@ -39,6 +39,8 @@ def _main(argv: list[str]) -> int:
         words = ALIASES[argv[at]]
         say(f"rlenv: `rlenv {argv[at]}` is now `rlenv {' '.join(words)}`; the old name goes with the next version")
         argv = [*argv[:at], *words, *argv[at + 1 :]]
+    elif at < len(argv) and argv[at] in SHORT:
+        argv = [*argv[:at], *SHORT[argv[at]], *argv[at + 1 :]]
     if at < len(argv) and argv[at] not in COMMANDS:
         write_error(f"rlenv: there is no command '{argv[at]}'; {all_known(argv[at], COMMANDS)}\n")
         return 2

@@ -1,6 +1,7 @@
 """`rlenv editor schema` and `rlenv editor lsp`: the JSON Schema of specs, and the language server.
 
-`rlenv serve-search`: a retrieval server over a corpus, with the wire of Search-R1.
+`rlenv serve-search`: a retrieval server over a corpus, with the wire of Search-R1. `rlenv validate --images`: what
+machines are booted over, fetched before a run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +21,14 @@ from typing import Any, BinaryIO
 from rlenv import __version__
 from rlenv.checks.editor.server import Server, Unreadable, frame, messages
 from rlenv.cli.options import Options, argument, option
-from rlenv.cli.terminal import write, write_error
-from rlenv.errors import UsageError
+from rlenv.cli.terminal import say, write, write_error
+from rlenv.episodes.environment import Environment, load
+from rlenv.errors import ResourceError, RlenvError, UsageError
 from rlenv.language.schema import FILE_NAME, is_fresh
 from rlenv.language.schema import write as write_schema
+from rlenv.resources.base import ResourceContext
+
+_BOOT_S = 60.0
 
 
 @dataclass
@@ -167,3 +173,50 @@ class ServeSearchCommand(Options):
                 hint="choose another, or 0 for a free one",
             ) from error
         return 0
+
+
+@dataclass
+class ImagesCommand(Options):
+    """`rlenv validate --images`."""
+
+    spec: str = argument("a YAML file, or the name of a shipped environment")
+
+    def execute(self) -> int:
+        """0 where a machine boots over each image that the spec or a row of it names, 1 otherwise."""
+        return asyncio.run(_tried(load(self.spec)))
+
+
+async def _tried(environment: Environment) -> int:
+    seen, wrong = set[object](), 0
+    rows = [row for split in environment.spec.tasks for row in environment.tasks(split)]
+    for machine in environment.parts.machines:
+        for row in rows:
+            try:
+                source = machine.source("image", row, environment.spec.vars)
+                if source in seen:
+                    continue
+                seen.add(source)
+                say(f"{machine.name}: {source or 'the programs of this machine'} …")
+                digest = await _booted(machine, source, row, environment.spec.vars)
+            except (RlenvError, ValueError) as error:
+                wrong += 1
+                write_error(f"lacks {source}: {error}\n")
+                continue
+            write(f"ok    {source or 'the programs of this machine'} {digest[:12]}\n")
+    write(f"{len(seen) - wrong} of {len(seen)} images are ready\n")
+    return 1 if wrong else 0
+
+
+async def _booted(machine: Any, source: Any, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+    from rlenv.tools.workspace.images import prepared
+    from rlenv.tools.workspace.machine import MachineFailed
+
+    image = await asyncio.to_thread(prepared, source, fetches=True)
+    async with machine.open(ResourceContext(row, constants)) as workspace:
+        try:
+            ran = await workspace.run("true", _BOOT_S)
+        except MachineFailed as error:
+            raise ResourceError(str(error)) from error
+        if ran.code != 0:
+            raise ResourceError(f"no shell answers over it {ran.output.decode(errors='replace')}".strip())
+    return image.digest

@@ -100,6 +100,17 @@ class Parts:
     """By entry, the tools that rows declare."""
 
     @property
+    def machines(self) -> list[Any]:
+        """The resources that look at a row before an episode is played on it."""
+        return [one for one in self.resources.values() if hasattr(one, "check_row")]
+
+    def check_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raises UsageError where an image that these rows name has not been fetched or built on this machine."""
+        for row in rows if self.machines else ():
+            for one in self.machines:
+                one.check_row(row, self.spec.vars)
+
+    @property
     def prompted(self) -> tuple[Template, ...]:
         """Every template of the prompt but the images'."""
         return tuple(template for one in self.prompt for template in one.templates)

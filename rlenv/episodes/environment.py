@@ -274,6 +274,7 @@ class Environment:
                 return Episode(self, {}, split, task, seed, cut or self._cut, refused=str(error))
         else:
             row, task, seed = task, -1, seed or 0
+        self.parts.check_rows((row,))
         if self.players is not None:
             return seated(Seated(self, row, split, task, seed, cut or self._cut, opening=opening), others)
         return Episode(self, row, split, task, seed, cut or self._cut, opening=opening)

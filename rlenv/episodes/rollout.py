@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import Cut
 from rlenv.endpoints import Client
 from rlenv.episodes.episode import Episode, Step
-from rlenv.errors import CassetteError, EpisodeError, InvalidReward, PolicyError, RlenvError, UsageError
+from rlenv.errors import CassetteError, EpisodeError, InvalidReward, PolicyError, RlenvError, SpecError, UsageError
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
@@ -188,6 +189,7 @@ async def rollout(
     Returns:
         The trajectories in the order of `jobs`; `len(result) == len(jobs)`.
     """
+    environment.parts.check_rows(_rows(environment, jobs))
     ended: list[Trajectory | None] = [None] * len(jobs)
     queue = iter(range(len(jobs)))
 
@@ -201,6 +203,12 @@ async def rollout(
 
     await together([work() for _ in range(min(concurrency, len(jobs)))])
     return [trajectory for trajectory in ended if trajectory is not None]
+
+
+def _rows(environment: Environment, jobs: Sequence[Job]) -> Iterator[Mapping[str, Any]]:
+    for split, task in dict.fromkeys((job.split, job.task) for job in jobs):
+        with suppress(SpecError, UsageError):  # its own episode says so
+            yield environment.tasks(split)[task]
 
 
 async def together(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:

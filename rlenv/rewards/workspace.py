@@ -407,7 +407,7 @@ class _Tests:
 
 
 def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> Term:
-    found = workspace_of(spec.resource, context)
+    workspace_of(spec.resource, context)
     for index, path in enumerate(spec.keep or ()):
         if not path.startswith("/") or ".." in path.split("/"):
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
@@ -429,7 +429,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
 
     term = _Tests(
         spec=spec,
-        keep=tuple(spec.keep or (found.spec.workdir,)),
+        keep=tuple(spec.keep or ()),
         command=lambda one: run.text(task=one.task, vars=one.vars),
         collect=lambda one: collect.text(task=one.task, vars=one.vars),
         patch=lambda one: patch.text(task=one.task, vars=one.vars),

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.checks.validate import validate
-from rlenv.cli.commands import ALIASES, Entry, command_at
+from rlenv.cli.commands import ALIASES, SHORT, Entry, command_at
 from rlenv.cli.main import main
 from rlenv.cli.options import options_of
 
@@ -230,7 +230,7 @@ def check_words(place: str, text: str) -> list[str]:
                 words = words[words.index("rlenv") :]
                 if words[1] in ("--help", "--version"):
                     continue
-                entry, named, _ = command_at([*ALIASES.get(words[1], words[1:2]), *words[2:]])
+                entry, named, _ = command_at([*{**ALIASES, **SHORT}.get(words[1], words[1:2]), *words[2:]])
                 if entry.place.startswith("@") and not _HAS_TRAINER:
                     left.append(place)
                     continue

@@ -75,16 +75,17 @@ class _Filled:
     """A template that names a file or several, mostly by what stands in rows, and those that it has named so far."""
 
     template: Template
-    find: Callable[[str], Path]
+    find: Callable[[str], Path | str]
     constants: Mapping[str, Any]
     say: Say | None
+    measure: Callable[..., str] = path_sha256
     found: dict[str, str] = field(default_factory=dict)
 
     def row(self, row: Mapping[str, Any]) -> None:
         try:
             for written in map(str, listed(self.template.value(task=row, vars=self.constants))):
                 if written not in self.found:
-                    sha256 = path_sha256(self.find(written), say=self.say)
+                    sha256 = self.measure(self.find(written), say=self.say)
                     self.found.update({written: sha256} if sha256 else {})
         except (TemplateError, RefusedPath):
             return  # the episode of such a row fails, and says so; or it reads a resource, and none is opened
@@ -101,8 +102,9 @@ def data_and_files(
     filled = {
         name: [
             _filled(loaded, f"resources.{name}.{key}", compile_template(value), say)
-            for key in PATH_KEYS
-            if isinstance(value := getattr(entry, key, None), str) and not compile_template(value).is_constant
+            for key in (*PATH_KEYS, "image")
+            if isinstance(value := getattr(entry, key, None), str)
+            and (key == "image" or not compile_template(value).is_constant)
         ]
         for name, entry in environment.spec.resources.items()
     }
@@ -140,6 +142,12 @@ def data_and_files(
 def _filled(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -> _Filled:
     constants = loaded.spec.vars
     find = finder(template, base=loaded.base_of(key), roots=loaded.roots, vars=constants)
+    if key.endswith(".image"):  # a machine's: a folder of files, whose links lead nowhere here
+        from rlenv.tools.workspace.images import ENGINE, digest_of_image
+
+        return _Filled(
+            template, lambda text: find(text) if ENGINE not in text else text, constants, say, digest_of_image
+        )
     return _Filled(template, find, constants, say)
 
 

@@ -1,26 +1,36 @@
-"""Images: the folders that machines are booted over, as this machine's user can use them."""
+"""Images: the folders that machines are booted over, as this machine's user can use them.
+
+What a spec names is unpacked into the user's cache folder once, and noted there with its digest and its settings. A
+run reads the note; only `rlenv validate --images` pulls and builds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
+import resource
 import shutil
 import stat
+import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from rlenv.errors import ResourceError
+from rlenv.errors import ResourceError, UsageError
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT
 
-__all__ = ["Image", "prepared"]
+__all__ = ["ENGINE", "Image", "digest_of_image", "prepared", "user_in"]
 
+ENGINE: Final = "podman:"
+"""What stands before the name of an image in the store of podman, or of docker where podman is missing."""
+_MOST_SAID: Final = 600
 _BINDS: Final = ("/usr", "/etc", "/opt")
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
@@ -28,50 +38,196 @@ _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "s
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A read-only folder; `binds` are folders of this machine that stand in it, read-only."""
+    """A read-only folder; `binds` are folders of this machine that stand in it, read-only.
+
+    `digest` is one of its files by name, mode and content, "" for this machine's own. `workdir`, `user` and `env` are
+    the settings of an image that has some.
+    """
 
     folder: Path
     binds: Sequence[str] = ()
+    digest: str = ""
+    workdir: str = ""
+    user: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepared(path: Path | None) -> Image:
-    """The image in a folder or a .tar file; None gives one with this machine's own programs, which nobody changes.
+def prepared(source: Path | str | None, *, fetches: bool = False) -> Image:
+    """The image of a folder, a .tar file or a name of podman's; None gives one with this machine's own programs.
 
-    As root the files inside have owners of their own outside, so that an image is copied into the user's cache folder
-    once; another user's image is one that this user has unpacked, and is taken as it is. Blocks.
+    A folder with a `Dockerfile` is one to build. As root the files inside have owners of their own outside, so that an
+    image is copied into the cache; another user's folder is one that this user has unpacked, and is taken as it is.
+    Blocks.
+
+    Args:
+        fetches: it may be pulled and built.
 
     Raises:
+        UsageError: it has to be pulled or built first.
         ResourceError: it cannot be read or unpacked.
     """
     try:
-        if path is None:
+        if source is None:
             return Image(_cached("host", _host), tuple(one for one in _BINDS if Path(one).is_dir()))
-        found = path.resolve(strict=True)
-        if found.is_dir():
-            owner = OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
-            return Image(found) if found.stat().st_uid == owner else Image(_copied(found, _state(found)))
+        if isinstance(source, str) and source.startswith(ENGINE):
+            return _of_engine(source, source.removeprefix(ENGINE), None, fetches=fetches)
+        found = Path(source).resolve(strict=True)
+        if (found / "Dockerfile").is_file():
+            key = f"build\0{_digest(found)}"
+            return _of_engine(key, f"rlenv-{_named(key)}", found, fetches=fetches)
+        owner = OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
         status = found.stat()
-        return Image(_copied(found, f"{found}\0{status.st_size}\0{status.st_mtime_ns}"))
-    except (OSError, tarfile.TarError, shutil.Error) as error:
-        raise ResourceError(f"the image '{path}' cannot be used: {error}") from error
+        if not found.is_dir():
+            name = _named(f"{found}\0{status.st_size}\0{status.st_mtime_ns}")
+            return _noted(name) or _note(name, _cached(name, lambda target: _fill(found, target)))
+        name = _named(_state(found))
+        if (noted := _noted(name)) is not None:
+            return noted
+        is_own = status.st_uid == owner
+        return _note(name, found if is_own else _cached(name, lambda target: _fill(found, target)))
+    except (OSError, ValueError, KeyError, tarfile.TarError, shutil.Error) as error:
+        raise ResourceError(f"the image '{source}' cannot be used: {error}") from error
+
+
+def digest_of_image(source: Path | str, *, say: object = None) -> str:
+    """The digest of an image as it is on this machine: of its files by name, mode and content, or of a .tar; `say` is
+    not used. "unreadable" where it is not here."""
+    try:
+        if isinstance(source, str) or (source / "Dockerfile").is_file():
+            return prepared(source).digest
+        if source.is_dir():
+            return _digest(source)
+        with source.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (UsageError, ResourceError, OSError):
+        return "unreadable"
+
+
+def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
+    """The number, the group, the name ("" for none) and the home of a user of an image: `NAME`, `7` or `NAME:GROUP`.
+
+    Raises:
+        ResourceError: the image has no user or group of that name.
+    """
+    name, _, group = user.partition(":")
+    name = "0" if name == "root" else name
+    known = next((one for one in _lines(image, "passwd") if len(one) > 5 and name in (one[0], one[2])), None)
+    if group and not group.isdigit():
+        group = next((one[2] for one in _lines(image, "group") if len(one) > 2 and one[0] == group), "?")
+    if group == "?" or (known is None and not name.isdigit()):
+        raise ResourceError(f"the image has no user '{user}'")
+    if known is None:
+        return name, group or "0", "", "/" if int(name) else "/root"
+    return known[2], group or known[3], known[0], known[5]
+
+
+def _lines(image: Path, name: str) -> list[list[str]]:
+    with contextlib.suppress(OSError):
+        opened = os.open(image / "etc" / name, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(opened, encoding="utf-8", errors="replace") as file:
+            return [line.rstrip("\n").split(":") for line in file]
+    return []
+
+
+def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> Image:
+    """An image that podman or docker pulls, or builds from `context`, by the note of the last time."""
+    note = _named(key)
+    if not fetches:
+        if (noted := _noted(note)) is not None:
+            return noted
+        what = f"the image '{name}' has not been fetched" if context is None else f"'{context.name}' has not been built"
+        raise UsageError(f"{what} on this machine", hint="fetch and build what the spec names: rlenv images SPEC")
+    engine = shutil.which("podman") or shutil.which("docker")
+    if engine is None:
+        raise UsageError(f"'{name}' needs the program podman", hint="install it: apt-get install podman")
+    if context is not None:
+        _said(*_built_by(engine), "--tag", name, str(context))
+    elif not _said(engine, "images", "--quiet", name):
+        _said(engine, "pull", name)
+    found = _said(engine, "image", "inspect", "--format", "{{.Id}} {{json .Config}}", name)
+    id, _, config = found.removeprefix("sha256:").partition(" ")
+    if (noted := _noted(note)) is not None and noted.folder.name.startswith(id[:32]):
+        return noted
+    with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+        saved, made = Path(folder) / "image.tar", _said(engine, "create", "--network", "none", name, "true")
+        try:
+            _said(engine, "export", "--output", str(saved), made)
+        finally:
+            _said(engine, "rm", made)
+        return _note(note, _cached(id[:32], lambda target: _fill(saved, target)), json.loads(config) or {})
+
+
+def _built_by(engine: str) -> list[str]:
+    """The start of a build. Podman's first choice of a runtime, crun, starts less, and it asks for more open files than
+    this process may have."""
+    if not engine.endswith("podman"):
+        return [engine, "build"]
+    runtime = shutil.which("runc")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return [engine, *(("--runtime", runtime) if runtime else ()), "build", "--ulimit", f"nofile={soft}:{hard}"]
+
+
+def _said(*argv: str) -> str:
+    done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-_MOST_SAID:]
+        raise ResourceError(f"`{' '.join(argv)}` failed: {said}")
+    return done.stdout.strip()
+
+
+def _named(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:32]
+
+
+def _noted(name: str) -> Image | None:
+    """The image of a note; None where there is none, or its folder has gone."""
+    try:
+        held = json.loads((_cache() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    image = Image(Path(held.pop("folder")), **held)
+    return image if image.folder.is_dir() else None
+
+
+def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> Image:
+    env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
+    settings: dict[str, Any] = {"workdir": config.get("WorkingDir") or "", "user": config.get("User") or "", "env": env}
+    image = Image(folder, digest=_digest(folder), **settings)
+    target = _cache() / f"{name}-{os.geteuid()}.json"
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+        json.dump({"folder": str(folder), "digest": image.digest, **settings}, file)
+    os.replace(file.name, target)
+    return image
 
 
 def _state(folder: Path) -> str:
     """A folder's files by name, mode, size and time of their last change."""
     lines = [str(folder)]
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted((*files, *folders)):
-            status = os.lstat(path := os.path.join(place, name))
-            lines.append(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}")
+    for path, status in _walked(folder):
+        lines.append(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}")
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=4_096)
-def _copied(source: Path, state: str) -> Path:
-    return _cached(
-        hashlib.sha256(state.encode(errors="replace")).hexdigest()[:32], lambda target: _fill(source, target)
-    )
+def _digest(folder: Path) -> str:
+    """SHA-256 over a folder's files by name, mode and content; no link is followed."""
+    digest = hashlib.sha256()
+    for path, status in _walked(folder):
+        content = b""
+        if stat.S_ISLNK(status.st_mode):
+            content = os.readlink(os.fsencode(path))
+        elif stat.S_ISREG(status.st_mode):
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        name = os.fsencode(os.path.relpath(path, folder))
+        digest.update(b"%s\0%o\0%s\n" % (name, status.st_mode, content))
+    return digest.hexdigest()
+
+
+def _walked(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted((*files, *folders)):
+            yield (path := os.path.join(place, name)), os.lstat(path)
 
 
 def _fill(source: Path, target: Path) -> None:
@@ -81,14 +237,28 @@ def _fill(source: Path, target: Path) -> None:
             status = os.lstat(source / path.relative_to(target))
             _owned(path, status.st_uid, status.st_gid)
         return
+    closed: dict[Path, int] = {}
     with tarfile.open(source) as tar:
         for member in tar:
+            if member.name in ("manifest.json", "oci-layout"):
+                raise ValueError(f"it is an archive of layers: `podman load -i {source}`, then name podman:NAME")
+            linked = os.path.realpath(target / member.linkname if member.islnk() else target)
+            if not f"{linked}/".startswith(f"{os.path.realpath(target)}/"):
+                raise ValueError(f"'{member.name}' in it leads out of it")
             if member.isdev():
                 continue
-            tar.extract(member, target, set_attrs=True, numeric_owner=True, filter="tar")
-            _owned(target / member.name, member.uid, member.gid)
-            if not member.issym():
-                os.chmod(target / member.name, member.mode & 0o7777)
+            tar.extract(member, target, set_attrs=False, filter="tar")
+            path = target / member.name
+            if member.islnk():  # has what the other has
+                continue
+            _owned(path, member.uid, member.gid)
+            os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
+            if member.isdir():
+                closed[path] = member.mode & 0o7777
+            elif not member.issym():
+                path.chmod(member.mode & 0o7777)
+    for path, mode in closed.items():  # last, since nothing can be put into a closed folder
+        path.chmod(mode)
 
 
 def _special(folder: str, names: list[str]) -> list[str]:
@@ -121,12 +291,17 @@ def _host(target: Path) -> None:
         _owned(path, 0, 0)
 
 
-def _cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """A folder of the cache, filled by the first who asks, whole or not at all."""
+def _cache() -> Path:
     # Who is root inside is somebody else outside, and root's home is closed to others.
     home = "/var/cache" if os.geteuid() == 0 else Path.home() / ".cache"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home) / "rlenv" / "images"
     cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+def _cached(name: str, fill: Callable[[Path], None]) -> Path:
+    """A folder of the cache, filled by the first who asks, whole or not at all."""
+    cache = _cache()
     target = cache / f"{name}-{os.geteuid()}"
     with _locked(cache / f"{name}.lock"):
         if not target.is_dir():

@@ -27,10 +27,11 @@ from rlenv.errors import UsageError
 from rlenv.tools._bubblewrap import bubblewrap
 from rlenv.tools._seccomp import system_call_filter
 
-__all__ = ["OUTSIDE_ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root"]
+__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root"]
 
 OUTSIDE_ROOT: Final = 0x7000_0000
 """The user outside that is root inside where rlenv runs as root; the 65,535 after it are the others inside."""
+ROOT: Final[Sequence[str]] = ("0", "0", "root", "/root")
 _OWNERS: Final = 0x7100_0000
 """Where rlenv is root, each machine's namespace belongs to one of the 16 million users from here on: what the kernel
 counts for a user (processes, watches of files) is counted for that machine alone."""
@@ -65,8 +66,12 @@ _ENDED: Final = b'"exit-code":'
 """A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
 # The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
 _SHELL = (
-    'mkdir -p -- "$1" && cd -- "$1"; shift $#; '
-    "if command -v bash >/dev/null; then exec bash --noprofile --norc; else exec sh; fi"
+    'mkdir -p -- "$1" && cd -- "$1"; shell="bash --noprofile --norc"; command -v bash >/dev/null || shell=sh; '
+    'if [ "$2" = 0 ]; then exec $shell; fi; groups=--clear-groups; [ -z "$4" ] || groups=--init-groups; '
+    "if setpriv --reuid 0 true 2>/dev/null; "
+    'then exec setpriv --reuid "$2" --regid "$3" "$groups" --inh-caps=-all -- $shell; fi; '
+    'command -v su >/dev/null || echo "$4 needs the program setpriv or su in the image"; '
+    'exec su -s /bin/sh "$4" -c "exec $shell"'  # an image of busybox
 )
 
 
@@ -156,18 +161,20 @@ class Machine:
         folder: an empty folder of the boot's own, beside the layer, on its file system.
         root: the file system.
         workdir: where the shell starts; made where it is missing.
+        user: who runs the shell inside: number, group, name and home (see `rlenv.tools.workspace.images.user_in`).
         env: the shell's environment beside PATH, HOME and LANG.
     """
 
     def __init__(
         self, folder: Path, root: Root, *, workdir: str, env: Mapping[str, str] | None = None,
-        limits: MachineLimits = MachineLimits(),
+        limits: MachineLimits = MachineLimits(), user: Sequence[str] = ROOT,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._root = root
         self._workdir = workdir
         self._env = dict(env or {})
         self._limits = limits
+        self._user = user
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -246,9 +253,10 @@ class Machine:
         for capability in _CAPABILITIES:
             argv += ["--cap-add", capability]
         argv += ["--seccomp", str(filter_fd), "--clearenv"]
-        for name, value in {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", **self._env}.items():
+        env = {"PATH": _PATH, "HOME": self._user[3], "LANG": "C.UTF-8", "TERM": "dumb", **self._env}
+        for name, value in env.items():
             argv += ["--setenv", name, value]
-        return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", self._workdir]
+        return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", self._workdir, *self._user[:3]]
 
     def _map_users(self) -> None:
         """As root, the users inside; otherwise the one user there is has been mapped by `unshare`."""
@@ -375,10 +383,10 @@ def _who() -> dict[str, str]:
     return {"RLENV_IS_ROOT": "1", "RLENV_MAP": "--keep-caps"} if os.geteuid() == 0 else {"RLENV_MAP": "--map-root-user"}
 
 
-def own(path: Path) -> None:
-    """Gives a file to who is root inside; nothing where rlenv is not root, since it is the same user then."""
+def own(path: Path, user: Sequence[str] = ROOT) -> None:
+    """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
     if os.geteuid() == 0:
-        os.chown(path, OUTSIDE_ROOT, OUTSIDE_ROOT, follow_symlinks=False)
+        os.chown(path, OUTSIDE_ROOT + int(user[0]), OUTSIDE_ROOT + int(user[1]), follow_symlinks=False)
 
 
 def _children(pid: int) -> list[int]:

@@ -26,9 +26,9 @@ from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import check_bubblewrap
-from rlenv.tools.workspace.images import Image, prepared
+from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
 from rlenv.tools.workspace.layer import like, regular_files, remove, unlink_out, written_to
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.machine import OUTSIDE_ROOT, ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
@@ -38,6 +38,7 @@ RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
 _PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-backup-if-mismatch < /tests/patch"
 _SAID: Final = 300
+_WORKDIR: Final = "/app"
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -50,14 +51,19 @@ class WorkspaceSpec(ResourceSpec):
 
     kind: Literal["workspace"]
     image: Text | None = None
-    """The machine's files: a folder or a .tar file, relative to the spec; a template over `task` and `vars`. By default
-    the programs of the machine that rlenv runs on, which the episode can use and not change."""
+    """The machine's files: a folder, a folder with a Dockerfile, or a .tar file, relative to the spec, or `podman:NAME`
+    for an image of that name; a template over `task` and `vars`. `rlenv images SPEC` builds and pulls before a run. By
+    default the programs of the machine that rlenv runs on, which the episode can use and not change."""
     copy_from: Text | None = None
     """A folder whose content stands in `workdir` at first, relative to the spec; a template over `task` and `vars`."""
-    workdir: Annotated[Text, Field(pattern=r"^/")] = "/app"
-    """Where commands start; made where it is missing."""
+    workdir: Annotated[Text, Field(pattern=r"^/")] | None = None
+    """Where commands start; made where it is missing. By default the image's own, else /app."""
+    user: Text | Annotated[Int, Field(ge=0, lt=65_536)] | None = None
+    """Who runs the episode's commands inside: a name of the image's or a number. By default the image's own, else root;
+    tests are run by root."""
     env: Mapping[str, Text] = Field(default_factory=dict)
-    """The shell's environment beside PATH, HOME and LANG; values are templates over `task` and `vars`."""
+    """The shell's environment beside PATH, HOME, LANG and the image's own; values are templates over `task` and
+    `vars`."""
     memory_mb: Annotated[Int, Field(ge=16)] = 4_096
     """Address space of each process."""
     disk_mb: Annotated[Int, Field(ge=1)] = 1_024
@@ -97,6 +103,7 @@ class Workspace:
     limits: MachineLimits
     source: Path | None = None
     """The folder that `workdir` began with."""
+    user: Sequence[str] = ROOT
     log: list[Command] = field(default_factory=list)
     is_cut: bool = False
     boots: int = 0
@@ -146,11 +153,12 @@ class Workspace:
     async def _of_the_episode(self) -> Machine | None:
         """A boot over the layer; None where that alone is what stands in its way."""
         try:
-            return await self._booted(Root([self.image.folder], self.layer, self.image.binds))
+            return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
         except MachineFailed:
             base = self.folder / f"empty-{self.boots}"
             try:
-                machine = await self._booted(Root([self.image.folder], self._laid(base, None), self.image.binds))
+                root = Root([self.image.folder], self._laid(base, None), self.image.binds)
+                machine = await self._booted(root, user=self.user)
                 await machine.end()
             finally:
                 remove(base)
@@ -174,12 +182,12 @@ class Workspace:
                 await running
         return Ran(ran.code, ran.output, ran.dropped, "full") if await _threads.finish(is_full) else ran
 
-    async def _booted(self, root: Root, *, env: Mapping[str, str] | None = None) -> Machine:
+    async def _booted(self, root: Root, *, user: Sequence[str] = ROOT) -> Machine:
         self.boots += 1
         folder = self.folder / f"boot-{self.boots}"
         folder.mkdir()
         own(folder)
-        machine = Machine(folder, root, workdir=self.workdir, env=self.env if env is None else env, limits=self.limits)
+        machine = Machine(folder, root, workdir=self.workdir, env=self.env, limits=self.limits, user=user)
         await machine.boot()
         return machine
 
@@ -204,7 +212,7 @@ class Workspace:
 
         Args:
             tests: a folder whose content stands in `/tests`.
-            keep: absolute paths of the layer; all others are the image's. `/` keeps all.
+            keep: absolute paths of the layer, by default `workdir`; all others are the image's. `/` keeps all.
             collect: a command that is run before, in another machine without the tests; they see what it left there.
             patch: a diff over `workdir` as it was at first: its files stand over what the episode left.
             files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
@@ -218,7 +226,7 @@ class Workspace:
             base = self.folder / f"tests-{self.boots}"
             base.mkdir()
             own(base)
-            below = base / "kept"
+            below, keep = base / "kept", keep or (self.workdir,)
             kept = partial(self._kept, below, keep, self.layer) if over_layer else partial(self._filled, below)
             try:
                 lowers = [await _threads.finish(kept), self.image.folder]
@@ -262,11 +270,13 @@ class Workspace:
 
     def _filled(self, layer: Path) -> Path:
         target = layer / self.workdir.strip("/")
-        target.mkdir(parents=True)
+        layer.mkdir(exist_ok=True)
+        if self.source is not None or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
+            target.mkdir(parents=True, exist_ok=True)
         if self.source is not None:
             shutil.copytree(self.source, target, symlinks=True, dirs_exist_ok=True)
         for path in (layer, *layer.rglob("*")):
-            own(path)
+            own(path, self.user if path.is_relative_to(target) and path != layer else ROOT)
         return layer
 
     def _laid(self, base: Path, tests: Path | None) -> Path:
@@ -346,6 +356,7 @@ class WorkspaceResource:
             key: path_template(key, value, scope="episode")
             for key in ("image", "copy_from") if (value := getattr(spec, key)) is not None
         }  # fmt: skip
+        self._images: dict[Path | str | None, Image] = {}
         self._env: dict[str, Template] = {
             key: template_of(value, key=f"env.{key}", names=("task", "vars")) for key, value in spec.env.items()
         }
@@ -358,20 +369,21 @@ class WorkspaceResource:
             ResourceError: its image or what it starts with is not there.
         """
         values: dict[str, Any] = {"task": context.task, "vars": context.vars}
+        spec = self.spec
         try:
             await _threads.finish(_swept_once)
-            found = {
-                key: self._context.finder(key, one, vars=context.vars)(one.text(**values))
-                for key, one in self._paths.items()
-            }
-            image = await _threads.finish(lambda: prepared(found.get("image")))
+            copied = self.source("copy_from", context.task, context.vars)
+            source = self.source("image", context.task, context.vars)
+            image = await _threads.finish(lambda: self._image(source))
+            files = Path("/") if image.binds else image.folder
+            user = ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
             folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
-        spec = self.spec
         limits = MachineLimits(spec.most_processes, spec.memory_mb, spec.disk_mb)
-        env = {key: one.text(**values) for key, one in self._env.items()}
-        workspace = Workspace(folder, image, spec.workdir, env, limits, found.get("copy_from"))
+        env = {**image.env, **{key: one.text(**values) for key, one in self._env.items()}}
+        workdir = spec.workdir or image.workdir or _WORKDIR
+        workspace = Workspace(folder, image, workdir, env, limits, Path(copied) if copied else None, user)
         try:
             try:
                 await _threads.finish(workspace.fill)
@@ -385,6 +397,34 @@ class WorkspaceResource:
                     await asyncio.wait((closing,))
             closing.result()
 
+    def source(self, key: str, task: Mapping[str, Any], vars: Mapping[str, Any]) -> Path | str | None:
+        """The path that stands under `key` for a row, or the image's name in podman's store.
+
+        Raises:
+            TemplateError, RefusedPath: the row does not fill it in, or names what it may not.
+        """
+        if (template := self._paths.get(key)) is None:
+            return None
+        text = template.text(task=task, vars=vars)
+        return text if text.startswith(ENGINE) else self._context.finder(key, template, vars=vars)(text)
+
+    def check_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
+        """Looks whether the image of a row is on this machine, where it has to be pulled or built.
+
+        Raises:
+            UsageError: it is not.
+        """
+        with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
+            source = self.source("image", task, vars)
+            if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
+                self._image(source)
+
+    def _image(self, source: Path | str | None) -> Image:
+        """The image of a source, looked at once: it is not to change while a run goes on."""
+        if (found := self._images.get(source)) is None:
+            found = self._images[source] = prepared(source)
+        return found
+
 
 def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -> WorkspaceResource:
     """The resource of one entry.
@@ -394,6 +434,8 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
     """
     if spec.scope != "episode":
         raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
+    if os.geteuid() and str(spec.user or 0) not in ("0", "root"):
+        raise UsageError("only root can start a machine whose commands another user runs", key="user")
     check_bubblewrap()
     return WorkspaceResource(name, spec, context)
 

@@ -51,7 +51,9 @@ def training_rows(environment: Environment, split: str, *, count: int | None = N
 
 def _size(environment: Environment, split: str, count: int | None) -> int:
     rows = environment.tasks(split)
-    return count if rows.is_endless and count is not None else len(rows)
+    size = count if rows.is_endless and count is not None else len(rows)
+    environment.parts.check_rows(rows[task] for task in range(size))
+    return size
 
 
 def mixed_rows(
