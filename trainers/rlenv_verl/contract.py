@@ -296,7 +296,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.experimental.reward_loop.reward_loop",
         "says",
         "reward_loop_worker_ reward_router_address",
-        "loop/reward_model.py",
+        "loop/__init__.py",
         "0.7.1",
     ),
 )

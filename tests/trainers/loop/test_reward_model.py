@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.loop.reward_model import ask_for_router, check_reward_model, served_by_reward_model
+from rlenv_verl.loop import ask_for_router, check_reward_model, served_by_reward_model
 from rlenv_verl.run.train import main
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import load_preset, override

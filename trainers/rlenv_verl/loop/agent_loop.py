@@ -33,6 +33,7 @@ from rlenv_train.fate import CRASH, SAFE, STRAGGLER, Row, failed_outcome, failur
 from rlenv_train.keeping import KEEP_GB, STEP, Activity, Keeper, Watch, nothing_of
 from rlenv_train.samples import Play, SampleTask, Sibling, figures_of
 from rlenv_train.samples import stragglers as stragglers_of
+from rlenv_verl.loop import served_by_reward_model
 from rlenv_verl.loop.process import (
     PROCESS,
     STRAY,
@@ -43,7 +44,6 @@ from rlenv_verl.loop.process import (
     plain,
     shown_of,
 )
-from rlenv_verl.loop.reward_model import served_by_reward_model
 
 _MAX_MESSAGE_CHARS = 4_000
 

@@ -32,7 +32,7 @@ from rlenv.tokens.verdict import verdict_of
 from rlenv_train.fate import Outcome, Row
 from rlenv_train.keeping import Keeper, Watch
 from rlenv_train.samples import EpisodeFigures, Groups, Play
-from rlenv_verl.loop.reward_model import ask_for_router
+from rlenv_verl.loop import ask_for_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class ProcessState:
         return self._keepers[key]
 
     def router(self) -> str:
-        """The address of veRL's reward model, asked for once; see `reward_model.ask_for_router`."""
+        """The address of veRL's reward model, asked for once; see `ask_for_router`."""
         self._router = self._router or ask_for_router()
         return self._router
 

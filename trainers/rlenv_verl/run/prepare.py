@@ -20,7 +20,7 @@ from rlenv_train.fate import failure_policy
 from rlenv_train.keeping import KEEP_GB
 from rlenv_train.samples import stragglers
 from rlenv_train.specs import Shipped, TrainedSpec, load_specs, ship, spec_and_overrides
-from rlenv_verl.loop.reward_model import check_reward_model
+from rlenv_verl.loop import check_reward_model
 from rlenv_verl.run import Mode, Run, SpecEntry
 from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
 from rlenv_verl.settings import compose
