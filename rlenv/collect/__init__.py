@@ -31,20 +31,24 @@ from rlenv.collect.data import (
     Candidate,
     Chosen,
     Data,
+    EpisodeSource,
     Identity,
     Keep,
     Manifest,
     choose,
+    files_of,
     identity_of,
     read_data,
+    recorded,
 )
 from rlenv.collect.encode import Encoded, EncodedRow, Unencodable, encode_episode
-from rlenv.collect.play import EpisodeRecorder, EpisodeSource, files_of, play_jobs, recorded
+from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job
+from rlenv.episodes.rollout import Job, play, together
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy
+from rlenv.runs import files as record
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.trajectory import Trajectory, Turn
@@ -351,3 +355,72 @@ def _version(package: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     raise MissingExtra("token-exact rows", extra="tokens")
+
+
+# Episodes that are played
+
+OnEpisode = Callable[[Trajectory, int, int], None]
+"""Called with an episode, the number of its file and the place of its line in it."""
+
+
+class EpisodeRecorder:
+    """Appends episodes to a file of their own, each flushed: what a killed run has played is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("xb")
+
+    def __enter__(self) -> EpisodeRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, trajectory: Trajectory) -> int:
+        """Writes one; the place at which its line begins."""
+        at = self._file.tell()
+        record.append(self._file, trajectory)
+        self._file.flush()
+        return at
+
+
+async def play_jobs(
+    environment: Environment,
+    policy: Policy,
+    jobs: Sequence[Job],
+    *,
+    samples: int,
+    concurrency: int,
+    cut: Cut | None,
+    recorder: EpisodeRecorder,
+    on_episode: OnEpisode,
+) -> None:
+    """Plays all jobs and records each episode.
+
+    Where a reward term compares the samples of a task, they are recorded together, once all have ended.
+
+    Args:
+        samples: how many of the jobs, one behind the other, are samples of one task.
+        cut: how results are cut; None: by the spec's characters.
+    """
+    queue = iter(range(len(jobs)))
+    waiting: dict[int, list[Trajectory]] = {}
+    scorer = environment.parts.scorer
+
+    async def work() -> None:
+        for index in queue:
+            ended = [await play(environment, policy, jobs[index], cut=cut)]
+            if scorer.has_group_terms:
+                group = waiting.setdefault(index // samples, [])
+                group += ended
+                if len(group) < samples:
+                    continue
+                ended = await environment.score_groups(waiting.pop(index // samples))
+            for trajectory in ended:
+                on_episode(trajectory, 0, recorder.append(trajectory))
+
+    try:
+        async with environment:
+            await together([work() for _ in range(min(concurrency, len(jobs)))])
+    finally:
+        await policy.aclose()

@@ -11,11 +11,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
+from rlenv._base.paths import names_in
+from rlenv._base.text import nearest
 from rlenv.collect.encode import EncodedRow
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.language.expressions import Expression, compile_expression
+from rlenv.runs import files as record
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.reader import RunReader
+from rlenv.runs.recorded import in_order, recorded_in
 from rlenv.trajectory import Trajectory
 
 MANIFEST: Final = "manifest.json"
@@ -334,3 +341,86 @@ def _row(read: Any) -> EncodedRow:
     if not any(mask) or mask[0]:
         raise ValueError("some id has to be trained, and not the first")
     return EncodedRow(tuple(ids), tuple(mask))
+
+
+# Episodes that were recorded
+
+
+def files_of(names: Sequence[str]) -> list[Path]:
+    """The records that were named: each a file, a run, or a folder of `rlenv collect`.
+
+    Raises:
+        UsageError: there is none in it.
+    """
+    found: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.is_file() or is_run(path):
+            found.append(path)
+        elif (path / "trajectories.jsonl").is_file():
+            found.append(path / "trajectories.jsonl")
+        elif inside := sorted((path / "trajectories").glob("step-*.jsonl")):
+            found += inside  # the validations of `rlenv train`
+        else:
+            close = nearest(path.name, names_in(path.parent))
+            hint = f"did you mean {path.parent / close}?" if close else ""
+            raise UsageError(f"there are no recorded episodes at {path}", hint=hint)
+    return found
+
+
+def recorded(
+    files: Sequence[Path], environment: Environment, *, split: str | None
+) -> Iterator[tuple[Trajectory, int, int]]:
+    """The episodes in files of records, each with the number of its file and the place of its line.
+
+    A line that was cut off in the middle is left out, as `rlenv.runs.files.read` leaves it out.
+
+    Raises:
+        UsageError: a line is no trajectory, or one of another environment.
+    """
+    for number, path in enumerate(files):
+        for at, trajectory in _places(path):
+            if trajectory.environment.removeprefix("rlenv/") != environment.id.removeprefix("rlenv/"):
+                raise UsageError(
+                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}",
+                    hint="give theirs",
+                )
+            if split is None or trajectory.split == split:
+                yield trajectory, number, at
+
+
+def _places(path: Path) -> Iterator[tuple[int, Trajectory]]:
+    """The episodes of a file with the place of their lines, or those of a run with their place in its order."""
+    if is_run(path):
+        yield from enumerate(recorded_in(path))
+        return
+    with path.open("rb") as file:
+        lines = [at for at, line in _lines(file) if line.strip()]
+    yield from zip(lines, record.read(path), strict=False)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    for line in file:
+        yield at, line
+        at += len(line)
+
+
+class EpisodeSource:
+    """Gives episodes of a file or a run back by their place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._run: tuple[RunReader, list[str]] | None = None
+        if is_run(path):
+            reader = open_run(path)
+            self._run = (reader, in_order(reader))
+
+    def at(self, place: int) -> Trajectory:
+        """The episode at a place that `recorded` gave."""
+        if self._run is not None:
+            reader, ids = self._run
+            return reader.body(ids[place]).trajectory()
+        with self._path.open("rb") as file:
+            file.seek(place, os.SEEK_SET)
+            return record.parse(file.readline())
