@@ -47,7 +47,7 @@ class Entry:
 def _at(place: str, wanted_by: str) -> object:
     module, _, name = place.partition(":")
     if module.startswith("@"):
-        from rlenv.models.place import adapter
+        from rlenv.models import adapter
 
         return getattr(adapter(module[1:], wanted_by=wanted_by), name)
     return getattr(importlib.import_module(f"rlenv.{module}"), name)

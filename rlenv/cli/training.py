@@ -19,8 +19,7 @@ from rlenv.collect import CollectReport, Keep, Settings, collect, identity_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job
 from rlenv.errors import UsageError
-from rlenv.models import local_model
-from rlenv.models.place import adapter
+from rlenv.models import adapter, local_model
 from rlenv.preflight import Preflight, lines_of
 from rlenv.runs.evaluate import MOST_SAMPLES
 from rlenv.runs.stage import NAMES

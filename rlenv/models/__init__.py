@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,18 +21,20 @@ from rlenv._base.text import did_you_mean
 from rlenv.episodes.environment import Environment
 from rlenv.errors import MissingExtra, RlenvError, UsageError
 from rlenv.messages import Message
-from rlenv.models.architecture import Looked, config_in, judge_architecture, number_in, weights_in
-from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools, marks_in
-from rlenv.models.place import (
+from rlenv.models.architecture import (
+    Looked,
     cache_folder,
-    found_in_package,
-    gguf_in,
-    is_package,
+    config_in,
     is_whole,
+    judge_architecture,
     made_once,
     named_after,
+    number_in,
     read_manifest,
+    weights_in,
 )
+from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools, marks_in
+from rlenv.models.gguf import dequantised, found_in_package, gguf_in, is_package
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import LoadedTokenizer, load_tokenizer
 from rlenv.tokens.verdict import opened_prompts
@@ -214,8 +217,6 @@ def local_model(given: str, *, chat_template: str | Path | None = None, keep: Pa
         place = given_as = given
     file = gguf_in(place, given_as=given_as)
     if file is not None:
-        from rlenv.models.gguf import dequantised
-
         place = str(dequantised(file))
     elif Path(place).expanduser().is_dir():
         place = str(Path(place).expanduser().absolute())
@@ -421,3 +422,15 @@ def _judge_context(
     way = "lower limits.response_tokens, shorten the prompts, or take a model that reads more"
     why = f"the model reads {positions:,} tokens (max_position_embeddings), fewer than {what}"
     return [Looked("context length", why, way, stops=longest >= positions)]
+
+
+def adapter(module: str, *, wanted_by: str) -> Any:
+    """A module of `rlenv_verl`.
+
+    Raises:
+        MissingExtra: the adapter or what it stands on is not installed; it names `wanted_by`.
+    """
+    try:
+        return importlib.import_module(f"rlenv_verl.{module}")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"{wanted_by} ({error.name} is missing)", extra="verl") from error

@@ -16,8 +16,7 @@ from rlenv.concurrency.lanes import Lane, entered, here, offline
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RunStopped, UsageError
 from rlenv.language.spec import SamplingSpec
-from rlenv.models import local_model, local_tokenizer
-from rlenv.models.place import adapter
+from rlenv.models import adapter, local_model, local_tokenizer
 from rlenv.policies.base import Policy
 from rlenv.policies.scripted import Act, FunctionPolicy, RandomPolicy, ScriptPolicy
 from rlenv.runs.cassettes import Player, Recorder

@@ -14,9 +14,9 @@ import pytest
 
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models import local_model, local_tokenizer, shipped_templates, template_text
+from rlenv.models.architecture import digest_of, is_whole, made_once
 from rlenv.models.chat_templates import marks_of, written_by
 from rlenv.models.gguf import SPLITS, byte_level
-from rlenv.models.place import digest_of, is_whole, made_once
 from rlenv.testing.tokens import small_tokenizer
 
 Model = Callable[..., Path]
@@ -164,7 +164,7 @@ def test_a_template_is_found_by_name_or_said_to_be_missing(model: Model, tmp_pat
 _MADE = """
 import os, signal, sys
 from pathlib import Path
-from rlenv.models.place import made_once
+from rlenv.models.architecture import made_once
 
 def make(folder):
     (folder / "a").write_text("half")
