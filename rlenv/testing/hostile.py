@@ -34,7 +34,7 @@ from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.runs import files as record
 from rlenv.testing import hostile_mcp_server
-from rlenv.testing.hostile_endpoint import HostileEndpoint
+from rlenv.testing.endpoint import HostileEndpoint
 from rlenv.testing.hostile_mcp_server import HTTP_MODES, LISTING, MODES
 from rlenv.testing.hostile_policy import HostileAction, HostilePolicy, HostileSession, hostile_actions
 from rlenv.testing.hostile_tool import hostile_tool

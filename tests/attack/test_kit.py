@@ -14,6 +14,7 @@ import pytest
 
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
+from rlenv.testing.endpoint import MODES as ENDPOINT_MODES
 from rlenv.testing.hostile import (
     HostileEndpoint,
     HostileMcpServer,
@@ -21,7 +22,6 @@ from rlenv.testing.hostile import (
     check_hostile,
     hostile_actions,
 )
-from rlenv.testing.hostile_endpoint import MODES as ENDPOINT_MODES
 from rlenv.testing.hostile_policy import KINDS, SUBJECTS, material, subject_of
 from rlenv.testing.hostile_tool import OUTPUTS, hostile_tool
 
