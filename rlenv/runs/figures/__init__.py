@@ -17,7 +17,7 @@ from functools import cache
 from typing import Final, Literal
 
 __all__ = ["PassAtK", "Z", "clopper_pearson_upper", "clustered", "clustered_counts", "mean_interval", "mean_of_parts"]
-__all__ += ["pass_at", "pass_curve", "pass_hat", "score_interval", "standard_error", "student", "wilson"]
+__all__ += ["pass_curve", "score_interval", "standard_error", "student", "wilson"]
 
 Z: Final = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: of a two-sided interval of 95 %."""
@@ -220,7 +220,7 @@ Kind = Literal["at", "hat"]
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """A chance over k samples of a task, as `pass_at` or `pass_hat` estimates it: the mean over tasks.
+    """A chance over k samples of a task, as `pass_curve` estimates it: the mean over tasks.
 
     `tasks` are those with k valid samples or more. `left_out` had fewer, and are no part of `value`, which is None
     where no task is left. `interval` is one of 95 % for tasks like these (`score_interval` on [0, 1]).
@@ -232,24 +232,11 @@ class PassAtK:
     interval: tuple[float, float] | None = None
 
 
-def pass_at(k: int, *, samples: int, successes: int) -> float:
-    """The chance that k of `samples`, drawn without replacement, hold a success: 1 - C(n-c, k) / C(n, k).
-
-    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1. `k` is at most `samples`.
-    """
-    return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
-
-
-def pass_hat(k: int, *, samples: int, successes: int) -> float:
-    """The chance that k of `samples`, drawn without replacement, all succeed: C(c, k) / C(n, k).
-
-    Source: Yao et al. 2024, "τ-bench", section 5 (pass^k). `k` is at most `samples`.
-    """
-    return math.comb(successes, k) / math.comb(samples, k)
-
-
 def pass_curve(kind: Kind, tasks: Sequence[tuple[int, int]], *, samples: int) -> dict[int, PassAtK]:
     """pass@k ("at") or pass^k ("hat") by k, of each task's successes and valid samples.
+
+    The chance that k of a task's samples, drawn without replacement, hold a success (Chen et al. 2021, "Evaluating
+    Large Language Models Trained on Code", equation 1), or that all succeed (Yao et al. 2024, "τ-bench", section 5).
 
     For each k up to `samples`, which is how often tasks were played; beyond 256 for powers of two and `samples`.
     """
