@@ -26,7 +26,7 @@ from rlenv.language.spec import LimitsSpec, OracleStep, PromptSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term
 from rlenv.secrets import Filled, watched
-from rlenv.tasks.rows import load_tasks
+from rlenv.tasks.rows import harbor_tasks, load_tasks
 from rlenv.tools.base import Tool
 
 T = TypeVar("T")
@@ -216,6 +216,8 @@ def _read_split(subject: Subject, name: str) -> None:
         message = f"its rows cannot be read: {failure(error)}"
         subject.faults.append(subject.document.fault(f"tasks.{name}", message, "look at the file", at="key"))
         return
+    if subject.loaded.spec.tasks[name].harbor is not None:
+        subject.faults.extend(harbor_tasks(subject.loaded, name).oddities())
     rows: list[Mapping[str, Any]] = []
     broken = 0
     for index in range(min(len(tasks), MAX_ROWS)):

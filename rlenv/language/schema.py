@@ -16,7 +16,7 @@ from rlenv.language.spec import EnvSpec, OracleFunction, OracleStep, Spec
 
 FILE_NAME = "env.schema.json"
 
-_TASK_SOURCES = ("path", "function", "hf", "rows")
+_TASK_SOURCES = ("path", "function", "hf", "harbor", "rows")
 _SECTIONS: tuple[registry.Group, ...] = ("tools", "resources", "rewards")
 
 

@@ -34,7 +34,7 @@ class DatasetSpec(Spec):
 
 
 class TaskSource(Spec):
-    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf` or `rows`."""
+    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf`, `harbor` or `rows`."""
 
     path: Text | tuple[Text, ...] | None = None
     """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz). Or several, one
@@ -42,14 +42,15 @@ class TaskSource(Spec):
     rows_at: Text | None = None
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
     function: Text | None = None
-    """`module:function` or `file.py:function` that returns mappings: an iterable, or a sequence that is read as rows
-    are needed. One that takes `index` returns that row alone, and has no last one."""
+    """`module:function` or `file.py:function` that returns mappings; one that takes `index` returns that row alone."""
     args: Mapping[str, Any] = {}
     """With `function`: arguments by name; texts are templates over `vars`."""
     endless: Bool = False
     """With `function`: the iterable never ends; rows are drawn as they are needed."""
     hf: DatasetSpec | None = None
     """A dataset of the Hugging Face hub."""
+    harbor: Text | None = None
+    """A folder of tasks in Harbor's format, or one of them, relative to the spec."""
     rows: tuple[Mapping[str, Any], ...] | None = None
     """Rows written in the spec itself."""
     when: Text | None = None
@@ -59,8 +60,7 @@ class TaskSource(Spec):
     shuffle: Int | None = None
     """Shuffle the rows with this seed; the order in the file otherwise."""
     order: Text | None = None
-    """An expression over `task` and `vars`, such as `task.level`: rows with the smallest value first, equal ones as
-    they stood. A training asks its tasks in this order: a curriculum."""
+    """An expression over `task` and `vars`, such as `task.level`: rows are asked by its value, the smallest first."""
     report_by: Text | None = None
     """A column: success is also reported for each of its values, and a part of the split is drawn evenly over them."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, overload
 
 from rlenv._base.bounded import size
+from rlenv._base.paths import is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.functions import check_positional, failure, import_function, needs
@@ -21,9 +22,21 @@ from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec, TaskSource
 from rlenv.language.templates import TemplateError, as_template, compile_value
 from rlenv.tasks.files import Row, UnfitFile, filled, joined, open_rows, task_files
+from rlenv.tasks.harbor import HarborTasks
 from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 
-__all__ = ["PASS", "SEEDS", "STEP_SEEDS", "Tasks", "load_tasks", "seed_of", "shuffled", "spread", "task_files"]
+__all__ = [
+    "PASS",
+    "SEEDS",
+    "STEP_SEEDS",
+    "Tasks",
+    "harbor_tasks",
+    "load_tasks",
+    "seed_of",
+    "shuffled",
+    "spread",
+    "task_files",
+]
 
 PASS = 1_000
 """So many rows are one pass through a source without an end, where nobody says how many are meant."""
@@ -124,6 +137,21 @@ class Tasks(Sequence[Row]):
 _UNREAD: Final = object()
 
 
+def harbor_tasks(loaded: LoadedSpec, split: str) -> HarborTasks:
+    """The task folders of a split with `harbor`.
+
+    Raises:
+        SpecError: there is no such folder, or it names a task that is not in it.
+    """
+    key = f"tasks.{split}.harbor"
+    shown = filled(loaded, key, loaded.spec.tasks[split].harbor or "")
+    folder = loaded.base_of(key) / shown
+    if not is_folder(folder) and not is_file(folder):
+        hint = did_you_mean(folder.name, names_in(folder.parent), otherwise="name a folder of task folders")
+        raise SpecError([loaded.document.fault(key, f"there is no folder '{shown[:200]}'", hint)])
+    return HarborTasks(folder, base=loaded.base_of(key))
+
+
 def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
     """The rows of a split for which `when` holds: `limit` of them, after `shuffle` and in `order`;
     each once for every player.
@@ -161,12 +189,19 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
             return Tasks(read, range(count), source=name, is_endless=True)
     elif source.hf is not None:
         read, count, name, revision = _dataset(loaded, f"{key}.hf", source.hf, source.hf.split or split)
+    elif source.harbor is not None:
+        folders = harbor_tasks(loaded, split)
+        read, count, name = folders.__getitem__, len(folders), source.harbor
     else:
         places = task_files(loaded, split)
         read, count = joined([_open(loaded, place, path, source.rows_at, key) for place, path in places])
         name = ", ".join(str(path) for _, path in places[:3]) + (", …" if places[3:] else "")
     if count == 0:
-        at = next(f"{key}.{part}" for part in ("rows", "function", "hf", "path") if getattr(source, part) is not None)
+        at = next(
+            f"{key}.{part}"
+            for part in ("rows", "function", "hf", "harbor", "path")
+            if getattr(source, part) is not None
+        )
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
     order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
     if source.when is not None:

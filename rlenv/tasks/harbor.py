@@ -1,0 +1,367 @@
+"""Tasks in the Harbor format (schema 1.4): a folder for each, with task.toml, instructions, an environment and tests.
+
+Every key of a task.toml is honoured, refused at its place, or told by `oddities`. `harbor.yaml` has the schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import tarfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema_rs
+
+from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
+from rlenv.errors import Finding, MissingVariable, SpecError
+from rlenv.language.templates import compile_value
+from rlenv.language.yamltree import parse_text
+from rlenv.secrets import resolve
+
+__all__ = ["HarborTasks", "packed"]
+
+_MOST_PACKED: Final = 4_000_000
+"""Bytes of a packed folder that is sent through a shell."""
+_AGENT_S: Final = 3_600.0
+_MEMORY_MB: Final = 4_096
+_DISK_MB: Final = 10_240
+_PUBLIC: Final = "a machine has no network, and network_mode is public here, as where it is not written"
+_UNKNOWN: Final = "unknown key"
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}", re.DOTALL)
+_CANARY: Final = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\r?\n|\Z))+\s*", re.IGNORECASE)
+_HEALTH: Final = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
+
+
+class HarborTasks(Sequence[Mapping[str, Any]]):
+    """The rows of task folders, each read when it is asked for.
+
+    Args:
+        folder: one task, or several, with a dataset.toml or not; or a registry.json that names folders beside it.
+        base: the folder from which rows name their files.
+
+    Raises:
+        SpecError: a list of tasks cannot be read, or names one that is not here.
+    """
+
+    def __init__(self, folder: Path, *, base: Path) -> None:
+        self._base = base
+        self._folders = _folders(folder)
+
+    def __len__(self) -> int:
+        return len(self._folders)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A row. Raises SpecError with each of its faults; they name FILE:LINE:COLUMN."""
+        return _Task(self._folders[index], self._base).row()
+
+    def oddities(self) -> Iterator[Finding]:
+        """Warnings of what is read and has no effect, each once, at the first task that has it."""
+        found: dict[tuple[Any, str], list[tuple[_Task, _Path]]] = {}
+        for folder in self._folders:
+            with contextlib.suppress(SpecError):  # told by its row
+                task = _Task(folder, self._base)
+                for path, message in task.odd:
+                    found.setdefault((path[-1], message), []).append((task, path))
+        for (_, message), places in found.items():
+            task, path = places[0]
+            more = f" ({len(places)} tasks)" if len(places) > 1 else ""
+            code = "unknown-key" if message == _UNKNOWN else "no-effect"
+            yield task.finding(path, message + more, level="warning", code=code)
+
+
+_Path = tuple[str | int, ...]
+
+
+class _Task:
+    """One folder. Raises SpecError where its task.toml is not of the schema."""
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        self.folder, self._base, self._file = folder, base, folder / "task.toml"
+        self._text = _text(self._file, folder)
+        try:
+            # Dates are texts from here on, as in the rows that are kept.
+            self.data = json.loads(json.dumps(tomllib.loads(self._text), default=str))
+        except tomllib.TOMLDecodeError as error:
+            at = re.search(r"line (\d+), column (\d+)", str(error))
+            line, column = (int(at[1]), int(at[2])) if at else (self._text.count("\n") + 1, 1)
+            raise _refused(self._file, f"not TOML: {str(error).partition(' (at')[0]}", line, column) from error
+        schema, _, known = _rules()
+        self.odd: list[tuple[_Path, str]] = []
+        faults = []
+        for wrong in known.iter_errors(self.data):
+            path, of = tuple(wrong.instance_path), dict[Any, Any](schema)
+            for part in wrong.schema_path[:-1]:
+                of = of[part]
+            names = getattr(wrong.kind, "unexpected", ())
+            self.odd += [((*path, name), _UNKNOWN) for name in names]
+            if not names:
+                faults.append(self.finding(path, of.get("why") or wrong.message))
+        if faults:
+            raise SpecError(faults)
+        self._weigh(self.data, ())
+        if not {"network_mode", "allow_internet"} & self.at("environment", {}).keys():
+            self.odd.append((("environment",), _PUBLIC))
+
+    def _weigh(self, value: Any, path: _Path) -> None:
+        """Notes the keys without effect; what stands under `env` and `metadata` is the task's own."""
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            at, why = (*path, key), _rules()[1]["no_effect"].get(key)
+            if why or (key == "network_mode" and item == "public") or (key == "allow_internet" and item):
+                self.odd.append((at, why or _PUBLIC))
+            if key == "schema_version" and not re.fullmatch(r"1\.[0-4]", item):
+                self.odd.append((at, "it is read as schema 1.4"))
+            if isinstance(item, (dict, list)) and key not in ("env", "metadata"):
+                self._weigh(item, at)
+
+    def finding(self, path: _Path, message: str, *, level: Any = "fault", code: str = "") -> Finding:
+        """A finding at a key, or at the nearest above it that is there."""
+        line, column = _place(self._text, path)
+        quote = self._text.split("\n")[line - 1].rstrip()
+        where = ".".join(map(str, path))
+        return Finding(
+            level, message, code=code, where=where, file=str(self._file), line=line, column=column, quote=quote
+        )
+
+    def at(self, path: str, default: Any = None) -> Any:
+        """The value of a dotted key."""
+        return _at(self.data, path.split("."), default)
+
+    def row(self) -> dict[str, Any]:
+        """The columns; those of a step stand under `steps` too, and are the first step's at first."""
+        if (earlier := self.folder / "trajectory.json").exists():
+            raise _refused(earlier, "an earlier context of the agent is not read; take it out")
+        held, steps = self.at("environment", {}), [f"steps.{index}." for index in range(len(self.at("steps", ())))]
+        parts = [self._part(step) for step in steps or [""]]
+        seconds = sum(one["agent_s"] + one["time_s"] * bool(steps) for one in parts)
+        return {
+            "id": self.folder.name, **parts[0], "steps": parts if steps else [],
+            "strategy": self.at("multi_step_reward_strategy", "mean"), "solution": [one["solution"] for one in parts],
+            "image": self._image(self.folder / "environment", held), "workdir": held.get("workdir", ""),
+            "env": self._env("environment.env"),
+            "limits": {"episode_s": seconds, "memory_mb": max(_mb(held, "memory", 0), _MEMORY_MB),
+                       "disk_mb": _mb(held, "storage", _DISK_MB)},
+            "metadata": {**self.at("task", {}), **self.at("metadata", {})}, "source": self.at("source", ""),
+        }  # fmt: skip
+
+    def _part(self, step: str) -> dict[str, Any]:
+        """The columns of the task, or of one step: `steps.0.` is the first."""
+        folder = self.folder / "steps" / self.at(f"{step}name") if step else self.folder
+        if not is_folder(folder):
+            raise self._fault(f"{step}name", f"there is no folder 'steps/{folder.name}'")
+        user, files, least = self._said(step, "agent.user", ""), folder / "workdir", self.at(f"{step}min_reward", {})
+        setup = [_health(self.at("environment.healthcheck"))] if step in ("", "steps.0.") else []
+        setup.append("bash ./setup.sh" if step and is_file(files / "setup.sh") else "")
+        setup.append(_health(self.at(f"{step}healthcheck")) if step else "")
+        own, env = folder / "solution", _env_text(self._env("solution.env"))
+        return {
+            "instruction": _CANARY.sub("", _text(folder / "instruction.md", self.folder)).strip("\n"),
+            "user": "" if user in (0, "root") else str(user),
+            "files": self._named(files) if step and is_folder(files) else "",
+            "setup": " && ".join(filter(None, setup)), "collect": self._collect(step, user),
+            "min_reward": least if isinstance(least, dict) else {"reward": least},
+            "solution": _solve(own if is_folder(own) else self.folder / "solution", env),
+            "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S), **self._tests(step, folder),
+        }  # fmt: skip
+
+    def _tests(self, step: str, folder: Path) -> dict[str, Any]:
+        """The columns of the tests of the task, or of one step: a step's own settings come before the task's."""
+        places = [(f"{one}verifier", where / "tests") for one, where in {step: folder, "": self.folder}.items()]
+        is_own = False
+        for at, _ in reversed(places):
+            mode, has_own = self.at(f"{at}.environment_mode"), self.at(f"{at}.environment") is not None
+            if mode == "shared" and has_own:
+                raise self._fault(f"{at}.environment_mode", "shared tests have no environment of their own")
+            is_own = mode == "separate" or (mode is None and (has_own or is_own))
+        images = [self._image(tests, self.at(f"{at}.environment", {})) for at, tests in places if is_own]
+        image = next(filter(None, images), "")
+        tests = [one for _, one in reversed(places) if is_folder(one) and not image]
+        if not image and not any(is_file(one / "test.sh") for one in tests):
+            raise _refused(places[0][1] / "test.sh", "there is no such file")
+        kept = [*self.at("artifacts", ()), *(self.at(f"{step}artifacts", ()) if step else ())]
+        own = self._said(step, "verifier.environment", {}) if is_own else {}
+        env = dict(own and self._env("verifier.environment.env"))
+        for at, _ in reversed(places):
+            env |= self._env(f"{at}.env")
+        user = self._said(step, "verifier.user", "")
+        words = {"env": _env_text(env), "workdir": shlex.quote(own["workdir"]) if "workdir" in own else "",
+                 "user": "" if user in (0, "root", "") else shlex.quote(str(user))}  # fmt: skip
+        return {
+            "tests": [self._named(one) for one in tests], "tests_image": image, "run": _shell("run", **words),
+            "keep": [*(one if isinstance(one, str) else one["source"] for one in kept), "/logs/artifacts"] if is_own
+            else ["/"],
+            "time_s": self._said(step, "verifier.timeout_sec", 600.0),
+        }  # fmt: skip
+
+    def _said(self, step: str, key: str, default: Any) -> Any:
+        """The value of a step's key, else of the task's."""
+        return self.at(f"{step}{key}", self.at(key, default))
+
+    def _fault(self, path: str, message: str) -> SpecError:
+        return SpecError([self.finding(tuple(int(one) if one.isdigit() else one for one in path.split(".")), message)])
+
+    def _named(self, path: Path) -> str:
+        if leads_out(path, [self.folder]):
+            raise _refused(path, "it leads out of the task's folder")
+        return os.path.relpath(path, self._base)
+
+    def _image(self, folder: Path, held: Mapping[str, Any]) -> str:
+        """The image's name, its folder to build, or "" for this machine's own programs."""
+        if (file := folder / "docker-compose.yaml").exists():
+            raise _refused(file, "a task has one machine; services beside it are not started")
+        if held.get("docker_image"):
+            return f"podman:{held['docker_image']}"
+        return self._named(folder) if is_file(folder / "Dockerfile") else ""
+
+    def _env(self, path: str) -> dict[str, str]:
+        """Variables, those of this machine filled in."""
+        filled: dict[str, str] = {}
+        for name, text in self.at(path, {}).items():
+            found = _VARIABLE.fullmatch(text)
+            filled[name] = text if found is None else found[2] or ""
+            try:
+                if found and (os.environ.get(found[1]) or found[2] is None):
+                    filled[name] = resolve(f"${{env:{found[1]}}}")
+            except MissingVariable as error:
+                raise self._fault(f"{path}.{name}", f"{error.message}; set it, or write ${{NAME:-default}}") from error
+        return filled
+
+    def _collect(self, step: str, user: Any) -> str:
+        """Commands that run in the agent's machine before anything is taken from it."""
+        commands = []
+        for at in dict.fromkeys(("", step)):
+            for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
+                if hook.get("user", user) != user:
+                    raise self._fault(f"{at}verifier.collect.{index}.user", "a hook is run by the agent's user")
+                commands.append(_shell("hook", **{"timeout_sec": 60, **hook, "command": shlex.quote(hook["command"])}))
+        return "; ".join(commands)
+
+
+def _at(value: Any, path: Sequence[Any], default: Any = None) -> Any:
+    for key in path:
+        if isinstance(value, list):
+            value = value[int(key)] if int(key) < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return default if value is None else value
+
+
+def _place(text: str, path: _Path) -> tuple[int, int]:
+    """The line and column of a key, or of the nearest above it. It stands in the first lines with which the text can be
+    read and has it; so TOML's own reader finds it."""
+    lines, begun = text.split("\n"), 0
+    for end in range(1, len(lines) + 1):
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # within a value of several lines
+            if _at(tomllib.loads("\n".join(lines[:end])), path) is not None and path:
+                name = next((one for one in reversed(path) if isinstance(one, str)), "")
+                pattern = re.compile(rf"(?<![\w-])[\"']?{re.escape(name)}[\"']?\s*[.=\]]")
+                hits = ((number, pattern.search(lines[number])) for number in range(begun, end))
+                return next(((number + 1, hit.start() + 1) for number, hit in hits if hit), (begun + 1, 1))
+            begun = end
+    return _place(text, path[:-1]) if path else (1, 1)
+
+
+@lru_cache(maxsize=1)
+def _rules() -> tuple[Mapping[str, Any], Mapping[str, Any], jsonschema_rs.Validator]:
+    file = Path(__file__).with_suffix(".yaml")
+    rules = parse_text(file.read_text(encoding="utf-8"), file=file.name, base=file.parent).plain()
+    return rules["schema"], rules, jsonschema_rs.validator_for(rules["schema"])
+
+
+def _shell(name: str, **values: Any) -> str:
+    """A command of `harbor.yaml`, filled in."""
+    return str(compile_value(_rules()[1]["shell"][name])(**values)).strip()
+
+
+def _mb(held: Mapping[str, Any], key: str, default: int) -> int:
+    """Megabytes, also in the old form: `memory = "2G"`."""
+    digits, unit = re.fullmatch(r"([\d.]*) ?([gmk]?)b?", held.get(key, "").lower()).groups()  # type: ignore[union-attr]
+    old = float(digits) * {"g": 1024, "m": 1, "k": 1 / 1024}[unit] if digits else default
+    return int(held.get(f"{key}_mb", old))
+
+
+def _health(held: Mapping[str, Any] | None) -> str:
+    return "" if held is None else _shell("health", **{**_HEALTH, **held, "command": shlex.quote(held["command"])})
+
+
+def _env_text(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def _solve(folder: Path, env: str) -> str:
+    """A command that puts the solution's files in their place and runs them; "" where there is no solution."""
+    return _shell("solve", data=_data(folder), env=env) if is_file(folder / "solve.sh") else ""
+
+
+def packed(folder: Path, target: str) -> str:
+    """A command that makes a folder's files in a machine.
+
+    Raises:
+        SpecError: they are too large for a shell.
+    """
+    return _shell("put", target=shlex.quote(target), data=_data(folder))
+
+
+def _data(folder: Path) -> str:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as tar:
+        tar.add(folder, ".")
+    if held.tell() > _MOST_PACKED:
+        raise _refused(folder, f"it has more than {_MOST_PACKED // 1_000_000} MB, packed; put large files in the image")
+    return base64.b64encode(held.getvalue()).decode()
+
+
+def _text(path: Path, folder: Path) -> str:
+    """A file's text. Raises SpecError: it is not there, is no text, or leads out of the task's folder."""
+    try:
+        if leads_out(path, [folder]):
+            raise ValueError("it leads out of the task's folder")
+        return read_file(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise _refused(path, "there is no such file" if missing else f"it cannot be read: {error}") from error
+
+
+def _refused(path: Path, message: str, line: int = 1, column: int = 1) -> SpecError:
+    return SpecError([Finding("fault", message, file=str(path), line=line, column=column)])
+
+
+def _folders(path: Path) -> list[Path]:
+    """The task folders that a folder or a registry.json holds or names."""
+    if is_file(path / "task.toml"):
+        return [path]
+    found = [path / name for name in names_in(path) if {"task.toml", "instruction.md"} & {*names_in(path / name)}]
+    listed = path if is_file(path) else path / "dataset.toml"
+    if not is_file(listed):
+        return found
+    text = _text(listed, listed.parent)
+    try:
+        held = json.loads(text) if listed.suffix == ".json" else tomllib.loads(text)
+        sets = held if isinstance(held, list) else held.get("datasets", [held])
+        tasks = [(one.get("path") or one["name"], one.get("git_url")) for held in sets for one in held["tasks"]]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise _refused(listed, f"it is no list of tasks: {error!r}") from error
+    known = {_name(one): one for one in found} | {one.name: one for one in found}
+    named = []
+    for name, url in tasks:
+        here = listed.parent / name if listed is path else known.get(name) or known.get(name.rpartition("/")[2])
+        if url or here is None or not is_folder(here):
+            line = text[: max(text.find(json.dumps(name)), 0)].count("\n") + 1
+            raise _refused(listed, f"'{name}' is not here; download it by Harbor", line)
+        named.append(here)
+    return named
+
+
+def _name(folder: Path) -> str:
+    """The name that a task has in lists; its folder's where it says none."""
+    with contextlib.suppress(SpecError):
+        return str(_Task(folder, folder).at("task.name", folder.name))
+    return folder.name
