@@ -270,8 +270,8 @@ class Workspace:
 
     def _filled(self, layer: Path) -> Path:
         target = layer / self.workdir.strip("/")
-        layer.mkdir(exist_ok=True)
-        if self.source is not None or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
+        layer.mkdir(parents=True, exist_ok=True)
+        if self.source or self.image.binds or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
             target.mkdir(parents=True, exist_ok=True)
         if self.source is not None:
             shutil.copytree(self.source, target, symlinks=True, dirs_exist_ok=True)
