@@ -255,25 +255,3 @@ def _page(dist: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         return web.Response(text=whole.replace("__NONCE__", NONCE.get()), content_type="text/html")
 
     return page
-
-
-async def serve(
-    app: web.Application, *, host: str, port: int, stopped: asyncio.Event, on_ready: Callable[[str, int], None]
-) -> None:
-    """Serves until `stopped` is set.
-
-    Args:
-        port: 0 takes a free one.
-        on_ready: called with the address and the port once requests are taken.
-
-    Raises:
-        OSError: the port is taken, or the address is not this machine's.
-    """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        on_ready(*runner.addresses[0][:2])
-        await stopped.wait()
-    finally:
-        await runner.cleanup()

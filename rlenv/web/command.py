@@ -147,7 +147,8 @@ def _serve(args: ViewCommand) -> int:
     if len(found) == 1:
         # Its rows are read while the server is made: both take a second where there are a million of them.
         threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
-    from rlenv.web.app import application, serve
+    from rlenv.retrieval import serve
+    from rlenv.web.app import application
     from rlenv.web.guard import Guard
 
     if host not in _LOOPBACK:
@@ -167,7 +168,7 @@ def _serve(args: ViewCommand) -> int:
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, stopped.set)
         ready = _Ready(guard, place, is_opened=not args.no_open)
-        await serve(app, host=host, port=port, stopped=stopped, on_ready=ready)
+        await serve(app, host=host, port=port, stopped=stopped, on_ready=ready, grace_s=1.0)
 
     asyncio.run(main(_free(host, wanted)))
     return 0

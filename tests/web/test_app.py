@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 
-from rlenv.web.app import application, serve
+from rlenv.retrieval import serve
+from rlenv.web.app import application
 from rlenv.web.guard import Guard
 from tests.support.runs import kept, played, raw, visited
 
@@ -104,7 +105,9 @@ def test_no_log_names_the_token(built: Path, caplog: pytest.LogCaptureFixture) -
     async def work() -> list[int]:
         stopped = asyncio.Event()
         ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        listening = serve(app, host="127.0.0.1", port=0, stopped=stopped, on_ready=lambda *at: ready.set_result(at))
+        listening = serve(
+            app, host="127.0.0.1", port=0, stopped=stopped, on_ready=lambda *at: ready.set_result(at), grace_s=1.0
+        )
         server = asyncio.create_task(listening)
         host, port = await ready
         codes = []

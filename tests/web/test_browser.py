@@ -32,7 +32,8 @@ class Served:
     """The viewer on a free port, in a thread of its own."""
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
-        from rlenv.web.app import application, serve
+        from rlenv.retrieval import serve
+        from rlenv.web.app import application
         from rlenv.web.guard import Guard
 
         self._ready = threading.Event()
@@ -47,7 +48,7 @@ class Served:
         async def main() -> None:
             self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
             app = application([root], guard=guard, read_only=read_only)
-            await serve(app, host="127.0.0.1", port=0, stopped=self._stopped, on_ready=ready)
+            await serve(app, host="127.0.0.1", port=0, stopped=self._stopped, on_ready=ready, grace_s=1.0)
 
         self._thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         self._thread.start()
