@@ -2,24 +2,20 @@
 
 Loaded by `VERL_USE_EXTERNAL_MODULES` in every process that imports verl; chosen by `algorithm.adv_estimator`.
 
-Why not veRL's `grpo`: its group mean and standard deviation run over every row of the group, so the placeholder
-reward 0 of a failed episode would lower the mean and raise its siblings' advantages, although its own tokens are all
-masked. Here such a row is outside of its group, and its own advantage is 0. An episode of several rows
-(`run.history: rows`) counts once, and all its sampled tokens get its advantage.
+Why not veRL's: in its `grpo` the mean and standard deviation of a group run over every row, so the placeholder reward 0
+of a failed episode would lower the mean and raise its siblings' advantages, although its own tokens are all masked; its
+`rloo` and `reinforce_plus_plus_baseline` count it in the same way. Its `reinforce_plus_plus` and `gae` look at masked
+tokens nowhere; but whitening ends the run with a ValueError where every row of a batch is masked. Here a masked row is
+outside of its group, its own advantage is 0, and such a batch gives zeros.
 
-Chosen by `algorithm.adv_estimator`. Without masked rows each equals veRL's estimator of the same name (the tests hold
-them side by side), with one difference: an episode without a valid sibling has nothing to be compared with, so
-its advantage is 0, where veRL takes its bare reward. An episode of several rows (`run.history: rows`) counts once.
+Without masked rows each equals veRL's estimator of the same name (the tests hold them side by side), with one
+difference: an episode without a valid sibling has nothing to be compared with, so its advantage is 0, where veRL takes
+its bare reward. An episode of several rows (`run.history: rows`) counts once, and all its sampled tokens get its
+advantage. Each has a control, `…_shuffled`: the batch's rewards are permuted over its valid episodes first.
 
-Why not veRL's: its `rloo` and `reinforce_plus_plus_baseline` count the placeholder reward of a failed episode in the
-mean of its group, and so raise its siblings. Its `reinforce_plus_plus` and `gae` look at masked tokens nowhere; but
-whitening ends the run with a ValueError where every row of a batch is masked, and here such a batch gives zeros.
-
-Each has a control, `…_shuffled`: the batch's rewards are permuted over its valid episodes first.
-
-Chosen by `algorithm.adv_estimator`. A turn is a run of ones in the response mask; its reward is the sum of the
-token-level rewards on it. Where a trainer puts the whole reward on the last token, every other turn's reward is 0. The
-turns of an episode of several rows (`run.history: rows`) are put together in their order.
+Of `mt_grpo` and `process_grpo` a turn is a run of ones in the response mask; its reward is the sum of the token-level
+rewards on it. Where a trainer puts the whole reward on the last token, every other turn's reward is 0. The turns of an
+episode of several rows are put together in their order. They have no control.
 
 `gigpo` of `rlenv.rewards.credit` is not registered: it needs the state before each turn, which veRL does not hand to an
 estimator (its arguments are rewards, mask, index and config).
@@ -41,15 +37,16 @@ from rlenv.rewards import credit
 from rlenv_verl.estimators.rows import ADVANTAGES, Episodes, RowLabel, episodes_of, last_sampled
 
 __all__ = ["GRPO", "GRPO_SHUFFLED", "MT_GRPO", "PROCESS_GRPO", "REINFORCE_PLUS_PLUS", "REINFORCE_PLUS_PLUS_BASELINE"]
-__all__ += ["RLOO", "SHUFFLED", "group_advantages", "grpo", "grpo_shuffled", "mt_grpo", "permuted", "process_grpo"]
+__all__ += ["RLOO", "SHUFFLED", "group_advantages", "grpo", "mt_grpo", "permuted", "process_grpo"]
 __all__ += ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "shuffle_generator", "sibling_means"]
 __all__ += ["turn_spans", "whitened"]
 
 GRPO = "rlenv_grpo"
 """The advantage estimator that leaves masked episodes out of their group."""
 
-GRPO_SHUFFLED = "rlenv_grpo_shuffled"
-"""The control: as GRPO, with the rewards of a batch permuted over its episodes."""
+SHUFFLED = "_shuffled"
+"""What the name of a control ends in."""
+GRPO_SHUFFLED = GRPO + SHUFFLED
 
 
 def group_advantages(
@@ -92,62 +89,15 @@ def permuted(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Gen
     return shuffled
 
 
-def _estimate(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any, *, shuffle: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        rewards = episodes.rewards
-        if shuffle:
-            rewards = permuted(rewards, episodes.is_valid, shuffle_generator())
-        by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
-        advantages = group_advantages(rewards, episodes.is_valid, episodes.groups, by_std=by_std)
-        tokens = episodes.to_rows(advantages)[:, None] * response_mask
-        ADVANTAGES.tell(episodes, tokens, response_mask)
-    return tokens, tokens
-
-
 @cache
 def shuffle_generator() -> torch.Generator:
     """The shuffle's own generator, one a process, seeded with the run's seed."""
     return torch.Generator().manual_seed(int(os.environ.get("RLENV_SEED", "0")))
 
 
-@register_adv_est(GRPO)  # type: ignore[untyped-decorator]
-def grpo(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO without masked rows.
-
-    Args:
-        token_level_rewards: shape (rows, response tokens); what a row earns is its sum.
-        response_mask: same shape; a row of zeros is a failed episode.
-        index: one label a row; see `rlenv_verl.estimators.rows`.
-        config: veRL's `algorithm` section.
-
-    Returns:
-        Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
-    """
-    return _estimate(token_level_rewards, response_mask, index, config, shuffle=False)
-
-
-@register_adv_est(GRPO_SHUFFLED)  # type: ignore[untyped-decorator]
-def grpo_shuffled(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The control of an experiment: as `grpo`, with the batch's rewards permuted over its episodes.
-
-    The update sees the same rewards, but none says anything about the episode it stands on, so nothing can be
-    learned from them. Reported rewards and validation stay true.
-    """
-    return _estimate(token_level_rewards, response_mask, index, config, shuffle=True)
-
-
 RLOO = "rlenv_rloo"
 REINFORCE_PLUS_PLUS = "rlenv_reinforce_plus_plus"
 REINFORCE_PLUS_PLUS_BASELINE = "rlenv_reinforce_plus_plus_baseline"
-SHUFFLED = "_shuffled"
-"""What the name of a control ends in."""
 
 Estimate = tuple[torch.Tensor, torch.Tensor]
 
@@ -185,19 +135,34 @@ def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rloo(
+def grpo(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
 ) -> Estimate:
-    """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740).
+    """GRPO without masked rows.
 
     Args:
         token_level_rewards: shape (rows, response tokens); what a row earns is its sum.
         response_mask: same shape; a row of zeros is a failed episode.
         index: one label a row; see `rlenv_verl.estimators.rows`.
-        config: not used.
+        config: veRL's `algorithm` section.
 
     Returns:
         Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
+    """
+    with torch.no_grad():
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        advantages = group_advantages(episodes.rewards, episodes.is_valid, episodes.groups, by_std=_by_std(config))
+        tokens = episodes.to_rows(advantages)[:, None] * response_mask
+        ADVANTAGES.tell(episodes, tokens, response_mask)
+    return tokens, tokens
+
+
+def rloo(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
+) -> Estimate:
+    """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740).
+
+    Arguments and results as in `grpo`; `config` is not used.
     """
     with torch.no_grad():
         episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
@@ -212,7 +177,7 @@ def reinforce_plus_plus_baseline(
 ) -> Estimate:
     """A_{i,t} = whitened over the batch's tokens of (r_i - mean of its group) (arXiv:2501.03262, REINFORCE++-baseline).
 
-    Arguments and shapes as in `rloo`. The group's mean is over valid episodes, the episode itself included. One without
+    Arguments and shapes as in `grpo`. The group's mean is over valid episodes, the episode itself included. One without
     a valid sibling is outside of the whitening too.
     """
     with torch.no_grad():
@@ -235,7 +200,7 @@ def reinforce_plus_plus(
     """A_t = whitened over the batch of G_t = Σ_{s ≥ t} γ^{s-t} r_s (REINFORCE++, arXiv:2501.03262).
 
     s and t count the tokens that the policy sampled in the episode, in all its rows: observations and a new row's
-    prompt take no time. γ is `algorithm.gamma`. There are no groups; arguments and shapes are otherwise as in `rloo`,
+    prompt take no time. γ is `algorithm.gamma`. There are no groups; arguments and shapes are otherwise as in `grpo`,
     and the second result holds G_t.
     """
     gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
@@ -275,7 +240,11 @@ def _centred(episodes: Episodes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
-    """`estimator` after the rewards were permuted over the valid episodes of the batch."""
+    """The control of an experiment: `estimator` after the rewards were permuted over the valid episodes of the batch.
+
+    The update sees the same rewards, but none says anything about the episode it stands on, so nothing can be
+    learned from them. Reported rewards and validation stay true.
+    """
 
     def control(
         token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **other: Any
@@ -294,6 +263,7 @@ def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
 
 
 for _name, _estimator in (
+    (GRPO, grpo),
     (RLOO, rloo),
     (REINFORCE_PLUS_PLUS, reinforce_plus_plus),
     (REINFORCE_PLUS_PLUS_BASELINE, reinforce_plus_plus_baseline),
@@ -326,7 +296,7 @@ def _spread(
     response_mask: torch.Tensor,
     index: np.ndarray,
     estimate: Callable[[list[list[float] | None], list[Any]], list[list[float]]],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Estimate:
     with torch.no_grad():
         episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
         turns = [[(row, *span) for row in rows for span in turn_spans(response_mask[row])] for rows in episodes.rows]
@@ -355,14 +325,7 @@ def mt_grpo(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Â_{i,t} = Â^O_i + λ · Â^T_{i,t} before the last turn and Â^O_i on it; a row of an all-zero mask gets zeros.
 
-    Args:
-        token_level_rewards: shape (rows, response tokens).
-        response_mask: same shape.
-        index: one label a row; see `rlenv_verl.estimators.rows`.
-        config: veRL's `algorithm` section.
-
-    Returns:
-        Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
+    Arguments and results as in `grpo`.
     """
     weight = 1.0 if config is None else float(config.get("turn_weight", 1.0))
     by_std = _by_std(config)
@@ -378,7 +341,7 @@ def mt_grpo(
 def process_grpo(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Â_{i,t} = Σ_{j ≥ t} (r_i^j - mean(R)) / std(R) over the turns of the group; arguments as in `mt_grpo`."""
+    """Â_{i,t} = Σ_{j ≥ t} (r_i^j - mean(R)) / std(R) over the turns of the group; arguments as in `grpo`."""
     by_std = _by_std(config)
     return _spread(
         token_level_rewards,
