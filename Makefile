@@ -220,7 +220,8 @@ contract: $(READY)
 # The tasks of examples/search_r1 are the official files, or a toy world that its tests make and validate it on.
 SPECS := $(filter-out examples/search_r1/%,$(wildcard specs/*.yaml examples/*/*.yaml))
 # These run code of the policy in the sandbox of bubblewrap.
-SANDBOXED := examples/humaneval/% examples/mbpp/% examples/repositories/% specs/code-tests.yaml
+SANDBOXED := examples/humaneval/% examples/mbpp/% examples/repositories/% specs/code-tests.yaml specs/repository.yaml \
+  specs/shell.yaml
 
 check: $(READY)
 	$(BIN)/ruff format --check .

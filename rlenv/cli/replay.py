@@ -169,7 +169,8 @@ def _reads_what_tools_do(environment: Environment) -> str:
     spec = environment.spec
     if not any(tool.mutates for tool in environment.parts.tools.values()):
         return ""
-    terms = [f"rewards.{name}" for name, term in spec.rewards.items() if term.kind == "state" or _in_text(term)]
+    of_state = ("state", "workspace")
+    terms = [f"rewards.{name}" for name, term in spec.rewards.items() if term.kind in of_state or _in_text(term)]
     return next(iter([*terms, *(f"tools.{name}.ends" for name, tool in spec.tools.items() if _in_text(tool.ends))]), "")
 
 

@@ -226,7 +226,7 @@ def _compare(expected: Any, results: Sequence[str]) -> None:
 
 Act = Callable[[Sequence[Message]], Awaitable[str | Message | Sampled]]
 
-_WORDS = ("yes", "no", "the", "of", "Paris", "1", "42", "select", "name", "none", "total", "river", "2 + 2")
+_WORDS = ("Yes", "no", "the", "of", "Paris", "1", "42", "select", "name", "none", "total", "river", "2 + 2")
 
 
 def random_value(schema: Mapping[str, Any] | bool, rng: random.Random, *, depth: int = 0) -> Any:

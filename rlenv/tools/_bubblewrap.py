@@ -27,6 +27,8 @@ _HIDDEN = (
     *("/home", "/root", "/run", "/tmp", "/var/tmp", "/mnt", "/media", "/srv"),
     *("/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/mail", "/var/backups"),
 )
+UNSEEN = {str(Path(__file__).resolve().parents[1])}
+"""Folders that no machine of this process sees among the host's programs: rlenv's own, and those of specs."""
 # What any program may write to, in memory; of each no more than this.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 _SHARED_BYTES = 64 * 1024 * 1024

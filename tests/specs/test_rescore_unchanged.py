@@ -37,7 +37,7 @@ SPECS = (
     "name",
     [
         pytest.param(name, marks=pytest.mark.sandbox)
-        if name.startswith(("examples/humaneval/", "examples/mbpp/", "code-tests"))
+        if name.startswith(("examples/humaneval/", "examples/mbpp/", "code-tests", "shell", "repository"))
         else name
         for name in SPECS
     ],

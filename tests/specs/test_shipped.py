@@ -29,12 +29,13 @@ _FEW = 8
 every_environment = pytest.mark.parametrize("name", shipped_names())
 GAMES = {"kuhn-poker", "tic-tac-toe"}
 """What is earned in these depends on the other player; see `tests/episodes/test_players.py`."""
+MACHINES = {name for name, path in shipped().items() if "kind: workspace" in path.read_text("utf-8")}
 every_task = pytest.mark.parametrize("name", shipped_names(*GAMES))
 quick_environments = pytest.mark.parametrize(
     "name",
-    [named(*one) for one in shipped().items() if load_spec(one[1]).spec.user is None],
+    [named(*one) for one in shipped().items() if load_spec(one[1]).spec.user is None and one[0] not in MACHINES],
 )
-"""Those without a user, whose long dialogues are attacked in the suite slow alone."""
+"""Those without a user or a machine, whose long episodes are attacked in the suite slow alone."""
 
 
 def _load(name: str, rows: int | None = _FEW) -> Environment:
@@ -98,9 +99,13 @@ def test_no_attack_of_the_audit_earns_anything_worth_having(name: str) -> None:
 
 
 @pytest.mark.slow  # a thousand episodes of each
+@pytest.mark.timeout(600)
 @every_task
 def test_no_attack_of_the_audit_earns_anything_worth_having_on_any_split(name: str) -> None:
-    _check_audit(_load(name, None), tasks=20, splits=None)
+    if name in MACHINES:
+        _check_audit(_load(name, _FEW), tasks=2, splits=["test"])
+    else:
+        _check_audit(_load(name, None), tasks=20, splits=None)
 
 
 @every_environment

@@ -38,7 +38,8 @@ Make = Callable[..., Environment]
 def named(name: str, path: Path) -> Any:
     """A spec's name as a parameter; one that runs code in the sandbox of bubblewrap has its suite's mark."""
     text = path.read_text(encoding="utf-8")
-    marks = [pytest.mark.sandbox] if "sandbox: bubblewrap" in text or "kind: tests" in text else []
+    needs = ("sandbox: bubblewrap", "kind: tests", "kind: workspace")
+    marks = [pytest.mark.sandbox] if any(one in text for one in needs) else []
     return pytest.param(name, marks=marks, id=name)
 
 

@@ -24,7 +24,7 @@ from typing import Final, Literal
 
 from rlenv.concurrency.processes import ended
 from rlenv.errors import UsageError
-from rlenv.tools._bubblewrap import bubblewrap
+from rlenv.tools._bubblewrap import UNSEEN, bubblewrap
 from rlenv.tools._seccomp import system_call_filter
 
 __all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root"]
@@ -249,6 +249,9 @@ class Machine:
         argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         for folder in self._root.binds:
             argv += ["--ro-bind", folder, folder]
+            for hidden in sorted(UNSEEN):
+                if folder in map(str, Path(hidden).parents) and Path(hidden).is_dir():
+                    argv += ["--tmpfs", hidden]
         argv += ["--chdir", "/", "--cap-drop", "ALL"]
         for capability in _CAPABILITIES:
             argv += ["--cap-add", capability]

@@ -22,10 +22,11 @@ from rlenv._base.paths import RefusedPath
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.tools._bubblewrap import check_bubblewrap
+from rlenv.tools._bubblewrap import UNSEEN, check_bubblewrap
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
 from rlenv.tools.workspace.layer import like, regular_files, remove, unlink_out, written_to
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
@@ -437,7 +438,8 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
     if os.geteuid() and str(spec.user or 0) not in ("0", "root"):
         raise UsageError("only root can start a machine whose commands another user runs", key="user")
     check_bubblewrap()
+    UNSEEN.add(str(context.base.resolve()))
     return WorkspaceResource(name, spec, context)
 
 
-KIND = Kind(WorkspaceSpec, compile_workspace)
+KIND = Kind(WorkspaceSpec, compile_workspace, sandbox)

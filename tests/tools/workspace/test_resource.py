@@ -76,6 +76,26 @@ def test_it_starts_with_a_folder_and_the_rows_values(reachable: Path) -> None:  
         opened(reachable, work, task={"id": "none", "n": 5}, **keys)
 
 
+def test_what_stands_beside_a_spec_below_the_programs_is_hidden(tmp_path: Path) -> None:
+    beside = Path(tempfile.mkdtemp(prefix="rlenv-test-", dir="/opt")) if os.access("/opt", os.W_OK) else None
+    if beside is None:
+        pytest.skip("/opt cannot be written to")
+    try:
+        (beside / "tests").mkdir(mode=0o755)
+        beside.chmod(0o755)
+        (beside / "tests" / "right").write_text("6")
+
+        async def work(workspace: Workspace) -> None:
+            assert (
+                await said(workspace, f"test -d {beside} && cat {beside}/tests/right 2>/dev/null || echo none")
+                == "none\n"
+            )
+
+        opened(beside, work)
+    finally:
+        shutil.rmtree(beside)
+
+
 def test_an_image_is_what_the_machine_may_change(reachable: Path) -> None:  # noqa: F811
     image = reachable / "image"
     for path in ("/bin/busybox",):

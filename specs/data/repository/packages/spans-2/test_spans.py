@@ -1,0 +1,8 @@
+import unittest
+
+from spans import *
+
+
+class Promised(unittest.TestCase):
+    def test_promise(self):
+        self.assertEqual(merged([(1, 2), (3, 4)]), [(1, 4)])
