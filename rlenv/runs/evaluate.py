@@ -69,6 +69,7 @@ async def evaluate_async(
     spec: str | Path,
     policy: str | PolicyChoice | Policy | Act = "oracle",
     *,
+    opponent: str | PolicyChoice | Policy | Act | None = None,
     split: str | None = None,
     n: int | None = None,
     k: int = 1,
@@ -92,6 +93,7 @@ async def evaluate_async(
         spec: a YAML file, or the name of a shipped environment.
         policy: a name as `--policy` takes it, a `PolicyChoice` with what that needs, a `Policy` (closed at the end),
             or an async function of the messages so far that gives the next action.
+        opponent: who plays the other players, as `policy`; by default whom the spec names.
         split: the tasks; by default `test` where there is one, else the first split.
         n: how many tasks; None for all. Of each `k` samples are played.
         seed: of the run; each sample has its own, made of it.
@@ -115,7 +117,7 @@ async def evaluate_async(
     keep: dict[str, Any] = {"out": out, "resume": resume, "overwrite": overwrite, "record": record, "tape": tape}
     stage = Stage(kind="eval", prices=prices, max_cost=max_cost, set=set or {}, say=say, **keep)
     plan = _Plan(split, n, k, seed, concurrency, until_width, on_end)
-    return await plan.evaluated(stage, stage.load(spec), policy)
+    return await plan.evaluated(stage, stage.load(spec), policy, opponent)
 
 
 def _check(*, n: int | None, k: int, concurrency: int, until_width: float | None) -> None:
@@ -140,7 +142,11 @@ class _Plan:
     on_end: OnEnd
 
     async def evaluated(
-        self, stage: Stage, environment: Environment, policy: str | PolicyChoice | Policy | Act
+        self,
+        stage: Stage,
+        environment: Environment,
+        policy: str | PolicyChoice | Policy | Act,
+        opponent: str | PolicyChoice | Policy | Act | None,
     ) -> Evaluation:
         splits = list(environment.spec.tasks)
         split = self.split or ("test" if "test" in splits else splits[0])
@@ -150,8 +156,10 @@ class _Plan:
         seeds = _seeds(stage)
         facts = {"split": split, **({} if seeds is None else {"seeds": seeds})}
         jobs = [Job(split, task, self._seed(seeds, split, task, at)) for task in tasks for at in range(self.k)]
-        actor = actor_of(policy, environment, concurrency=self.concurrency, say=stage.say)
+        players = [policy] if opponent is None else [policy, opponent]
+        actors = [actor_of(one, environment, concurrency=self.concurrency, say=stage.say) for one in players]
         try:
+            actor = actors[0] if opponent is None else actors[0].against(actors[1], environment)
             with stage.open(environment, actor, facts, seed=self.seed, seeds=seeds, k=self.k) as out:
                 run = _Run(stage, environment, actor, jobs, self.k, out)
                 begun = time.monotonic()
@@ -175,7 +183,8 @@ class _Plan:
                     figures["not_kept"] = out.lost
                     out.write_summary(json.dumps(figures, indent=2) + "\n")
         finally:
-            await actor.policy.aclose()
+            for one in actors:
+                await one.policy.aclose()
         if out is not None:
             figures["not_kept"] = out.lost  # the summary may be what does not fit
         folder = None if out is None else out.path

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -343,6 +343,18 @@ class Actor:
     def mode(self) -> Mode:
         """The mode of its sampling."""
         return "greedy" if self.facts.get("sampling", {}).get("temperature") == 0 else "sampled"
+
+    def against(self, other: Actor, environment: Environment) -> Actor:
+        """This one, with the other players of the environment played by `other`.
+
+        Raises:
+            UsageError: the spec has one player.
+        """
+        if environment.players is None:
+            raise UsageError("an opponent is for a spec with several players", hint="leave it out")
+        environment.opponent = other.policy
+        facts = {**self.facts, "opponent": dict(other.facts)}
+        return replace(self, name=f"{self.name} against {other.name}", facts=facts)
 
 
 def actor_of(

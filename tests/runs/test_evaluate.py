@@ -174,3 +174,19 @@ def test_what_is_open_on_the_callers_loop_serves_the_next_call() -> None:
     rlenv.run_sync(episode.open)
     assert rlenv.run_sync(episode.step, "<answer>7</answer>").is_last
     rlenv.run_sync(environment.aclose)
+
+
+def test_the_other_players_may_be_played_by_any_policy_and_the_run_says_so(tmp_path: Path) -> None:
+    async def stops(messages: Sequence[Message]) -> str:
+        return "I stop."
+
+    done = rlenv.evaluate("tic-tac-toe", "oracle", opponent=stops, out=tmp_path / "run")
+    assert done.summary.success_rate == 1
+    assert {other.answer for one in done.trajectories for other in one.others} <= {"I stop.", None}
+    (lock,) = (json.loads(path.read_text()) for path in (tmp_path / "run" / "locks").iterdir())
+    assert lock["policy"] == {"kind": "oracle", "opponent": {"kind": "stops"}}
+
+
+def test_an_opponent_is_refused_where_there_is_no_other_player() -> None:
+    with pytest.raises(rlenv.errors.UsageError, match="several players"):
+        rlenv.evaluate("arithmetic", opponent="random")
