@@ -249,7 +249,7 @@ def spoken_texts(environment: Environment) -> list[str]:
         return []
     if user.kind == "model":
         return list(_ASKS[:_FEW_TEXTS])
-    cues = [text for cue in getattr(user, "cues", ()) for text in example_of(cue.when)]
+    cues = [text for cue in getattr(user, "cues", ()) for text in example_of(cue.pattern)]
     words = words_in_code(environment, "user.function", getattr(user, "function", None))
     return list(dict.fromkeys([*_ASKS, *cues, *words]))[:_MOST_TEXTS]
 

@@ -140,7 +140,7 @@ def test_an_entry_at_fault_makes_no_fault_of_those_that_use_it(tmp_path: Path) -
     oracle: [{call: {a: {obj: x}}}, {say: "<answer>{{ task.answer }}</answer>"}]
     """
     report = validate([_spec(tmp_path, more)])
-    assert {fault.path for fault in report.faults} == {"resources.data.factory", "endpoints.other.model"}
+    assert {fault.path for fault in report.faults} == {"resources.data.function", "endpoints.other.model"}
 
 
 def test_a_fault_of_an_override_comes_first(tmp_path: Path) -> None:

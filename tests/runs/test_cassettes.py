@@ -624,7 +624,7 @@ def test_an_episode_whose_policy_failed_is_played_up_to_there(
 
 
 STATEFUL = {"customer-service", "function-dialogues", "grid-world", "kuhn-poker", "tic-tac-toe"}
-STATEFUL |= {"repository", "shell"}
+STATEFUL |= {"repository", "shell", "text-world"}
 """What reads the state that tools change, so that a tape cannot answer them."""
 
 
