@@ -48,10 +48,10 @@ class InitCommand(Options):
 
     folder: str = argument("the folder to make; its name becomes the environment's")
     source: str | None = option(
-        "start from an environment that ships, or from the MCP servers of a JSON file with mcpServers, or of "
-        "RL-Factory's mcp_tools.pydata",
+        "start from an environment that ships, from a folder of tasks in Harbor's format, or from the MCP servers of "
+        "a JSON file with mcpServers, or of RL-Factory's mcp_tools.pydata",
         "--from",
-        metavar="NAME|FILE",
+        metavar="NAME|FOLDER|FILE",
     )
 
     def execute(self) -> int:
@@ -96,6 +96,9 @@ def _files(name: str) -> dict[str, str | bytes]:
 
 
 def _files_from(name: str, source: str, folder: Path) -> dict[str, str | bytes]:
+    if is_folder(Path(source)) and [*Path(source).glob("task.toml"), *Path(source).glob("*/task.toml")]:
+        place = os.path.relpath(source, folder)
+        return {f"{name}.yaml": _starter("harbor", NAME=name, FOLDER=place)}
     if not is_file(Path(source)) and source not in shipped():
         hint = did_you_mean(source, shipped(), otherwise=f"shipped: {', '.join(shipped())}")
         raise UsageError(f"'{source[:200]}' is neither a file nor an environment that ships", hint=hint)

@@ -29,6 +29,7 @@ from rlenv.errors import CassetteError, EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
 from rlenv.rewards.answer import GivenAnswer
+from rlenv.secrets import redact_value
 from rlenv.trajectory import Failure, Record, Step, TermResult, Trajectory, Turn
 from rlenv.users.base import Conversation, UserContext
 
@@ -257,9 +258,7 @@ class Episode:
         return self.trajectory
 
     async def _replied(self, parsed: ParsedAction | None) -> str | None:
-        """The user's reply. It has a whole episode's time from now, however long the policy took before; a user who
-        needs more is not there, which is an EpisodeError.
-        """
+        """The user's reply. It has a whole episode's time from now; a user who needs more is an EpisodeError."""
         environment = self.environment
         own_s = max(self.limits.episode_s, getattr(environment.parts.simulated, "reply_s", 0.0))
         try:
@@ -298,7 +297,7 @@ class Episode:
             "split": self.split,
             "task_index": self.task_index,
             "seed": self.seed,
-            "task": self.task,
+            "task": redact_value(self.task),
             "messages": self.messages,
             "turns": tuple(self.turns),
             "answer": answer,

@@ -21,6 +21,7 @@ from rlenv._base.bounded import abridged
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
 from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding, SpecError
+from rlenv.language.shipped import harbor_splits, of_harbor
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text, text_span
 from rlenv.language.yamlwords import rename
 
@@ -299,8 +300,19 @@ def read_source(
     for key, value in (set or {}).items():
         _override(root, key, override_value(key, value) if isinstance(value, str) else value)
         rename(root)
+    root = _below_it(root)
     _write_out(root, "", files)
     return _flatten(root, file, tuple(files))
+
+
+def _below_it(root: Node) -> Node:
+    """The tree with what follows from task folders of Harbor's, below what the spec says itself."""
+    held: Any = root.value
+    for split in harbor_splits(root.plain())[:1]:
+        span = held["tasks"].value[split].value["harbor"].span
+        found = of_harbor(root.plain(), split, span.base)
+        held = {**_merge(_build(found, span), root, ()).value, "roots": _build(found["roots"], span)}  # type: ignore[dict-item]
+    return Node(held, root.span, root.key)
 
 
 def _write_out(node: Node, path: str, files: list[Path]) -> None:

@@ -24,10 +24,11 @@ from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
-from rlenv.language.spec import Float, RewardSpec, Spec, Text
+from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
+from rlenv.rewards.steps import SteppedSpec, stepped
 from rlenv.tools.workspace.bash import workspace_of
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import RESULTS, Verified, Workspace
@@ -61,7 +62,7 @@ class TestLogSpec(Spec):
     """`all`: 1 where all of both pass, else 0; `share`: the share of `fail_to_pass`, or 0 where another fails."""
 
 
-class WorkspaceTestsSpec(RewardSpec):
+class WorkspaceTestsSpec(SteppedSpec):
     """The number that tests give in a machine of their own, over what the episode left in its machine.
 
     They write it to `/logs/verifier/reward.json` (a number, or an object whose `reward` it is and whose other numbers
@@ -69,31 +70,21 @@ class WorkspaceTestsSpec(RewardSpec):
     """
 
     kind: Literal["workspace"]
-    resource: Text
-    """The machine: the name of a resource of kind workspace."""
     run: Text = "bash /tests/test.sh"
     """The command, as a template over `task` and `vars`; it starts in the machine's `workdir`."""
     collect: Text | None = None
     """A command that runs first, over what the episode left and in a machine without the tests; they see what it leaves
     in `keep`, without links that lead elsewhere. The place to run programs of the policy's: none is there when the
     tests run."""
-    tests: Text | None = None
-    """A folder whose content stands in `/tests` while they run, relative to the spec; a template over `task` and
-    `vars`. The episode never sees it."""
     patch: Text | None = None
     """A diff over `workdir` as the machine has it at first, such as the row's test files: they stand as it makes them,
     whatever the episode left in their place. A template over `task` and `vars`."""
-    keep: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
-    """Paths that the tests see as the episode left them; all else is the image's. By default `workdir`; `/` for all,
-    where programs that the policy has changed take part in the verdict."""
     by: Literal["file", "status"] = "file"
     """`status`: the command's exit status is the number: 1.0 for 0, else 0.0; 126 and 127 say that it was not run."""
     weights: Mapping[str, Float] | None = None
     """The number is the sum of these keys of `reward.json`, each times its weight; all of them have to be there."""
     log: TestLogSpec | None = None
     """The number is read from what the tests say of each test by name, in the place of `by`."""
-    time_s: Annotated[Float, Field(gt=0, le=86_400)] = 600.0
-    """Seconds that the tests may take."""
 
 
 def value_of(
@@ -379,7 +370,7 @@ class _Tests:
             try:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
-                    f"(\n{tests.command}\n)", tests=tests.folder, keep=self.keep, time_s=self.spec.time_s,
+                    f"(\n{tests.command}\n)", tests=tests.folder, keep=self.keep, time_s=float(self.spec.time_s),
                     collect=tests.collect, patch=tests.patch, over_layer=over_layer, files=files, most=most,
                 )  # fmt: skip
             except MachineFailed as error:
@@ -439,4 +430,4 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
     return Term(name=name, spec=spec, measure_async=term.measure)
 
 
-KIND = Kind(WorkspaceTestsSpec, _compile)
+KIND = Kind(WorkspaceTestsSpec, stepped(_compile))

@@ -5,14 +5,11 @@ Every key of a task.toml is honoured, refused at its place, or told by `oddities
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import json
 import os
 import re
 import shlex
-import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -26,8 +23,9 @@ from rlenv.errors import Finding, MissingVariable, SpecError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
+from rlenv.tools.workspace.layer import packed
 
-__all__ = ["HarborTasks", "packed"]
+__all__ = ["HarborTasks"]
 
 _MOST_PACKED: Final = 4_000_000
 """Bytes of a packed folder that is sent through a shell."""
@@ -194,8 +192,9 @@ class _Task:
         user = self._said(step, "verifier.user", "")
         words = {"env": _env_text(env), "workdir": shlex.quote(own["workdir"]) if "workdir" in own else "",
                  "user": "" if user in (0, "root", "") else shlex.quote(str(user))}  # fmt: skip
+        words["also"] = _data(tests[0]) if len(tests) > 1 else ""  # the task's, under those of the step
         return {
-            "tests": [self._named(one) for one in tests], "tests_image": image, "run": _shell("run", **words),
+            "tests": self._named(tests[-1]) if tests else "", "tests_image": image, "run": _shell("run", **words),
             "keep": [*(one if isinstance(one, str) else one["source"] for one in kept), "/logs/artifacts"] if is_own
             else ["/"],
             "time_s": self._said(step, "verifier.timeout_sec", 600.0),
@@ -301,22 +300,11 @@ def _solve(folder: Path, env: str) -> str:
     return _shell("solve", data=_data(folder), env=env) if is_file(folder / "solve.sh") else ""
 
 
-def packed(folder: Path, target: str) -> str:
-    """A command that makes a folder's files in a machine.
-
-    Raises:
-        SpecError: they are too large for a shell.
-    """
-    return _shell("put", target=shlex.quote(target), data=_data(folder))
-
-
 def _data(folder: Path) -> str:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:gz") as tar:
-        tar.add(folder, ".")
-    if held.tell() > _MOST_PACKED:
+    """A folder packed for a shell. Raises SpecError: it is too large for one."""
+    if len(data := packed(folder)) > _MOST_PACKED:
         raise _refused(folder, f"it has more than {_MOST_PACKED // 1_000_000} MB, packed; put large files in the image")
-    return base64.b64encode(held.getvalue()).decode()
+    return data
 
 
 def _text(path: Path, folder: Path) -> str:

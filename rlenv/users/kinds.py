@@ -184,15 +184,15 @@ MODEL = Kind(ModelUserSpec, compile_model, asks_models=True)
 _log: Final[logging.Logger] = logger("rlenv.users")
 _LOG_EVERY_S: Final = 1.0
 _threads: Final = ThreadPool(size=64)
-_OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn")
+_OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn", "resources")
 
 
 class PythonUserSpec(UserSpec):
     """Calls a function at every message that is meant for the user.
 
     Its parameters are given by name: `message` (the policy's last; empty where the user begins), `dialogue` (all, as
-    `{role, content}`), `task`, `vars`, `seed`, `turn` (0-based), and resources. It returns the reply, or None to end
-    the episode.
+    `{role, content}`), `task`, `vars`, `seed`, `turn` (0-based), `resources`, and each of these by its name. It returns
+    the reply, or None to end the episode.
     """
 
     kind: Literal["python"]
@@ -234,6 +234,7 @@ class _PythonSession:
         context, user = self._context, self._user
         known: dict[str, Any] = {
             **context.resources,
+            "resources": context.resources,
             "message": dialogue[-1].content if dialogue else "",
             "dialogue": [{"role": message.role, "content": message.content} for message in dialogue],
             "task": context.task,

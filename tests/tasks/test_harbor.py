@@ -201,7 +201,7 @@ def test_files_make_the_row(tmp_path: Path) -> None:
         instruction_D_md="<!-- BIG-Bench CANARY 1 -->\n# canary 2\n\nDo # canary it.\n",
     )  # fmt: skip
     assert (row["instruction"], row["image"]) == ("Do # canary it.", "tasks/one/environment")
-    assert row["tests"] == ["tasks/one/tests"]
+    assert row["tests"] == "tasks/one/tests"
     packed = re.search(r"echo (\S+) \| base64", row["solution"][0])
     assert packed is not None
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed[1]))) as tar:
@@ -213,7 +213,8 @@ def test_steps_have_their_own_files_before_those_of_the_task(tmp_path: Path) -> 
     toml = TABLE + "[verifier]\nenv = {A = '1'}\n"
     row = row_of(tmp_path, toml, **STEPS, **own, solution__solve_D_sh="all", steps__b__workdir__setup_D_sh="true")
     first, second = row["steps"]
-    assert (first["tests"], second["tests"]) == (["tasks/one/tests"], ["tasks/one/tests", "tasks/one/steps/b/tests"])
+    assert (first["tests"], second["tests"]) == ("tasks/one/tests", "tasks/one/steps/b/tests")
+    assert ("-C /tests" in first["run"], "-C /tests" in second["run"]) == (False, True)
     assert (first["files"], second["files"]) == ("", "tasks/one/steps/b/workdir")
     assert (first["setup"], second["setup"]) == ("", "bash ./setup.sh")
     assert first["solution"] != second["solution"]
@@ -224,7 +225,7 @@ def test_steps_have_their_own_files_before_those_of_the_task(tmp_path: Path) -> 
 def test_tests_with_an_image_of_their_own_bring_their_tests(tmp_path: Path) -> None:
     toml = QUIET + '[verifier]\nenvironment_mode = "separate"\n'
     row = row_of(tmp_path, toml, tests__Dockerfile="FROM x\n")
-    assert (row["tests_image"], row["tests"]) == ("tasks/one/tests", [])
+    assert (row["tests_image"], row["tests"]) == ("tasks/one/tests", "")
 
 
 @pytest.mark.parametrize(

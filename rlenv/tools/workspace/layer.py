@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import io
 import os
+import re
 import shutil
 import stat
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["like", "regular_files", "remove", "unlink_out", "written_to"]
+from rlenv.tools.workspace.machine import OUTSIDE_ROOT, own
+
+__all__ = [
+    "kept_of",
+    "made_here",
+    "packed",
+    "published",
+    "regular_files",
+    "remove",
+    "swept",
+    "swept_once",
+    "unlink_out",
+]
+__all__ += ["written_to"]
 
 _MOST_RESULT: Final = 16_000_000
 """Bytes of a file that tests leave."""
 _LEAST: Final = 1_024
+_PREFIX: Final = "rlenv-machine-"
 
 
-def like(source: Path, copy: Path) -> None:
+def _like(source: Path, copy: Path) -> None:
     """The owner, mode and marks of a folder of the layer, for its copy."""
     shutil.copystat(source, copy, follow_symlinks=False)
     status = os.lstat(source)
@@ -87,3 +107,69 @@ def remove(folder: Path) -> None:
         if argv[0] == "rm" or os.geteuid() != 0:
             with contextlib.suppress(OSError):
                 subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+@lru_cache(maxsize=1)
+def swept_once() -> None:
+    """`swept`, once in a process."""
+    swept()
+
+
+def swept() -> None:
+    """Removes the machines' folders of processes that were killed."""
+    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
+        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
+            remove(path)
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in ticks of the system since its start; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
+    """The part of a layer that is kept: a copy of it, in which no link leads out."""
+    if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
+        return layer
+    target.mkdir()
+    own(target)
+    for one in keep:
+        source, copy = layer, target
+        for part in PurePosixPath(one).parts[1:]:
+            if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
+                source = target.parent / "nothing"
+                break
+            if not os.path.lexists(copy):
+                copy.mkdir()
+                _like(source, copy)
+            source, copy = source / part, copy / part
+        if os.path.lexists(source) and not os.path.lexists(copy):
+            argv = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(copy)]
+            subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+    return target
+
+
+def made_here() -> Path:
+    """A new folder for a machine, named after this process."""
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
+
+
+def packed(folder: Path) -> str:
+    """A folder's files as a packed archive, in base64: what a shell can take."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as tar:
+        tar.add(folder, ".")
+    return base64.b64encode(held.getvalue()).decode()
+
+
+def published(layer: Path, upper: Path) -> None:
+    """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
+    source = layer / "logs" / "artifacts"
+    if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
+        argv = ["cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts")]
+        subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)

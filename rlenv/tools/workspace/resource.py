@@ -5,41 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Final, Literal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rlenv._base.paths import RefusedPath
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
+from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Int, ResourceSpec, Text
-from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN, check_bubblewrap
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
-from rlenv.tools.workspace.layer import like, regular_files, remove, unlink_out, written_to
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT, ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.layer import (
+    kept_of,
+    made_here,
+    published,
+    regular_files,
+    remove,
+    swept_once,
+    unlink_out,
+    written_to,
+)
+from rlenv.tools.workspace.machine import ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
 _threads: Final = ThreadPool(size=8)
-_PREFIX: Final = "rlenv-machine-"
 RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
 _PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-backup-if-mismatch < /tests/patch"
 _SAID: Final = 300
 _WORKDIR: Final = "/app"
+_SETUP_S: Final = 600.0
+_BY_ROW: Final = ("workdir", "user", "env", "setup", "memory_mb", "disk_mb")
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -57,17 +65,21 @@ class WorkspaceSpec(ResourceSpec):
     default the programs of the machine that rlenv runs on, which the episode can use and not change."""
     copy_from: Text | None = None
     """A folder whose content stands in `workdir` at first, relative to the spec; a template over `task` and `vars`."""
-    workdir: Annotated[Text, Field(pattern=r"^/")] | None = None
+    tests_image: Text | None = None
+    """The image of a reward's tests, in the same forms, where it is another one; its `/tests` are the tests then."""
+    workdir: Annotated[Text, Field(pattern=r"^/")] | ByRow | None = None
     """Where commands start; made where it is missing. By default the image's own, else /app."""
+    setup: Text | None = None
+    """A command that the same user runs before the policy's first; a template. If it fails, so does the episode."""
     user: Text | Annotated[Int, Field(ge=0, lt=65_536)] | None = None
     """Who runs the episode's commands inside: a name of the image's or a number. By default the image's own, else root;
     tests are run by root."""
-    env: Mapping[str, Text] = Field(default_factory=dict)
+    env: Mapping[str, Text] | ByRow = Field(default_factory=dict)
     """The shell's environment beside PATH, HOME, LANG and the image's own; values are templates over `task` and
     `vars`."""
-    memory_mb: Annotated[Int, Field(ge=16)] = 4_096
-    """Address space of each process."""
-    disk_mb: Annotated[Int, Field(ge=1)] = 1_024
+    memory_mb: Annotated[Int, Field(ge=16)] | ByRow = 4_096
+    """Address space of each process. Like `disk_mb` a number, or a template that gives one."""
+    disk_mb: Annotated[Int, Field(ge=1)] | ByRow = 1_024
     """What the episode may write."""
     most_processes: Annotated[Int, Field(ge=8)] = 256
     """Processes and threads at once."""
@@ -105,6 +117,11 @@ class Workspace:
     source: Path | None = None
     """The folder that `workdir` began with."""
     user: Sequence[str] = ROOT
+    tests_image: Image | None = None
+    origin: Any = None
+    """The resource that it is of."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What rewards note while the episode goes on."""
     log: list[Command] = field(default_factory=list)
     is_cut: bool = False
     boots: int = 0
@@ -228,24 +245,30 @@ class Workspace:
             base.mkdir()
             own(base)
             below, keep = base / "kept", keep or (self.workdir,)
-            kept = partial(self._kept, below, keep, self.layer) if over_layer else partial(self._filled, below)
+            kept = partial(kept_of, below, keep, self.layer) if over_layer else partial(self._filled, below)
             try:
-                lowers = [await _threads.finish(kept), self.image.folder]
+                image = self.tests_image or self.image
+                lowers = [await _threads.finish(kept), image.folder]
+                if tests is None and self.tests_image is not None:
+                    tests = image.folder / "tests"
                 if collect:
                     upper = await _threads.finish(lambda: self._laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
-                    lowers.insert(0, await _threads.finish(lambda: self._kept(base / "collected", keep, upper)))
+                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper)))
                     await _threads.finish(lambda: list(map(unlink_out, lowers[:-1])))
                 if patch:
                     lowers.insert(0, await self._patched(base / "patched", patch, time_s))
                 upper = await _threads.finish(lambda: self._laid(base, tests))
+                if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
+                    await _threads.finish(lambda: published(self.layer, upper))
                 ran = await self._once(lowers, upper, command, time_s, most)
                 return Verified(ran, await _threads.finish(partial(regular_files, upper / "logs" / "verifier", files)))
             finally:
                 await _threads.finish(lambda: remove(base))
 
     async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
-        machine = await self._booted(Root(lowers, upper, self.image.binds))
+        binds = self.image.binds if lowers[-1] == self.image.folder else ()
+        machine = await self._booted(Root(lowers, upper, binds))
         try:
             return await self._watched(machine, upper, command, time_s, most)
         finally:
@@ -292,55 +315,12 @@ class Workspace:
             own(path)
         return upper
 
-    def _kept(self, target: Path, keep: Sequence[str], layer: Path) -> Path:
-        """The part of a layer that is kept: a copy of it, in which no link leads out."""
-        if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
-            return layer
-        target.mkdir()
-        own(target)
-        for one in keep:
-            source, copy = layer, target
-            for part in PurePosixPath(one).parts[1:]:
-                if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
-                    source = self.folder / "nothing"
-                    break
-                if not os.path.lexists(copy):
-                    copy.mkdir()
-                    like(source, copy)
-                source, copy = source / part, copy / part
-            if os.path.lexists(source) and not os.path.lexists(copy):
-                argv = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(copy)]
-                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
-        return target
-
     async def aclose(self) -> None:
         """Ends all processes and removes the folder."""
         try:
             await self._end()
         finally:
             await _threads.finish(lambda: remove(self.folder))
-
-
-@lru_cache(maxsize=1)
-def _swept_once() -> None:
-    swept()
-
-
-def swept() -> None:
-    """Removes the machines' folders of processes that were killed."""
-    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
-        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
-            remove(path)
-
-
-def _begun(pid: int) -> str:
-    """When a process began, in ticks of the system since its start; "" where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 class WorkspaceResource:
@@ -355,12 +335,15 @@ class WorkspaceResource:
         self._context = context
         self._paths = {
             key: path_template(key, value, scope="episode")
-            for key in ("image", "copy_from") if (value := getattr(spec, key)) is not None
+            for key in ("image", "copy_from", "tests_image") if (value := getattr(spec, key)) is not None
         }  # fmt: skip
         self._images: dict[Path | str | None, Image] = {}
-        self._env: dict[str, Template] = {
-            key: template_of(value, key=f"env.{key}", names=("task", "vars")) for key, value in spec.env.items()
-        }
+        held = {key: getattr(spec, key) for key in _BY_ROW}
+        for at, text in (pair for key, value in held.items() for pair in texts_at(key, value)):
+            template_of(text, key=at, names=("task", "vars"))
+        self._by_row = compile_value({key: value for key, value in held.items() if value is not None})
+        self.terms: dict[str, Any] = {}
+        """What rewards measure at the end of each step of a task."""
 
     @asynccontextmanager
     async def open(self, context: ResourceContext) -> AsyncIterator[Workspace]:
@@ -369,27 +352,32 @@ class WorkspaceResource:
         Raises:
             ResourceError: its image or what it starts with is not there.
         """
-        values: dict[str, Any] = {"task": context.task, "vars": context.vars}
-        spec = self.spec
         try:
-            await _threads.finish(_swept_once)
+            spec = self.of_row(context.task, context.vars)
+            await _threads.finish(swept_once)
             copied = self.source("copy_from", context.task, context.vars)
             source = self.source("image", context.task, context.vars)
             image = await _threads.finish(lambda: self._image(source))
+            of_tests = self.source("tests_image", context.task, context.vars)
+            tests_image = await _threads.finish(lambda: self._image(of_tests)) if of_tests else None
             files = Path("/") if image.binds else image.folder
             user = ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
-            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
+            folder = made_here()
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
-        limits = MachineLimits(spec.most_processes, spec.memory_mb, spec.disk_mb)
-        env = {**image.env, **{key: one.text(**values) for key, one in self._env.items()}}
+        limits = MachineLimits(spec.most_processes, int(spec.memory_mb), int(spec.disk_mb))
+        env = {**image.env, **cast(Mapping[str, str], spec.env)}
         workdir = spec.workdir or image.workdir or _WORKDIR
-        workspace = Workspace(folder, image, workdir, env, limits, Path(copied) if copied else None, user)
+        begins = Path(copied) if copied else None
+        workspace = Workspace(folder, image, workdir, env, limits, begins, user, tests_image, self)
         try:
             try:
                 await _threads.finish(workspace.fill)
             except (OSError, shutil.Error) as error:
                 raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
+            if spec.setup and (ran := await workspace.run(f"(\n{spec.setup}\n)", _SETUP_S)).code != 0:
+                said = ran.output.decode(errors="replace").strip()[-_SAID:]
+                raise ResourceError(f"the set-up of the machine '{self.name}' failed: {said}")
             yield workspace
         finally:
             closing = asyncio.ensure_future(workspace.aclose())
@@ -407,7 +395,23 @@ class WorkspaceResource:
         if (template := self._paths.get(key)) is None:
             return None
         text = template.text(task=task, vars=vars)
+        if not text:
+            return None
         return text if text.startswith(ENGINE) else self._context.finder(key, template, vars=vars)(text)
+
+    def of_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> WorkspaceSpec:
+        """The entry as a row fills it in; what is empty then is as if it were not there.
+
+        Raises:
+            ResourceError: the row gives what no machine has.
+        """
+        try:
+            held = {key: one for key, one in self._by_row(task=task, vars=vars).items() if one not in ("", None)}
+            held["env"] = {key: str(one) for key, one in held.get("env", {}).items()}
+            rest = {key: one for key, one in self.spec if key not in _BY_ROW}
+            return WorkspaceSpec.model_validate({**rest, **held})
+        except (TemplateError, ValidationError, AttributeError) as error:
+            raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
 
     def check_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
         """Looks whether the image of a row is on this machine, where it has to be pulled or built.
@@ -416,9 +420,9 @@ class WorkspaceResource:
             UsageError: it is not.
         """
         with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
-            source = self.source("image", task, vars)
-            if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
-                self._image(source)
+            for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
+                if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
+                    self._image(source)
 
     def _image(self, source: Path | str | None) -> Image:
         """The image of a source, looked at once: it is not to change while a run goes on."""
@@ -435,7 +439,7 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
     """
     if spec.scope != "episode":
         raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
-    if os.geteuid() and str(spec.user or 0) not in ("0", "root"):
+    if os.geteuid() and str(spec.user or 0) not in ("0", "root") and "{{" not in str(spec.user):
         raise UsageError("only root can start a machine whose commands another user runs", key="user")
     check_bubblewrap()
     UNSEEN.add(str(context.base.resolve()))

@@ -16,8 +16,9 @@ import pytest
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
+from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.machine import MachineFailed, own
-from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceResource, WorkspaceSpec, swept
+from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceResource, WorkspaceSpec
 from tests.support.machines import children, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox

@@ -1,0 +1,180 @@
+"""Tests of machines by row, and of tasks of several steps: tests at the end of each, then the next instruction."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final, NoReturn
+
+from pydantic import Field
+
+from rlenv.errors import EpisodeError, RewardError, UsageError
+from rlenv.language.dialect import ByRow, Float, Text
+from rlenv.language.spec import RewardSpec
+from rlenv.language.templates import TemplateError, template_of
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.tools.workspace.bash import workspace_of
+from rlenv.tools.workspace.images import user_in
+from rlenv.tools.workspace.layer import packed
+from rlenv.tools.workspace.machine import ROOT, MachineFailed
+from rlenv.tools.workspace.resource import Workspace
+
+__all__ = ["SteppedSpec", "next_step", "stepped"]
+
+_BY_ROW: Final = ("keep", "time_s", "last", "steps", "strategy")
+_COMMAND_S: Final = 600.0
+Measure = Callable[[RewardContext], Awaitable[Measured]]
+
+
+class SteppedSpec(RewardSpec):
+    """The keys of tests that rows may fill in, and of tasks of several steps."""
+
+    resource: Text
+    """The machine: the name of a resource of kind workspace."""
+    keep: Annotated[tuple[Text, ...], Field(min_length=1)] | ByRow | None = None
+    """Paths that the tests see as the episode left them; all else is the image's. By default `workdir`; `/` for all,
+    where programs that the policy has changed take part in the verdict."""
+    time_s: Annotated[Float, Field(gt=0, le=86_400)] | ByRow = 600.0
+    """Seconds that the tests may take."""
+    tests: Text | None = None
+    """A folder whose content stands in `/tests` while they run, relative to the spec; a template over `task` and
+    `vars`. The episode never sees it."""
+    last: Text | None = None
+    """A command that the episode's own shell runs before the tests, with its processes alive; a template."""
+    steps: ByRow | None = None
+    """A template that gives the steps of a task: mappings of columns that take the place of the row's, with
+    `instruction` and, where it is one, the `min_reward` by key without which the task ends. See `next_step`."""
+    strategy: Text = "mean"
+    """`mean` over the steps, or the `final` one; a template. A step that was not reached is worth 0."""
+
+
+def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[str, Any, TermCompileContext], Term]:
+    """The factory of a term whose keys rows may fill in, out of one whose keys are there."""
+
+    def compiled(name: str, spec: SteppedSpec, context: TermCompileContext) -> Term:
+        origin = workspace_of(spec.resource, context)
+        held = {key: value for key in _BY_ROW if isinstance(value := getattr(spec, key), str)}
+        asked = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
+        where = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
+        usual = {"keep": None, "time_s": 600.0}
+        first = make(name, spec.model_copy(update={key: usual[key] for key in held.keys() & usual.keys()}), context)
+        if not held.keys() - {"strategy"}:
+            return first
+        made: dict[str, Term] = {}
+
+        async def measure(one: RewardContext) -> Measured:
+            workspace: Workspace = one.resources[spec.resource]
+            try:
+                row = {key: template.value(task=one.task, vars=one.vars) for key, template in asked.items()}
+                has_tests = where is not None and where.text(task=one.task, vars=one.vars) != ""
+            except TemplateError as error:
+                raise RewardError(str(error)) from error
+            base = PurePosixPath(workspace.workdir)
+            given: dict[str, Any] = {"keep": tuple(str(base / path) for path in row["keep"])} if row.get("keep") else {}
+            given |= {"time_s": float(row["time_s"])} if "time_s" in row else {}
+            filled = spec.model_copy(update={**usual, **given, "tests": spec.tests if has_tests else None})
+            if (term := made.get(repr(filled))) is None:
+                term = made[repr(filled)] = make(name, filled, context)
+            if row.get("last"):
+                await _ran(workspace, row["last"])
+            assert term.measure_async is not None
+            return await term.measure_async(one)
+
+        if spec.steps is None:
+            return replace(first, measure_async=measure)
+        origin.terms[name] = measure
+        return replace(first, measure_async=_over_steps(name, spec, asked["steps"].value, asked["strategy"].value))
+
+    return compiled
+
+
+def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], strategy: Callable[..., Any]) -> Measure:
+    async def measured(context: RewardContext) -> Measured:
+        workspace: Workspace = context.resources[spec.resource]
+        values = {"task": context.task, "vars": context.vars}
+        steps: Any = steps_of(**values)
+        measure: Measure = workspace.origin.terms[name]
+        if not steps:
+            return await measure(context)
+        noted, done = workspace.notes, list(workspace.notes.get(name, ()))
+        if not noted.get("ended"):
+            done.append(await measure(replace(context, task={**context.task, **steps[len(done)]})))
+        if failed := next((one for one in done if isinstance(one, RewardError)), None):
+            raise failed
+        worth = [one.value or 0.0 for one in done]
+        count = len(worth) if noted.get("ended") == "below" else len(steps)
+        parts = [one.details.get("numbers", {}) for one in done]
+        numbers = {key: sum(part.get(key, 0.0) for part in parts) / count for part in parts for key in part}
+        value = sum(worth) / count
+        if strategy(**values) == "final":
+            value, numbers = worth[-1] * (len(worth) == count), parts[-1]
+        last: Measured = done[-1]
+        return replace(last, value=value, details={**last.details, "numbers": numbers, "steps": worth})
+
+    return measured
+
+
+async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources: Mapping[str, Any]) -> str | None:
+    """The user of tasks of several steps, which stand under `steps` in the row.
+
+    Once a step is done its tests are run. Then the next one's files and set-up are made, and its instruction is said.
+    None, the end, where there is no other, where the step is below its `min_reward`, or where the next one cannot be
+    set up over what the episode has left.
+
+    Raises:
+        EpisodeError: the machine was ended from outside.
+    """
+    workspace = next((one for one in resources.values() if isinstance(one, Workspace)), None)
+    if workspace is None:
+        return None
+    noted, terms, steps = workspace.notes, workspace.origin.terms, task.get("steps") or ()
+    index = max((len(noted.get(name, ())) for name in terms), default=0)
+    if index + 1 >= len(steps):
+        return None
+    now, after = ({**task, **one} for one in steps[index : index + 2])
+    context = RewardContext(now, (), (), None, resources, vars, _no_call)
+    for name, measure in terms.items():
+        try:
+            found = await measure(context)
+            numbers = {"reward": found.value, **found.details["numbers"]}
+        except RewardError as error:  # told by the term, at the end
+            found, numbers = error, {}
+        noted.setdefault(name, []).append(found)
+        least = now.get("min_reward") or {}
+        if not numbers or any(key not in numbers or numbers[key] < most for key, most in least.items()):
+            noted["ended"] = "below"
+    try:
+        if not noted.get("ended") and not await _begun(workspace, after, vars):
+            noted["ended"] = "unready"
+    except (RewardError, MachineFailed) as error:
+        raise EpisodeError(f"the machine is not there: {error}", reason="worker") from error
+    return None if noted.get("ended") else str(after["instruction"])
+
+
+async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
+    """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
+    entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("copy_from", task, vars)
+    held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
+    user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))
+    put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
+    for command, who in ((put, ROOT), (f"cd {place}\n{entry.setup}" if entry.setup else "", user)):
+        if (command or who is user) and tuple(who) != tuple(workspace.user):
+            await workspace.freeze()
+            workspace.user = who
+        if command and await _ran(workspace, command) != 0:
+            return False
+    return True
+
+
+async def _ran(workspace: Workspace, command: str) -> int | None:
+    try:
+        return (await workspace.run(f"(\n{command}\n)", _COMMAND_S)).code
+    except MachineFailed as error:
+        raise RewardError(f"the machine is not there: {error}") from error
+
+
+async def _no_call(name: str, arguments: Mapping[str, Any]) -> NoReturn:
+    raise UsageError("tests of a machine call no tool")

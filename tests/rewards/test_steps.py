@@ -1,0 +1,172 @@
+"""Harbor's folders as a spec of three lines plays them: the oracle, steps, users, and tests of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlenv.checks.validate import validate
+from rlenv.cli.main import main
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.scripted import OraclePolicy
+from rlenv.trajectory import Trajectory
+from tests.support.machines import reachable  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.sandbox
+
+QUIET = '[environment]\nnetwork_mode = "no-network"\n'
+GIVES = 'echo "$({})" > /logs/verifier/reward.txt\n'
+
+
+def written(base: Path, toml: str = QUIET, **files: str) -> Path:
+    """A spec of three lines over one task folder; `files` are by path."""
+    task = base / "tasks" / "one"
+    usual = {"task.toml": toml, "instruction.md": "Go.", "tests/test.sh": GIVES.format("cat /app/n")}
+    for name, text in {**usual, **files}.items():
+        path = task / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (base / "env.yaml").write_text("rlenv: 1\nname: one\ntasks: {test: {harbor: tasks}}\n", encoding="utf-8")
+    return base / "env.yaml"
+
+
+def played(spec: Path, acts: Sequence[str] | None = None) -> Trajectory:
+    """An episode of commands, an empty one for a message without a call; by default the oracle's."""
+
+    async def play() -> Trajectory:
+        async with load(spec) as environment:
+            if acts is None:
+                oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+                return (await rollout(environment, oracle, [Job("test", 0, 1)]))[0]
+            left = list(acts)
+            async with environment.start(task=0, split="test", seed=1) as episode:
+                while not episode.is_ended:
+                    act = left.pop(0) if left else ""
+                    call = json.dumps({"name": "bash", "arguments": {"command": act}})
+                    await episode.step(f"<tool_call>\n{call}\n</tool_call>" if act else "Done.")
+                return episode.trajectory
+
+    return asyncio.run(play())
+
+
+def worth(trajectory: Trajectory) -> float:
+    assert trajectory.failure is None, trajectory.failure
+    assert trajectory.reward is not None
+    assert trajectory.reward.total is not None
+    return trajectory.reward.total
+
+
+def test_three_lines_play_a_folder(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("RLENV_WORD", "secret word")
+    toml = QUIET + 'env = {WORD = "${RLENV_WORD}"}\n[solution]\nenv = {N = "1"}\n[verifier]\nenv = {ONE = "1"}\n'
+    tests = '[ "$(cat /app/n)" = "$ONE" ] && [ "$WORD" = "secret word" ] && n=1\n' + GIVES.format("echo ${n:-0}")
+    files = {"tests/test.sh": tests, "solution/solve.sh": '. "$(dirname "$0")/data"', "solution/data": "echo $N > n"}
+    spec = written(reachable, toml, **files)
+    assert validate([spec]).faults == validate([spec]).warnings == ()
+    assert worth(played(spec)) == 1
+    nothing = played(spec, [""])
+    assert worth(nothing) == 0
+    assert "secret word" not in json.dumps(nothing.task)
+    assert worth(played(spec, ["echo 2 > n"])) == 0
+
+
+STEPS = {
+    "steps/a/instruction.md": "First.", "steps/b/instruction.md": "Second.", "steps/b/workdir/given": "5",
+    "steps/b/workdir/setup.sh": "[ ! -e stop ] && touch made", "tests/lib": "worth() { cat /app/$1 || echo 0; }",
+    "steps/a/tests/test.sh": ". /tests/lib\n" + GIVES.format("worth a"),
+    "steps/b/tests/test.sh": ". /tests/lib\nprintf '{\"reward\": %s}' $(worth b) > /logs/verifier/reward.json\n",
+    "steps/a/solution/solve.sh": "echo 1 > a", "steps/b/solution/solve.sh": "[ -e made ] && [ -e given ] && echo 1 > b",
+}  # fmt: skip
+TWO = QUIET + '[[steps]]\nname = "a"\nmin_reward = 0.5\n[[steps]]\nname = "b"\n'
+
+
+def test_a_step_is_a_turn_of_the_users(reachable: Path) -> None:  # noqa: F811
+    trajectory = played(written(reachable, TWO, **STEPS))
+    assert worth(trajectory) == 1
+    said = [message.content for turn in trajectory.turns if turn.observation for message in turn.observation.messages]
+    assert trajectory.messages[-1].content == "First."
+    assert "Second." in said
+
+
+@pytest.mark.parametrize(
+    ("acts", "mean", "final"),
+    [
+        (["echo 1 > a", "", "echo 0.5 > b", ""], 0.75, 0.5),
+        (["echo 0.4 > a", ""], 0.4, 0.4),  # below min_reward: the task ends there
+        (["echo 1 > a; touch stop", ""], 0.5, 0),  # what it left stands in the way of the next step
+        (["echo 1 > a", "", "exit 3", "cat given && rm -r /bin/* ; echo 1 > b", ""], 1, 1),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["mean", "final"])
+def test_steps_are_worth_their_mean_or_the_last(
+    reachable: Path,  # noqa: F811
+    acts: list[str],
+    mean: float,
+    final: float,
+    strategy: str,
+) -> None:
+    spec = written(reachable, f'multi_step_reward_strategy = "{strategy}"\n' + TWO, **STEPS)
+    assert worth(played(spec, acts)) == pytest.approx(final if strategy == "final" else mean)
+
+
+def test_steps_that_were_not_reached_are_worth_nothing(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, TWO, **STEPS)
+    spec.write_text(spec.read_text() + "limits: {turns: 1}\n")
+    assert worth(played(spec, ["echo 1 > a"])) == 0.5
+
+
+def test_separate_tests_see_what_is_published_alone(reachable: Path) -> None:  # noqa: F811
+    toml = (
+        'artifacts = ["/app/n"]\n'
+        + QUIET
+        + ('[verifier]\nenvironment_mode = "separate"\n[[verifier.collect]]\ncommand = "cp /tmp/n /logs/artifacts/n"\n')
+    )
+    tests = (
+        "cat /app/n /logs/artifacts/n\n[ ! -e /app/other ] && [ ! -e /tmp/n ] && cmp /app/n /logs/artifacts/n && n=1\n"
+    )
+    spec = written(reachable, toml, **{"tests/test.sh": tests + GIVES.format("echo ${n:-0}")})
+    act = "mkdir -p /logs/artifacts /logs/verifier; echo 3 | tee n other /tmp/n; echo 9 > /logs/verifier/reward.txt"
+    assert worth(played(spec, [act])) == 1
+    link = "echo 3 | tee n /tmp/n; mkdir -p /logs; ln -s /tmp /logs/artifacts"
+    assert worth(played(spec, [link])) == 0
+
+
+def test_a_check_that_fails_makes_the_episode_invalid(reachable: Path) -> None:  # noqa: F811
+    check = '[environment.healthcheck]\ncommand = "false"\nretries = 2\ninterval_sec = 0.01\n'
+    trajectory = played(written(reachable, QUIET + check), [""])
+    assert trajectory.failure is not None
+    assert "set-up" in trajectory.failure.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="users inside need root")
+def test_users_are_those_that_the_task_names(reachable: Path) -> None:  # noqa: F811
+    toml = QUIET + '[agent]\nuser = "nobody"\n[verifier]\nuser = 7\n'
+    tests = '[ "$(cat /tmp/who)" = nobody ] && [ "$(id -u)" = 7 ] && n=1\n' + GIVES.format("echo ${n:-0}")
+    files = {"tests/test.sh": tests, "solution/solve.sh": "cp /solution/name /tmp/who", "solution/name": "nobody"}
+    assert worth(played(written(reachable, toml, **files))) == 1
+    assert worth(played(written(reachable, toml, **files), ["id -un > /tmp/who"])) == 1
+
+
+def test_a_spec_has_its_own_names_and_keys(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable)
+    spec.write_text(
+        spec.read_text() + "resources: {box: {kind: workspace, workdir: /srv}}\n"
+        "tools: {bash: {kind: bash, resource: box}}\n"
+        "rewards: {told: {kind: workspace, resource: box, keep: [/srv], run: 'cp /srv/n /logs/verifier/reward.txt'}}\n"
+    )
+    assert validate([spec]).faults == ()
+    assert worth(played(spec, ["echo 0.5 > n"])) == 0.5
+
+
+def test_init_writes_the_spec(reachable: Path) -> None:  # noqa: F811
+    written(reachable, **{"solution/solve.sh": "echo 1 > n"})
+    assert main(["init", str(reachable / "mine"), "--from", str(reachable / "tasks")]) == 0
+    spec = reachable / "mine" / "mine.yaml"
+    assert validate([spec]).faults == ()
+    assert worth(played(spec)) == 1
