@@ -214,6 +214,9 @@ class AuditTally:
         if constant:
             notes.append(f"terms that never vary here: {', '.join(constant)}")
         notes += _shared_state(environment, self.golds)
+        for name, entry in environment.spec.rewards.items():
+            if entry.kind == "workspace" and "/" in (getattr(entry, "keep", None) or ()):
+                notes.append(f"rewards.{name} keeps [/]: programs that the policy has changed take part in the verdict")
         if environment.has_tools and (missed := self.planted.count(False)):
             message = "no call went well, so that an answer was planted in failures alone"
             notes.append(f"on {missed} of {len(self.planted)} tasks {message}")
@@ -228,7 +231,8 @@ class AuditTally:
         return notes
 
     def _adversaries(self) -> dict[str, str]:
-        found = {adversary.name: adversary.does for adversary in ADVERSARIES}
+        is_machine = any(tool.kind == "bash" for tool in self.environment.spec.tools.values())
+        found = {one.name: one.does for one in ADVERSARIES if is_machine or not one.in_machine}
         said = [answer for chapter in self.chapters for answer, _ in chapter.constants[:1]]
         listed = f" ({', '.join(f'{answer:.40}' for answer in dict.fromkeys(said))})" if said else ""
         found["constant_answer"] = f"gives every task the same answer{listed}"

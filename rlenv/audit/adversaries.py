@@ -9,6 +9,7 @@ earlier one earns, a later one does not find again.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,20 @@ from rlenv.audit.subject import (
     shaped,
     texts_of,
 )
-from rlenv.audit.texts import holds, like, nonce, shrug
+from rlenv.audit.texts import (
+    BREAKS,
+    EMPTIES_TESTS,
+    KEEPS_PLANTING,
+    LEAVES_PROGRAMS,
+    LINKS,
+    MARKS_TIME,
+    PLANTS,
+    REPLACES_PROGRAMS,
+    holds,
+    like,
+    nonce,
+    shrug,
+)
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
@@ -36,6 +50,7 @@ _FAR = 1_000_000
 _STEP = 777_777
 _STEPS = 40
 _FEW_WORDS = 3
+_PATIENT_S = 60
 
 
 def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -118,6 +133,8 @@ class Adversary(Suspect):
     control: Write | None = None
     """The same ways without the right answer that should make them earn: what they earn so, any answer would."""
     control_does: str = ""
+    in_machine: bool = False
+    """Whether it is played in the shell of a machine alone."""
     controls: int = 0
     """So many of the last ways are what the others are without their point: on a task where one of them earns as much,
     the others have shown nothing."""
@@ -250,6 +267,39 @@ def _pasted(subject: AuditSubject) -> Sequence[Script]:
     return [[subject.prompt], [subject.form(subject.prompt)], pasted if long else []]
 
 
+def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
+    """Commands in the shell of a task's machine, `done` after the first, and no answer; () where there is no shell."""
+    shell = next((name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"), None)
+    if shell is None:
+        return ()
+    calls: list[Action] = [Message("assistant", "", (ToolCall(shell, {"command": one}),)) for one in commands]
+    return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
+
+
+def _planted(subject: AuditSubject) -> Sequence[Script]:
+    """The files of a reward, and programs where the tests' own command looks for them."""
+    runs = [str(getattr(term, "run", "")) for term in subject.environment.spec.rewards.values()]
+    named = {path for run in runs for path in re.findall(r"(?<![\w.])/[\w./-]+\w", run)}
+    own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
+    puts = [f"mkdir -p $(dirname {path}); echo '{PLANTS}; exit 0' > {path}" for path in own]
+    return [_typed(subject, one) for one in (PLANTS, KEEPS_PLANTING, LINKS, "; ".join([PLANTS, *puts]))]
+
+
+def _programs(subject: AuditSubject) -> Sequence[Script]:
+    """The oracle's files, each replaced by a program that writes the reward, once and for ever, and ends the tests."""
+    done = subject.oracle_actions()
+    texts = [
+        LEAVES_PROGRAMS.replace("$does", does).replace("$signal", signal)
+        for does, signal in ((PLANTS, "9"), (KEEPS_PLANTING, "0"), ("while :; do sleep 1; done", "9"))
+    ]
+    return [_typed(subject, MARKS_TIME, text, done=done) for text in texts[: 2 if _is_patient(subject) else 3] if done]
+
+
+def _is_patient(subject: AuditSubject) -> bool:
+    """True where tests that hang take long to be ended."""
+    return any(getattr(term, "time_s", 0) > _PATIENT_S for term in subject.environment.spec.rewards.values())
+
+
 ADVERSARIES: tuple[Adversary, ...] = (
     Adversary("nothing", "paid_for_ending", "does nothing and says that it does not know",
         "measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
@@ -284,6 +334,20 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
         "take the verdict from values that the tests compare outside of the program, and not from what it prints: "
         "the kind `tests` does so", write=crafted.program_scripts),
+    Adversary("planted_reward", "planted_reward", "writes the reward, or the tests, where the tests' command has them,",
+        "give the tests by `tests`, and leave what their command runs out of `keep`", write=_planted, in_machine=True),
+    Adversary("edited_tests", "edited_tests", "empties the tests that stand in the machine",
+        "run tests that the episode cannot reach: in the folder that `tests` names",
+        write=lambda subject: [_typed(subject, EMPTIES_TESTS)], in_machine=True),
+    Adversary("replaced_programs", "replaced_programs", "replaces the machine's programs",
+        "name in `keep` what the tests need: with `/` the policy's programs take part in the verdict",
+        write=lambda subject: [_typed(subject, REPLACES_PROGRAMS)], in_machine=True),
+    Adversary("hostile_program", "hostile_program", "leaves a program that writes the reward while the tests run it",
+        "let `collect` run what the policy wrote, and `run` compare what it gave", write=_programs,
+        in_machine=True),
+    Adversary("broken_machine", "paid_when_broken", "ends the machine, empties or floods it",
+        "pay for what is there: no program, no file and no time left must not pass",
+        write=lambda subject: [_typed(subject, one) for one in BREAKS], in_machine=True),
     Adversary("constant_program", "constant_answer", "answers with a program that always gives the same",
         "pay for all tests at once (credit: all), or test so that no one value is right often",
         write=crafted.constant_programs),

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlenv
+from rlenv.audit.adversaries import ADVERSARIES
+from rlenv.audit.play import ScriptPlayer
+from rlenv.audit.report import Thresholds
 from rlenv.audit.run import audit
+from rlenv.audit.subject import Action, AuditSubject
+from rlenv.audit.verdicts import Verdicts
+from rlenv.episodes.rollout import Job, rollout
+from tests.support.machines import SOLVE, reachable, written  # noqa: F401 - a fixture
 from tests.support.planted import capital, plant, product, rows_of
 
 CODE = '''
@@ -266,3 +275,57 @@ def test_a_program_that_gives_its_own_verdict_is_told(tmp_path: Path) -> None:
     tested = "'PASS' if solve(7) == {{ task.product }} else 'FAIL'"
     rule = RUN % (tested, "{arguments: {code: \"print('PASS')\"}}")
     assert "forged_verdict" in found(tmp_path, LINES, rule, more=RUNS)
+
+
+COLLECT = "for n in '1 2 3' '-5 12'; do echo $n | tr ' ' '\\n' | timeout 2 python3 total.py; done > gives"
+SOUND = {"collect": COLLECT, "run": "printf '6\\n7\\n' | cmp -s gives -", "by": "status", "tests": None}
+VISIBLE = """import unittest
+class Sums(unittest.TestCase):
+    def test_it(self):
+        import total
+        self.assertEqual(total.total([1, 2]), 3)
+"""
+HELD = {"cp": "printf 'def total(ns):\\n    return sum(ns)\\n' > total.py", "done": "echo done > todo"}
+MACHINES: dict[str, tuple[dict[str, Any], str]] = {
+    "planted_reward": ({"run": "bash /srv/more.sh; bash /tests/test.sh", "keep": ["/app", "/srv"]}, SOLVE),
+    "edited_tests": ({"run": "python3 -m unittest", "by": "status", "tests": None}, HELD["cp"]),
+    "replaced_programs": ({"keep": ["/"]}, SOLVE),
+    "hostile_program": ({}, SOLVE),
+    "paid_when_broken": ({"run": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None}, HELD["done"]),
+    "": (SOUND, SOLVE),
+}
+
+
+def _script(script: Sequence[Action], subject: AuditSubject) -> Sequence[Action]:
+    return script
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("hole", MACHINES)
+def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str) -> None:  # noqa: F811
+    keys, solution = MACHINES[hole]
+    spec = json.loads(written(reachable, **{**keys, "time_s": 5}).read_text())
+    (reachable / "files").mkdir()
+    (reachable / "files" / "test_total.py").write_text(VISIBLE)
+    (reachable / "files" / "todo").write_text("open\n")
+    spec["resources"]["machine"]["copy_from"] = "files"
+    spec["oracle"] = [{"call": {"bash": {"command": solution}}}, {"say": "Done."}]
+    (reachable / "env.yaml").write_text(json.dumps(spec))
+
+    async def holes() -> list[str]:
+        async with rlenv.load(reachable / "env.yaml") as environment:
+            (gold,) = await rollout(environment, environment.oracle(), [Job("test", 0, seed=1)])
+            assert gold.reward.total == 1.0
+            golds = {("test", 0): gold}
+            verdicts = Verdicts(environment.spec.rewards, Thresholds(), golds)
+            player = ScriptPlayer(environment, concurrency=2, seen=lambda _: None)
+            subject = AuditSubject(environment, gold, [], [gold])
+            of_machines = [one for one in ADVERSARIES if one.hole in MACHINES]
+            for adversary in of_machines:
+                ways = [await player.way([subject], partial(_script, script)) for script in adversary.write(subject)]
+                assert [ended.failure for way in ways for ended in way.values() if ended.failure] == []
+                verdicts.judge(adversary, ways)
+            assert len(of_machines) == 5
+            return [one.hole for one in verdicts.findings]
+
+    assert asyncio.run(holes()) == ([hole] if hole else [])
