@@ -32,9 +32,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlenv.language.templates import Template
 
-__all__ = ["RefusedPath", "file_module", "find_below", "finder", "forget_files", "is_file", "is_folder"]
-__all__ += ["is_meant_beside", "leads_out", "names_in", "read_file", "real"]
-
 MAX_SPEC_BYTES = 64_000_000
 
 

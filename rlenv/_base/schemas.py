@@ -15,8 +15,6 @@ import jsonschema_rs
 
 from rlenv._base.bounded import size
 
-__all__ = ["BoundedValidator", "without_unreadable_patterns"]
-
 MAX_CHARS: Final = 262_144
 MAX_STEPS: Final = 300_000
 """Schemas applied to values in one check; a step is about a quarter of a microsecond."""

@@ -32,9 +32,6 @@ from rlenv.runs import files
 from rlenv.runs.recorded import with_facts
 from rlenv.trajectory import Trajectory
 
-__all__ = ["AuditCommand", "said_every"]
-
-
 _SAY_EVERY_S = 5.0
 _MOST_SHOWN = 160
 _STRATEGIES = 10

@@ -24,8 +24,6 @@ from rlenv.runs.usage import as_prices
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
 
-__all__ = ["CompareCommand", "PlanCommand", "ReportCommand", "snapshot_of"]
-
 
 _LISTED: Final = 10
 """Fixed and broken tasks, and differences of locks, that are shown; --json has all."""

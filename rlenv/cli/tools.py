@@ -42,8 +42,6 @@ from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.runs.usage import spending_line
 from rlenv.tools.base import Tool, ToolContext
 
-__all__ = ["DialectsCommand", "ListCommand", "ToolsCommand"]
-
 
 @dataclass
 class ToolsCommand(WithSpec):

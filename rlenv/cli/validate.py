@@ -36,8 +36,6 @@ from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Verdict
 from rlenv.trajectory import Trajectory
 
-__all__ = ["MachineCommand", "TokensCheckCommand", "TokensExplainCommand", "ValidateCommand", "said_of"]
-
 _SHADES = ("green", "cyan")
 
 

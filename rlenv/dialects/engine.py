@@ -15,8 +15,6 @@ from rlenv.dialects.writing import Writer
 from rlenv.language.dialect import CallSpec, DialectSpec, ThinkingSpec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
-__all__ = ["TextDialect", "rewritten", "suffixed"]
-
 _TAG: Final = re.compile(r"(</?\w+)>")
 
 

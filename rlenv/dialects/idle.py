@@ -16,8 +16,6 @@ from rlenv.dialects.base import Path, RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 
-__all__ = ["CALL_RULES", "CHAT_RULES", "ROW_RULES", "idle_findings", "placeholder_findings"]
-
 _PLACE: Final = re.compile(r"\{([A-Za-z_]\w*)\}")
 _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "begin": (),

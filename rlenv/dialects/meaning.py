@@ -16,8 +16,6 @@ from rlenv.dialects.idle import idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency
 
-__all__ = ["bodies_of", "meaning_findings"]
-
 BODIES: Final[tuple[str, ...]] = get_args(CallSpec.model_fields["body"].annotation)
 _WITH: Final = re.compile(r"(?:^|[.;]\s+)[Ww]ith ((?:`\w+`|, | and | or )+)")
 _NEEDED: Final[Mapping[str, Mapping[str, str]]] = {

@@ -15,8 +15,6 @@ from rlenv.dialects.schema import Shape
 from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import ToolCall
 
-__all__ = ["Element", "ValueWriter", "tree_at", "value_of"]
-
 Element = str | list[tuple[str, "Element"]]
 """What stands between two tags: a text, or the tags inside with their names."""
 

@@ -46,9 +46,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["CONTEXT_BYTES", "KNOWN", "Decoder", "Machine", "Memory", "Model", "Pass", "Passes", "known_config"]
-__all__ += ["known_model", "layer_bytes", "memory_of", "model_of", "model_of_config", "passes_of"]
-
 _FULL: Final = 4  # bytes of float32
 
 

@@ -30,8 +30,6 @@ from rlenv.runs.writer import RunWriter
 from rlenv.secrets import leave_open, logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["KEY_VARIABLE", "NAMES", "Actor", "PolicyChoice", "actor_of"]
-
 _EACH_S: Final = 1.0
 _T = TypeVar("_T")
 log: Final[Say] = logger("rlenv.runs").warning

@@ -38,19 +38,6 @@ from rlenv.testing.dialects import pieces
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = [
-    "KINDS",
-    "SUBJECTS",
-    "HostileAction",
-    "HostilePolicy",
-    "HostileSession",
-    "Kind",
-    "Subject",
-    "hostile_actions",
-    "material",
-    "subject_of",
-]
-
 Kind = Literal["hang", "fill", "void", "mask", "forge"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Subject = Literal["sql", "code", "expression", "math", "json", "text"]

@@ -14,10 +14,6 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.vocabulary import ChatTemplate
 
-__all__ = ["ANY_MARK", "FORMS", "KEYS", "SLOT", "THINKING", "TOOL", "USER", "CallForm", "Marks", "TurnShape", "Way"]
-__all__ += ["answer_messages", "argument_mark", "content_mark", "said_mark", "shared_marks", "shared_text"]
-__all__ += ["thinking_of", "thought_mark", "tool_mark", "turn_message"]
-
 USER: Final = {"role": "user", "content": "u"}
 TOOL: Final = {
     "type": "function",

@@ -23,8 +23,6 @@ from rlenv.tokens.layouts import Layout, MessageSlot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 from rlenv.tokens.vocabulary import ChatTemplate
 
-__all__ = ["RESPELLS", "AnsweredTurn", "Grown", "Voice"]
-
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
 RESPELLS: Final = "it spells a turn otherwise once it is answered than while it is the last"

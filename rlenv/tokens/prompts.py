@@ -22,8 +22,6 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.layouts import MessageSlot, TextSlot
 from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary
 
-__all__ = ["Part", "PromptProgram", "Run", "Written", "encode_parts", "written_parts"]
-
 Encode = Callable[[str], list[int]]
 
 

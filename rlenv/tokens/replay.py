@@ -28,8 +28,6 @@ from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
-__all__ = ["IdDifference", "Independent", "Replay", "ReplayOutcome", "compare"]
-
 _OPEN, _CLOSE = "\U000f0000", "\U000f0001"
 _NAMES: Final = 0xF0100
 _HIDDEN: Final = 0xF8000

@@ -25,9 +25,6 @@ from rlenv._base.bounded import encodable
 from rlenv._base.text import with_texts
 from rlenv.errors import EpisodeError, MissingExtra, UnsupportedTemplate, UsageError
 
-__all__ = ["ChatTemplate", "Keep", "Limits", "Tokenizer", "Vocabulary", "encode", "fast_tokenizer", "names_read"]
-__all__ += ["template_of", "token_cut"]
-
 
 class Encoding(Protocol):
     """A text as a tokenizer encodes it."""

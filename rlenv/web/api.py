@@ -30,8 +30,6 @@ from rlenv.web.episode import page, text_at, token_rows
 from rlenv.web.guard import BLOBS, READ_ONLY, SHELF, VERSION, Unconfirmed, answered, encoded, number, reading
 from rlenv.web.shelf import OpenRun
 
-__all__ = ["add_figure_routes", "add_routes"]
-
 _MOST_ROWS: Final = 500
 _MOST: Final = 2**53
 _MOST_SUMMARY: Final = 64_000_000

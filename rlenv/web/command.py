@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rlenv.web.guard import Guard
     from rlenv.web.shelf import Shelf
 
-__all__ = ["ViewCommand"]
-
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _ANY: Final = ("0.0.0.0", "::")

@@ -27,10 +27,6 @@ from rlenv.runs.usage import spent_by
 from rlenv.trajectory import Trajectory
 from rlenv.web.shelf import OpenRun
 
-__all__ = ["CUT_CHARS", "ImageCache", "evidence_places", "nested_episodes", "page", "shown", "spans", "text_at"]
-__all__ += ["token_rows"]
-
-
 CUT_CHARS: Final = 20_000
 _MAX_PLACES: Final = 5
 _MOST_SAID: Final = 64

@@ -28,8 +28,6 @@ from rlenv.cli.options import Option, Options, options_of
 from rlenv.errors import UsageError
 from rlenv.runs.locks.files import kept_command
 
-__all__ = ["KINDS", "Jobs", "StartedCommand", "arguments", "job_options"]
-
 MOST_RUNNING: Final = 4
 """Jobs at once."""
 MOST_KEPT: Final = 50

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
     from rlenv_train.samples import SampleTask
 
-__all__ = ["KEEP_GB", "Activity", "Keeper", "KeptEpisodes", "Wait", "Watch", "nothing_of", "read_waits", "wait_line"]
-
 KEEP_GB: Final = 5.0
 """`run.keep_gb` where a run says nothing: the bodies of episodes that are kept whatever they are, in 10⁹ bytes."""
 

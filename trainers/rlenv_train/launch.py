@@ -24,9 +24,6 @@ from rlenv.runs.folder import State
 from rlenv_train import guard
 from rlenv_train.guard import RUN_MARK, Segments, end_marked
 
-__all__ = ["EXIT_STATUS", "STATES", "Ending", "How", "Peak", "ending_lines", "run_to_end"]
-__all__ += ["terminated_as_interrupted", "watched"]
-
 _POLL_S = 0.25
 _GRACE_S = 10.0
 

@@ -25,8 +25,6 @@ from typing import Any, Literal
 from rlenv.cli.terminal import write
 from rlenv_verl import VERL_RANGE
 
-__all__ = ["CLAUSES", "Clause", "breach", "main", "verl_version"]
-
 Kind = Literal["parameters", "coroutine", "members", "fields", "says", "source"]
 
 

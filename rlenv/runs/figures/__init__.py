@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-__all__ = ["PassAtK", "Z", "clopper_pearson_upper", "clustered", "clustered_counts", "mean_interval", "mean_of_parts"]
-__all__ += ["pass_curve", "score_interval", "standard_error", "student", "wilson"]
-
 Z: Final = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: of a two-sided interval of 95 %."""
 _SQUARED: Final = 1e100  # numbers up to this have squares and sums of squares

@@ -22,8 +22,6 @@ from rlenv.runs.figures.steps import clusters, main_mode, recent
 from rlenv.runs.figures.tools import group_of
 from rlenv.runs.journal import loads
 
-__all__ = ["Hit", "facets", "hits", "reading_list", "searched", "widest_groups"]
-
 _EACH: Final = 3
 
 

@@ -29,8 +29,6 @@ from rlenv.runs.reader import RunReader
 from rlenv.runs.usage import Prices, money, notes_of, prices_in, spending_line, spent_by, tokens_said
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Line", "Row", "interval_chart", "line_chart", "report"]
-
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 12, 32
 _DASHES: Final = ("", "6 3", "2 3", "8 3 2 3")

@@ -19,9 +19,6 @@ from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import kept_points, means
 
-__all__ = ["Agreement", "Estimate", "agreements", "between", "high_reward", "invalid_reasons", "judge_agreement"]
-__all__ += ["kappa", "kendalls_tau", "quadrants", "scatter", "spearmans_rho", "table_of", "terms", "weighted_kappa"]
-
 _BINS: Final = 40
 _POINTS: Final = 300
 _ERRORS: Final = 10

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from rlenv.runs.figures import clustered_counts, mean_interval
 from rlenv.runs.figures.snapshot import Snapshot
 
-__all__ = ["Columns", "Listed", "Overview", "clusters", "counts", "kept_points", "main_mode", "means", "overview"]
-__all__ += ["recent", "series", "spark"]
-
 MODES: Final = ("train", "greedy", "sampled")
 RECENT_STEPS: Final = 10
 """Steps of training that a run's one figure is taken over: a whole run's mean says nothing of its policy."""

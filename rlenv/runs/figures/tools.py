@@ -23,8 +23,6 @@ from rlenv.runs.figures.steps import clusters, kept_points, means
 from rlenv.runs.schema import USAGE
 from rlenv.trajectory import ModelUsage
 
-__all__ = ["aligned", "asked", "asked_in", "by_task", "drawn", "group_of", "members", "over_steps", "spread", "tools"]
-
 _RAN: Final = ("ok", "failed", "timeout")
 """Outcomes of calls that reached their tool, and so took time."""
 _LISTED: Final = 10

@@ -36,11 +36,6 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from rlenv.rewards import credit
 from rlenv_verl.estimators.rows import ADVANTAGES, Episodes, RowLabel, episodes_of, last_sampled
 
-__all__ = ["GRPO", "GRPO_SHUFFLED", "MT_GRPO", "PROCESS_GRPO", "REINFORCE_PLUS_PLUS", "REINFORCE_PLUS_PLUS_BASELINE"]
-__all__ += ["RLOO", "SHUFFLED", "group_advantages", "grpo", "mt_grpo", "permuted", "process_grpo"]
-__all__ += ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "shuffle_generator", "sibling_means"]
-__all__ += ["turn_spans", "whitened"]
-
 GRPO = "rlenv_grpo"
 """The advantage estimator that leaves masked episodes out of their group."""
 

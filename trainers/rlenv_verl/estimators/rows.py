@@ -22,8 +22,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["ADVANTAGES", "Advantages", "Episodes", "RowLabel", "episodes_of"]
-
 _PREFIX: Final = "rlenv|"
 
 

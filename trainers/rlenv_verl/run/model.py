@@ -18,8 +18,6 @@ from rlenv_train.specs import TrainedSpec
 from rlenv_verl.run import Run
 from rlenv_verl.settings import tokens_at, value_at
 
-__all__ = ["given_model", "lacking_of", "made_again", "made_of", "measure_prompts", "seeing", "stops_of"]
-
 
 def given_model(arguments: argparse.Namespace, folder: Path) -> str:
     """The model that was named, as veRL loads it; with a chat template of its own in the run's folder.

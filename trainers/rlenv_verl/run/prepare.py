@@ -27,8 +27,6 @@ from rlenv_verl.settings import compose
 from rlenv_verl.settings.checks import check_masking, check_rows
 from rlenv_verl.settings.presets import Preset, control_estimator, load_preset, lora_overrides, override, with_run_keys
 
-__all__ = ["Plan", "RunSettings", "asked_for", "history_of", "plan_of", "prepare", "preset_of"]
-
 _LOOP_CLASS = "rlenv_verl.loop.agent_loop.RlenvAgentLoop"
 
 

@@ -21,8 +21,6 @@ from rlenv.tokens import TokenEncoder
 from rlenv_train.lessons import EDITS_CALLS, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture, unasked
 from rlenv_verl.tiny import WarmupReport, build_tokenizer, new_model, save_model, warm_up
 
-__all__ = ["TinyReport", "WarmupSettings", "make_tiny_policy"]
-
 DEFAULT_SPLIT = "warmup"
 
 _T = TypeVar("_T")
