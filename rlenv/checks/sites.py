@@ -84,7 +84,7 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
         "user": _PLAYERS.get(str(path[1]), _USER) if path[1:] else _USER,
         "oracle": _ORACLE,
         "limits": _NUMBER,
-        "tasks": ("task", "vars") if path[-1] in ("when", "order") else ("vars",),
+        "tasks": {"when": ("task", "vars"), "order": ("task", "vars", "measured")}.get(str(path[-1]), ("vars",)),
     }
     return places.get(path[0], ())
 

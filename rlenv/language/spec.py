@@ -60,7 +60,7 @@ class TaskSource(Spec):
     shuffle: Int | None = None
     """Shuffle the rows with this seed; the order in the file otherwise."""
     order: Text | None = None
-    """An expression over `task` and `vars`, such as `task.level`: rows are asked by its value, the smallest first."""
+    """An expression over `task`, `vars` and, in a training, `measured`: rows are asked by its value, smallest first."""
     report_by: Text | None = None
     """A column: success is also reported for each of its values, and a part of the split is drawn evenly over them."""
 

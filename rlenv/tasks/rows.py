@@ -29,17 +29,19 @@ __all__ = [
     "PASS",
     "SEEDS",
     "STEP_SEEDS",
+    "UNMEASURED",
     "Tasks",
     "harbor_tasks",
     "load_tasks",
     "seed_of",
-    "shuffled",
-    "spread",
-    "task_files",
 ]
+__all__ += ["shuffled", "spread", "task_files"]
 
 PASS = 1_000
 """So many rows are one pass through a source without an end, where nobody says how many are meant."""
+
+UNMEASURED: Final[Mapping[str, float]] = {"success": 0.0, "reward": 0.0, "episodes": 0}
+"""What `order` reads as `measured` of a task that no training has asked yet."""
 
 SEEDS = "run, split, task, sample"
 """The rule of `seed_of`, as a run names it. One that names none gave all tasks the seed `--seed` · 10⁶ + sample."""
@@ -222,7 +224,7 @@ def _kept(loaded: LoadedSpec, key: str, when: str, read: Callable[[int], Row], o
 
 def _sorted(loaded: LoadedSpec, key: str, by: str, read: Callable[[int], Row], order: Sequence[int]) -> list[int]:
     """The numbers of the rows, the smallest value of `by` first; equal ones, and what cannot be read, as they stood."""
-    pairs = [*zip(_each(loaded, key, by, read, order), order, strict=True)]
+    pairs = [*zip(_each(loaded, key, by, read, order, measured=UNMEASURED), order, strict=True)]
     try:
         known = sorted((pair for pair in pairs if pair[0] is not _UNREAD), key=itemgetter(0))
     except TypeError as error:
@@ -231,7 +233,9 @@ def _sorted(loaded: LoadedSpec, key: str, by: str, read: Callable[[int], Row], o
     return [number for _, number in known] + [number for value, number in pairs if value is _UNREAD]
 
 
-def _each(loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], order: Sequence[int]) -> list[Any]:
+def _each(
+    loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], order: Sequence[int], **more: Any
+) -> list[Any]:
     """What an expression gives for each row; `_UNREAD` for one that cannot be read."""
     number, found = 0, list[Any]()
     try:
@@ -242,7 +246,7 @@ def _each(loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], o
             except SpecError:
                 found.append(_UNREAD)
             else:
-                found.append(tell(task=row, vars=loaded.spec.vars))
+                found.append(tell(task=row, vars=loaded.spec.vars, **more))
     except TemplateError as error:
         message, hint = f"it fails for row {number + 1}: {error}", "write an expression over task and vars: task.level"
         raise SpecError([loaded.document.fault(key, message, hint)]) from error

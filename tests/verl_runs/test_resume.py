@@ -86,6 +86,31 @@ def test_a_killed_run_goes_on_and_trains_nothing_twice(
     assert steps_of(cut)[-1] == STEPS
 
 
+def test_tasks_are_asked_by_what_was_measured_of_them_also_after_a_restart(tmp_path: Path, tiny_policy: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    order = ("--set", "tasks.train.order=-measured.reward")  # what pays most comes first
+    given = arguments(out, tiny_policy, *order)
+    given[given.index("--steps") + 1] = "4"
+    assert train(given, log) == 0, log.read_text()[-3000:]
+    assert train(["--resume", str(out), "--steps", str(STEPS)], log) == 0, log.read_text()[-3000:]
+
+    entries = lines(out / "trained.jsonl")
+    assert len(entries) == 4 * STEPS
+    asked = [[task for _, task in tasks] for _, tasks in trained(out)]
+    assert asked[:3] == [[4 * step + place for place in range(4)] for step in range(3)]  # nothing is measured yet
+    assert asked[3:6] != asked[:3]
+    for step in range(4, STEPS + 1):  # 4 is the last of the first attempt
+        known = [entry for entry in entries if entry["step"] < step]
+        sums = {task: [entry for entry in known if entry["task"] == task] for task in range(13)}
+        means = {
+            task: sum(one["reward"] for one in some) / max(1, sum(one["valid"] for one in some))
+            for task, some in sums.items()
+        }
+        before = {task for tasks in asked[(step - 1) // 3 * 3 : step - 1] for task in tasks}
+        wanted = sorted(set(range(13)) - before, key=lambda task: (-means[task], task))[:4]
+        assert asked[step - 1] == sorted(wanted)
+
+
 def test_verls_own_driver_killed_ends_the_run_with_a_way_on(tmp_path: Path, tiny_policy: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     with started(arguments(out, tiny_policy), log) as (driver, mark):

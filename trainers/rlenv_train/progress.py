@@ -1,6 +1,7 @@
 """The progress of a run for people: its stage, what it waits for, a time limit, and its curves.
 
-The starts of a trainer that make up one run, the end of each, and files that are written whole or not at all.
+The starts of a trainer that make up one run, the end of each, and files that are written whole or not at all. The
+order of tasks that follows what was measured of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import string
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -369,3 +370,63 @@ def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)
     os.replace(draft, path)
+
+
+Asked = tuple[str, int]
+"""A task by the name of its spec and its number."""
+
+
+class Curriculum:
+    """The rows of a training whose `order` reads `measured`: each step asks those that it puts first.
+
+    A pass asks every row once. What a step asks follows from its place in the pass and from the list of trained tasks
+    alone, so that a run that is taken up asks what it would have asked.
+
+    Args:
+        rows: the task of each row of a pass.
+        keys: by spec, what its `order` gives for a task and what was measured of it.
+        trained: the file of `trained_tasks`, one entry a line.
+        batch: the rows of a step.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Asked],
+        keys: Mapping[str, Callable[[int, Mapping[str, float]], Any]],
+        trained: Path,
+        *,
+        batch: int,
+    ) -> None:
+        self._rows, self._keys, self._trained, self._batch = rows, keys, trained, batch
+        self._first = {row: place for place, row in reversed([*enumerate(rows)])}
+        self._values: dict[tuple[Asked, tuple[float, ...]], Any] = {}
+
+    def next(self, places: Sequence[int]) -> list[int]:
+        """The places of the rows that a step asks, where rows in their order would be those at `places`."""
+        sums: dict[Asked, Counter[str]] = defaultdict(Counter)
+        steps: dict[int, list[Asked]] = defaultdict(list)
+        for line in self._trained.read_bytes().splitlines() if self._trained.exists() else ():
+            entry = orjson.loads(line)
+            row = entry["spec"], entry["task"]
+            steps[entry["step"]].append(row)
+            sums[row].update({name: entry[name] for name in ("success", "reward", "valid")})
+        left = Counter(self._rows)
+        begun = places[0] // self._batch  # steps of this pass
+        left.subtract(row for step in sorted(steps)[len(steps) - begun :] for row in steps[step])
+        ordered = sorted(
+            (row for row in self._first if left[row] > 0),
+            key=lambda row: (self._value(row, sums[row]), self._first[row]),
+        )
+        queues: dict[str, deque[Asked]] = defaultdict(deque)
+        for row in ordered:
+            queues[row[0]].extend([row] * left[row])
+        asked = [queue.popleft() if (queue := queues[self._rows[at][0]]) else self._rows[at] for at in places]
+        return [self._first[row] for row in asked]
+
+    def _value(self, row: Asked, sums: Mapping[str, float]) -> Any:
+        count = sums["valid"]
+        means = {name: sums[name] / count if count else 0.0 for name in ("success", "reward")}
+        key = row, (*means.values(), count)
+        if key not in self._values:
+            self._values[key] = self._keys[row[0]](row[1], {**means, "episodes": count})
+        return self._values[key]

@@ -129,16 +129,15 @@ def _figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
 
 def trained_tasks(step: int, groups: Iterable[Sequence[EpisodeFigures]]) -> list[dict[str, Any]]:
     """The tasks that a step trains on, one entry a group: step, spec, split, task, `episodes` and `valid` (not masked)
-    ones.
+    ones, and the sums of `success` and `reward` over these.
     """
     return [
         {
             "step": step,
-            "spec": group[0].spec,
-            "split": group[0].split,
-            "task": group[0].task,
+            **{name: getattr(group[0], name) for name in ("spec", "split", "task")},
             "episodes": len(group),
-            "valid": sum(not episode.masked for episode in group),
+            "valid": len(valid := [episode for episode in group if not episode.masked]),
+            **{name: sum(getattr(one, name) or 0.0 for one in valid) for name in ("success", "reward")},
         }
         for group in groups
         if group

@@ -59,6 +59,7 @@ def _clause(where: str, kind: Kind, needs: str, used_by: str, since: str) -> Cla
 
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
+_ROWS = "verl.utils.dataset.rl_dataset"
 _OURS, _LOST = "loop/replay_buffer.py", "loop/lost.py"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _BASE = "verl.trainer.ppo.v1.trainer_base"
@@ -175,6 +176,8 @@ CLAUSES: tuple[Clause, ...] = (
     _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", _LOST, "0.9.0"),
     _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", _LOST, "0.9.0"),
     _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", _OURS, "0.9.0"),
+    _clause(f"{_ROWS}:RLHFDataset", "parameters", "data_files tokenizer config processor max_samples", _OURS, "0.9.0"),
+    _clause(f"{_ROWS}:get_dataset_class", "parameters", "data_config", f"{_OURS} (data.custom_cls)", "0.9.0"),
     _clause(_BASE, "says", "custom_sampler sampler_kwargs", "loop/replay_buffer.py, presets", "0.9.0"),
     # several rows an episode
     _clause(

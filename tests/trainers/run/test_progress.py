@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from rlenv.cli.console import Console
 from rlenv.runs.schema import Facts
 from rlenv_train.keeping import Keeper, KeptEpisodes
-from rlenv_train.progress import Stage, TimeIsUp, Underway, time_is_up_at
+from rlenv_train.progress import Curriculum, Stage, TimeIsUp, Underway, time_is_up_at
 from rlenv_verl.run.figures import StepFigures, figures_of, phase_shares, show_summary, step_lines
 from rlenv_verl.run.resume import training_figures
 from tests.support.kept import episode
@@ -156,3 +158,45 @@ def test_the_end_is_told_in_tables() -> None:
         "2 x stuck: no more",
     ):
         assert part in text
+
+
+PASS_ROWS = [(name, task) for task in range(6) for name in ("a", "b")]
+
+
+def steps_asked(file: Path, *, easy: Collection[tuple[str, int]], until: int) -> list[list[tuple[str, int]]]:
+    """The tasks of each step up to `until`, each of which measures 1.0 of the easy ones; the file goes on as it is."""
+
+    def key(task: int, measured: Mapping[str, float]) -> float:
+        return -measured["success"] if measured["episodes"] else 0.5
+
+    while (begun := len({json.loads(line)["step"] for line in file.read_text().splitlines()})) < until:
+        # As a process that is started anew for each step.
+        places = [4 * (begun % 3) + place for place in range(4)]
+        chosen = Curriculum(PASS_ROWS, {"a": key, "b": key}, file, batch=4).next(places)
+        entries = [
+            {"step": begun + 1, "spec": name, "task": task, "valid": 2}
+            | dict.fromkeys(("success", "reward"), 2.0 if (name, task) in easy else 0.0)
+            for name, task in (PASS_ROWS[place] for place in chosen)
+        ]
+        with file.open("a") as lines:
+            lines.writelines(json.dumps(entry) + "\n" for entry in entries)
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [[(one["spec"], one["task"]) for one in found if one["step"] == step + 1] for step in range(until)]
+
+
+def test_a_pass_asks_every_row_once_and_the_next_one_by_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "whole").touch()
+    easy = {("a", 4), ("a", 5), ("b", 1)}
+    asked = steps_asked(tmp_path / "whole", easy=easy, until=6)
+    assert asked[:3] == [PASS_ROWS[start : start + 4] for start in (0, 4, 8)]
+    assert sorted(row for tasks in asked[3:] for row in tasks) == sorted(PASS_ROWS)
+    assert asked[3] == [("a", 4), ("b", 1), ("a", 5), ("b", 0)]
+    assert [name for step in asked for name, _ in step] == ["a", "b"] * 12
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_a_run_that_is_taken_up_asks_what_it_would_have_asked(tmp_path: Path, kept: int) -> None:
+    (tmp_path / "whole").touch()
+    whole = steps_asked(tmp_path / "whole", easy={("a", 3), ("b", 4)}, until=6)
+    (tmp_path / "cut").write_text("".join((tmp_path / "whole").read_text().splitlines(keepends=True)[: 4 * kept]))
+    assert steps_asked(tmp_path / "cut", easy={("a", 3), ("b", 4)}, until=6) == whole

@@ -1,7 +1,8 @@
 """veRL's replay buffers with rlenv's figures, named by `trainer.v1.sampler.custom_sampler`.
 
 `RlenvReplayBuffer` is for `trainer_mode: sync`, `RlenvReplayBufferAsync` for the asynchronous modes. What `sample`
-returns beside the batch is merged into the step's metrics and reaches every logger.
+returns beside the batch is merged into the step's metrics and reaches every logger. `MeasuredRows` asks tasks by what
+the steps so far have trained on.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import transfer_queue as tq  # type: ignore[import-untyped]
+import yaml
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
+from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import get_tensordict
 
 from rlenv.errors import InvalidReward, UsageError, all_known
+from rlenv.language.loader import load_spec
+from rlenv.language.shipped import find
+from rlenv.language.templates import as_template
+from rlenv.tasks.rows import load_tasks
 from rlenv_train.keeping import Keeper
+from rlenv_train.progress import Curriculum
 from rlenv_train.samples import EpisodeFigures, step_figures, trained_tasks
 from rlenv_verl.estimators.rows import ADVANTAGES, RowLabel
 from rlenv_verl.loop.lost import LAST_S, Watched, watched_of
@@ -379,3 +387,37 @@ def _options(given: Any) -> dict[str, Any]:
             hint = all_known(str(name), _OPTIONS, "known:")
             raise UsageError(message, key=f"trainer.v1.sampler.sampler_kwargs.{name}", hint=hint)
     return {**_OPTIONS, **taken}
+
+
+class MeasuredRows(RLHFDataset):
+    """veRL's rows, named by `data.custom_cls`, for specs whose `order` reads `measured`; a validation's as they stand.
+
+    `data.rlenv_run` is the run's folder. veRL's sampler counts places, also after a restart, and the rows of a step are
+    asked for together, once the step before is trained (`trainer_mode: sync`, no workers of the data loader).
+    """
+
+    def __init__(self, *, config: Any, **own: Any) -> None:
+        super().__init__(config=config, **own)
+        folder, rows = Path(config.rlenv_run), [row["extra_info"] for row in self.dataframe]
+        self._curriculum: Curriculum | None = None
+        if rows[0]["is_validation"]:
+            return
+        loops = yaml.safe_load((folder / "agent_loop.yaml").read_text(encoding="utf-8"))
+        keys = dict(_order_of(one["spec"], one["spec_set"], rows[0]["split"]) for one in loops)
+        asked = [(row["data_source"].partition("/")[0], row["extra_info"]["task"]) for row in self.dataframe]
+        batch = int(config.train_batch_size)
+        self._curriculum = Curriculum(asked, keys, folder / "trained.jsonl", batch=batch)
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        return [self[place] for place in (places if self._curriculum is None else self._curriculum.next(places))]
+
+
+def _order_of(
+    source: str, given: Mapping[str, Any], split: str
+) -> tuple[str, Callable[[int, Mapping[str, float]], Any]]:
+    """The name of a spec, and what its `order` gives for a task and what was measured of it."""
+    loaded = load_spec(find(source), set=given or None)
+    tasks, order = load_tasks(loaded, split), as_template(loaded.spec.tasks[split].order or "0")
+    return loaded.spec.name, lambda task, measured: order.value(
+        task=tasks[task], vars=loaded.spec.vars, measured=measured
+    )

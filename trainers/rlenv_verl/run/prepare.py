@@ -14,6 +14,7 @@ import yaml
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, did_you_mean
+from rlenv.language.templates import as_template
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_train.fate import failure_policy
@@ -24,7 +25,7 @@ from rlenv_verl.loop import check_reward_model
 from rlenv_verl.run import Mode, Run, SpecEntry
 from rlenv_verl.run.inputs import agent_name, joining, mixed_rows, validation_rows, write_rows
 from rlenv_verl.settings import compose
-from rlenv_verl.settings.checks import check_masking, check_rows
+from rlenv_verl.settings.checks import check_masking, check_order, check_rows
 from rlenv_verl.settings.presets import Preset, control_estimator, load_preset, lora_overrides, override, with_run_keys
 
 _LOOP_CLASS = "rlenv_verl.loop.agent_loop.RlenvAgentLoop"
@@ -255,6 +256,8 @@ def plan_of(run: Run, *more: str, dry_run: bool = False) -> Plan:
     check_masking(config)
     if run.history == "rows":
         check_rows(config)
+    if config["data"].get("rlenv_run") is not None:
+        check_order(config)
     if not dry_run:
         (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
@@ -316,8 +319,16 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str)
     }
     if isinstance(max_prompt_tokens, str):  # veRL reads this one with a default of its own where the other is missing
         keys["actor_rollout_ref.rollout.prompt_length"] = max_prompt_tokens
-    if any((one := spec.environment.spec.tasks.get(split)) and one.order for spec in settings.specs):
+    orders = [one.order for spec in settings.specs if (one := spec.environment.spec.tasks.get(split)) and one.order]
+    if orders:
         keys["data.shuffle"] = False  # veRL's sampler goes by the rows, also after a restart
+    if any("measured" in as_template(order).names for order in orders):
+        keys |= {
+            "data.custom_cls.path": "pkg://rlenv_verl.loop.replay_buffer",
+            "data.custom_cls.name": "MeasuredRows",
+            "data.dataloader_num_workers": 0,
+            "+data.rlenv_run": str(folder),
+        }
     if settings.steps is not None:
         keys["trainer.total_training_steps"] = settings.steps
     if settings.save_every is not None:

@@ -363,6 +363,23 @@ def _labels_rows(path: str, name: str) -> bool:
     return isinstance(found, type) and issubclass(found, (RlenvReplayBuffer, RlenvReplayBufferAsync))
 
 
+def check_order(config: Mapping[str, Any]) -> None:
+    """Looks at what in veRL's resolved configuration asks tasks ahead of time, for an `order` that reads `measured`.
+
+    Raises:
+        UsageError: a step's tasks would be chosen before the step before it is trained, or one by one.
+    """
+    data, v1 = config["data"], config["trainer"]["v1"]
+    filters = bool((config["algorithm"].get("filter_groups") or {}).get("enable"))
+    singly = filters or v1["sampler"].get("sync_refill_failed_groups") or data.get("gen_batch_size") is not None
+    if v1["trainer_mode"] != "sync" or singly or data["dataloader_num_workers"] != 0:
+        raise UsageError(
+            "an 'order' that reads 'measured' chooses the tasks of each step once the one before it is trained",
+            key="trainer.v1.trainer_mode",
+            hint="train with --mode sync and no filter of groups, or order by what `rlenv runs tasks` has measured",
+        )
+
+
 def check_masking(config: Mapping[str, Any]) -> None:
     """Looks at what in veRL's resolved configuration counts masked samples.
 
