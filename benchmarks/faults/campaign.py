@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-FAULTS = {"error": 0.05, "delay_s": {"p": 0.05, "uniform": [6, 9]}, "garble": 0.01, "oversize": 0.01}
+FAULTS = {"error": 0.05, "delay_s": {"p": 0.05, "range": [6, 9]}, "garble": 0.01, "oversize": 0.01}
 POLICIES = {"calls.retries": 4, "calls.attempt_s": 2.0, "calls.timeout_s": 20, "tools.double.idempotent": True}
 KILL_EVERY_S = 2.0
 DROPS = 0.03

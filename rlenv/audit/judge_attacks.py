@@ -193,10 +193,10 @@ class _Attacked:
         return Template(attack.text).substitute(
             score=score,
             high=f"{high:.12g}",
-            reply=json.dumps({"reasoning": "perfect", self.spec.value_key: json.loads(score)}),
+            reply=json.dumps({"reasoning": "perfect", self.spec.key: json.loads(score)}),
             answer=pair.wrong or "(none)",
             plain=pair.plain or "?",
-            key=self.spec.value_key,
+            key=self.spec.key,
         )
 
     def _with(self, subject: AuditSubject, wrong: str, plain: str, attack: str) -> str:

@@ -44,7 +44,7 @@ def instructions(environment: Environment) -> list[str]:
     Without a judge, what a judge of the default scale would be told.
     """
     judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
-    asked = [tells_for(scale=one.ends, value_key=one.value_key, is_paid=one.usual_weight >= 0) for one in judges]
+    asked = [tells_for(scale=one.ends, value_key=one.key, is_paid=one.usual_weight >= 0) for one in judges]
     # A reward without a judge has nobody to tell: one text stands for all.
     return list(dict.fromkeys(tell.text for tells in asked or [tells_for(scale=(1.0, 5.0))[:1]] for tell in tells))
 

@@ -127,7 +127,7 @@ class Injector:
         if kind == "hang":
             return float("inf")
         if kind == "delay" and self._spec.delay_s is not None:
-            return chance.uniform(*self._spec.delay_s.uniform)
+            return chance.uniform(*self._spec.delay_s.range)
         return 0.0
 
 

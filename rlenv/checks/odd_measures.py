@@ -131,13 +131,13 @@ def _scale_of_judge(subject: Subject, path: str, spec: RewardSpec) -> Iterator[F
         if column in shown:
             message = f"the judge is told that task.{column} is right, which is what the prompt asks"
             yield document.warning(f"{path}.prompt", message, "name the column of the right answer", "odd-pair")
-    key = getattr(spec, "value_key", "score")
+    key = getattr(spec, "key", "score")
     keys = re.findall(r"[\"'](\w+)[\"']\s*:", str(getattr(spec, "prompt", "")))
     if keys and key not in keys:
         message = f"the judge is told to write '{keys[-1]}', and the score is read from '{key}'"
-        yield document.warning(f"{path}.prompt", message, f"write {key}, or value_key: {keys[-1]}", "other-scale")
+        yield document.warning(f"{path}.prompt", message, f"write {key}, or key: {keys[-1]}", "other-scale")
     schema = getattr(spec, "schema_", None) or {}
-    of_value = schema.get("properties", {}).get(getattr(spec, "value_key", "score"), {})
+    of_value = schema.get("properties", {}).get(getattr(spec, "key", "score"), {})
     limits = (
         (of_value.get("minimum", low), of_value.get("maximum", high)) if isinstance(of_value, Mapping) else (low, high)
     )

@@ -318,7 +318,7 @@ def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
         yield document.warning(
             f"{path}.faults", "half of all calls fail, or more", "write a smaller share", "never-runs"
         )
-    if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.uniform[0] >= timeout_s:
+    if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.range[0] >= timeout_s:
         message = f"the shortest delay is longer than the {timeout_s:g} s of a call"
         yield document.warning(f"{path}.faults.delay_s", message, "shorten it", "never-runs")
 

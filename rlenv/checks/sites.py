@@ -277,7 +277,7 @@ def _columns(
             known = f"its columns: {listed_names(list(split.columns))}"
             lists = [name for name, value in split.rows[0].items() if isinstance(value, list)]
             if total == 1 and lists and subject.loaded.spec.tasks[split.name].paths:  # a file that is one object
-                known += f"; where '{lists[0]}' holds the rows, add 'rows_at: {lists[0]}'"
+                known += f"; where '{lists[0]}' holds the rows, add 'key: {lists[0]}'"
             hint = did_you_mean(path[1], split.columns, prefix="task.", otherwise=known)
         else:
             message = f"{len(lacking)} of {len(rows)} rows of split '{split.name}' lack the column '{path[1]}'"

@@ -145,12 +145,12 @@ def _report_by(subject: Subject) -> Iterator[Finding]:
 def _delays(subject: Subject) -> Iterator[Finding]:
     places = ["calls.faults", *(f"tools.{name}.faults" for name in subject.loaded.spec.tools)]
     for place in places:
-        pair = subject.document.get(f"{place}.delay_s.uniform")
+        pair = subject.document.get(f"{place}.delay_s.range")
         if isinstance(pair, list) and len(pair) == 2 and all(isinstance(end, (int, float)) for end in pair):
             low, high = pair
             if not low <= high < math.inf:
                 message = f"found [{low:g}, {high:g}]; expected the shortest delay first, and finite ones"
-                yield subject.document.fault(f"{place}.delay_s.uniform", message, f"write [{high:g}, {low:g}]")
+                yield subject.document.fault(f"{place}.delay_s.range", message, f"write [{high:g}, {low:g}]")
 
 
 def _answer_tool(subject: Subject) -> Iterator[Finding]:

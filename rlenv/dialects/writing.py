@@ -271,8 +271,8 @@ class Writer:
         rest = list(messages)
         system = rest.pop(0).content if rest and rest[0].role == "system" else None
         shown = self._tools(tools, alone=system is None) if tools else ""
-        if system is None and chat.system_default:
-            system = chat.system_default
+        if system is None and chat.system:
+            system = chat.system
         out: list[str] = [chat.begin]
         if chat.tools_role == "user" and shown:
             first = next((i for i, message in enumerate(rest) if message.role == "user"), -1)
@@ -322,7 +322,7 @@ class Writer:
         return head + message.content + tail
 
     def _strip(self, text: str) -> str:
-        return text.strip() if self._chat.strips else text
+        return text.strip() if self._chat.trim else text
 
     def _turn(self, role: str, content: str) -> str:
         around = self._around.get(role)
@@ -333,7 +333,7 @@ class Writer:
         """The turns that show the results at the head of `messages`."""
         chat = self._chat
         shown: list[str] = []
-        fill, strips = self._result.fill, chat.strips
+        fill, strips = self._result.fill, chat.trim
         for message in messages:
             if message.role != "tool":
                 break

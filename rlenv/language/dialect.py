@@ -230,7 +230,7 @@ class ChatSpec(Spec):
     """Other names of roles, such as {assistant: model}."""
     turns: Mapping[Text, Text] = Field(default_factory=dict)
     """Turns of single roles that are written otherwise."""
-    system_default: Text = ""
+    system: Text = ""
     """The system message where there is none."""
     tools: Text | None = None
     """How tools are shown, with `{tools}` and `{example}`, behind the system message; by default a short text."""
@@ -259,7 +259,7 @@ class ChatSpec(Spec):
     """How content is written before calls; by default as `said`."""
     drops_thinking: Bool = True
     """Thinking before the last user message is left out of the prompt."""
-    strips: Bool = False
+    trim: Bool = False
     """Contents are written without white space at their ends."""
 
 

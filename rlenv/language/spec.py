@@ -39,7 +39,7 @@ class TaskSource(Spec):
     path: Text | tuple[Text, ...] | None = None
     """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz). Or several, one
     after the other: a list, or a pattern such as `shards/*.jsonl`, whose files stand in the order of their names."""
-    rows_at: Text | None = None
+    key: Text | None = None
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
     function: Text | None = None
     """`module:function` or `file.py:function` that returns mappings; one that takes `index` returns that row alone."""
@@ -130,7 +130,7 @@ class DelaySpec(Spec):
 
     p: Share
     """The share of calls that are delayed."""
-    uniform: tuple[Annotated[Float, Field(ge=0)], Annotated[Float, Field(ge=0)]]
+    range: tuple[Annotated[Float, Field(ge=0)], Annotated[Float, Field(ge=0)]]
     """The shortest and the longest delay, in seconds; evenly spread."""
 
 

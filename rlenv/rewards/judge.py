@@ -84,7 +84,7 @@ class JudgeSpec(RewardSpec):
     """The lowest and the highest score; the term's value is the score's place between them, 0 to 1."""
     schema_: Annotated[Mapping[str, Any] | None, Field(alias="schema")] = None
     """A JSON Schema for the reply, sent as structured output; by default an object with `reasoning` and `score`."""
-    value_key: Text = "score"
+    key: Text = "score"
     """The reply's key that holds the score."""
     judges: tuple[JudgeMemberSpec, ...] = ()
     """Several judges; all have to give a score, unless there is a `quorum`."""
@@ -181,7 +181,7 @@ class _Judge:
             return Met(share, given[0].reason, biased, self._said(found))
 
         met = await play(pairs, compare, accounts=context.accounts, role=f"judge {self.name}")
-        return won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.least)
+        return won(pairs, met, seeds=[one.seed for one in trajectories], least=pairwise.quorum)
 
     async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
@@ -262,7 +262,7 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         reply=reply,
         names=_material(spec),
         shown=("message",) if spec.pairwise is None else NAMES,
-        says=f"'{spec.value_key}' goes from {low:g} to {high:g}." if spec.pairwise is None else SAYS,
+        says=f"'{spec.key}' goes from {low:g} to {high:g}." if spec.pairwise is None else SAYS,
         ending=_rubric(spec),
         retries=spec.retries,
         seed=spec.seed,
@@ -278,7 +278,7 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
 def _check_pairwise(spec: PairwiseSpec) -> None:
     if (spec.with_ is None) == (spec.among is None):
         raise UsageError("give either with or among", key="pairwise", hint="name one of them")
-    for key in ("opponents", "least"):
+    for key in ("opponents", "quorum"):
         if spec.with_ is not None and key in spec.model_fields_set:
             raise UsageError("it is of a comparison among a group", key=f"pairwise.{key}", hint="leave it out")
 
@@ -290,8 +290,8 @@ def _material(spec: JudgeSpec) -> frozenset[str]:
 def _reply(spec: JudgeSpec) -> ReplySchema:
     """Raises UsageError: the schema is none, or a comparison is to have a form of its own."""
     if spec.pairwise is None:
-        return ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
-    for key, attribute in (("scale", "scale"), ("schema", "schema_"), ("value_key", "value_key")):
+        return ReplySchema(spec.schema_, key=spec.key, scale=spec.scale)
+    for key, attribute in (("scale", "scale"), ("schema", "schema_"), ("key", "key")):
         if attribute in spec.model_fields_set:
             raise UsageError("a comparison has no use for it", key=key, hint="leave it out, or leave pairwise out")
     return ReplySchema(None, key=KEY, scale=(0.0, 1.0), choices=CHOICES)
@@ -323,7 +323,9 @@ def _member(
         SYSTEM,
         sampling.model_dump(),
     ]
-    written += [endpoint.sampling.model_dump(exclude={"seed"}), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
+    asked = spec.pairwise.model_dump() if spec.pairwise is not None else {}
+    compared = {"least" if key == "quorum" else key: value for key, value in asked.items()} or None  # as tapes know it
+    written += [endpoint.sampling.model_dump(exclude={"seed"}), compared, spec.seed]
     digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.timeout_s or spec.timeout_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)

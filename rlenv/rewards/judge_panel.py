@@ -38,7 +38,7 @@ class PairwiseSpec(Spec):
     """`group`: with the other answers to the same task, once all of them are there."""
     opponents: Annotated[Int, Field(ge=1)] | None = None
     """With how many of the others each answer of a group is compared, drawn by the term's seed; by default all."""
-    least: Annotated[Float, Field(gt=0, le=1)] = 0.5
+    quorum: Annotated[Float, Field(gt=0, le=1)] = 0.5
     """The share of an answer's comparisons within its group that have to give a verdict; the others are left out."""
     of: Literal["message", "answer"] = "message"
     """What of the episode is compared."""

@@ -155,7 +155,7 @@ class ReplySchema:
             raise UsageError(
                 f"it has no property '{key}', which is to hold the score",
                 key="schema",
-                hint="name another by value_key",
+                hint="name another by key",
             )
         self.nonce_key = _free("nonce", properties)
         try:

@@ -70,7 +70,7 @@ def open_rows(path: Path, *, at: str | None = None) -> Read:
     name = path.name.lower()
     kind = next((kind for kind in KINDS if name.endswith(kind)), "")
     if at is not None and kind not in (".json", ".json.gz"):
-        raise UnfitFile(f"'{path.name}' is no .json file", key="rows_at", hint="remove 'rows_at'")
+        raise UnfitFile(f"'{path.name}' is no .json file", key="key", hint="remove 'key'")
     if kind == ".parquet":
         return _parquet(path)
     unpacked = _unpacked(path) if kind.endswith(".gz") else None
@@ -138,11 +138,11 @@ def _array(path: Path, opened: Callable[[], BinaryIO], at: str | None) -> Read:
         if not isinstance(rows, dict) or key not in rows:
             known = rows if isinstance(rows, dict) else ()
             hint = did_you_mean(key, known, otherwise=f"there are {', '.join(known) or 'no keys'}"[:200])
-            raise UnfitFile(f"'{path.name}' has no '{key}' there", key="rows_at", hint=hint)
+            raise UnfitFile(f"'{path.name}' has no '{key}' there", key="key", hint=hint)
         rows = rows[key]
     if not isinstance(rows, list):
         found = f"'{path.name}' has a {type(rows).__name__} there; expected a list of rows"
-        raise UnfitFile(found, key="rows_at", hint="name the key of a list")
+        raise UnfitFile(found, key="key", hint="name the key of a list")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             found = f"entry {number} is a {type(row).__name__}; expected an object of columns"
@@ -184,7 +184,7 @@ def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
             shown = line.decode(errors="replace").rstrip("\r\n")
             column = min(error.colno, len(shown) + 1)
             hint = "write one JSON object a line"
-            hint += ", or name the key of its rows: 'rows_at: KEY'" if ".json" in path.suffixes else ""
+            hint += ", or name the key of its rows: 'key: KEY'" if ".json" in path.suffixes else ""
             raise _broken(path, lines[index], column, _words(error), shown, hint) from error
         if not isinstance(row, dict):
             shown = line.decode(errors="replace").rstrip("\r\n")

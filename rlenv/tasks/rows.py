@@ -196,7 +196,7 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         read, count, name = folders.__getitem__, len(folders), source.harbor
     else:
         places = task_files(loaded, split)
-        read, count = joined([_open(loaded, place, path, source.rows_at, key) for place, path in places])
+        read, count = joined([_open(loaded, place, path, source.key, key) for place, path in places])
         name = ", ".join(str(path) for _, path in places[:3]) + (", …" if places[3:] else "")
     if count == 0:
         at = next(

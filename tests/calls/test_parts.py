@@ -206,7 +206,7 @@ def context(seed: int = 0, turn: int = 0, **task: Any) -> ToolContext:
     return ToolContext(task, {}, 0.0, seed, turn=turn)
 
 
-SPEC = FaultsSpec(error=0.1, delay_s=DelaySpec(p=0.1, uniform=(1, 2)), garble=0.05, oversize=0.05, hang=0.1)
+SPEC = FaultsSpec(error=0.1, delay_s=DelaySpec(p=0.1, range=(1, 2)), garble=0.05, oversize=0.05, hang=0.1)
 
 
 def test_faults_come_in_their_shares_and_follow_from_the_seed_alone() -> None:

@@ -448,8 +448,8 @@ def test_faults_are_marked_and_a_retry_may_overcome_them() -> None:
     [
         (FaultsSpec(error=1.0), "failed", "error"),
         (FaultsSpec(hang=1.0), "timeout", "hang"),
-        (FaultsSpec(delay_s=DelaySpec(p=1.0, uniform=(5, 9))), "timeout", "delay"),
-        (FaultsSpec(delay_s=DelaySpec(p=1.0, uniform=(0, 0.01))), "ok", "delay"),
+        (FaultsSpec(delay_s=DelaySpec(p=1.0, range=(5, 9))), "timeout", "delay"),
+        (FaultsSpec(delay_s=DelaySpec(p=1.0, range=(0, 0.01))), "ok", "delay"),
         (FaultsSpec(garble=1.0), "ok", "garble"),
         (FaultsSpec(oversize=1.0), "ok", "oversize"),
     ],

@@ -219,8 +219,8 @@ def test_every_key_of_a_form_is_tried_somewhere() -> None:
 def always_read() -> set[str]:
     """Keys that are read whatever stands beside them."""
     own = {"base", "calls", "section_open", "drop", "headers", "chat", "chat_template", "lenient", "offers"}
-    chat = {"begin", "generation", "system_default", "result", "same_turn", "calls_behind", "content_behind"}
-    chat |= {"said", "said_before", "strips", "roles", "turns"}
+    chat = {"begin", "generation", "system", "result", "same_turn", "calls_behind", "content_behind"}
+    chat |= {"said", "said_before", "trim", "roles", "turns"}
     return own | {f"chat.{key}" for key in chat} | {f"thinking_marks{key}" for key in ("", ".open", ".close", ".also")}
 
 

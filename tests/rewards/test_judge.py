@@ -204,12 +204,12 @@ def test_several_judges_are_combined_and_all_have_to_answer() -> None:
 def test_structured_output_by_a_schema_of_the_authors_own() -> None:
     schema = {"type": "object", "properties": {"clear": {"enum": [0, 1]}}, "required": ["clear"]}
     server = Server(['{"clear": 1}'])
-    assert one(server, schema=schema, value_key="clear", scale=[0, 1]).value == 1.0
+    assert one(server, schema=schema, key="clear", scale=[0, 1]).value == 1.0
     sent = server.asked[0]["response_format"]["json_schema"]["schema"]
     assert sent["properties"].pop("nonce")["enum"]
     assert sent == {**schema, "required": ["nonce", "clear"]}
     assert server.asked[0]["temperature"] == 0.0
-    (found,) = judged(Server(['{"clear": 0.5}']), schema=schema, value_key="clear", scale=[0, 1])
+    (found,) = judged(Server(['{"clear": 0.5}']), schema=schema, key="clear", scale=[0, 1])
     assert isinstance(found, RewardError)
 
 

@@ -170,7 +170,7 @@ def test_a_reference_that_a_row_lacks_is_said() -> None:
     [
         ({"scale": [0, 1]}, "no use for it"),
         ({"schema": {"type": "object", "properties": {"score": {}}}}, "no use for it"),
-        ({"value_key": "grade"}, "no use for it"),
+        ({"key": "grade"}, "no use for it"),
         ({"prompt": "Is {{ first }} good?"}, "shows 'first' alone"),
         ({"prompt": "Is {{ message }} good?"}, "'message' is not known here"),
         ({"pairwise": {"with": "{{ answer }}"}}, "'answer' is not known here"),
@@ -449,7 +449,7 @@ def test_the_quick_way_does_not_leave_out_what_asks_models(tmp_path: Path) -> No
         ({}, "give either with or among"),
         ({"among": "group", "with": "a"}, "give either with or among"),
         ({"with": "a", "opponents": 2}, "of a comparison among a group"),
-        ({"with": "a", "least": 0.5}, "of a comparison among a group"),
+        ({"with": "a", "quorum": 0.5}, "of a comparison among a group"),
     ],
 )
 def test_a_comparison_is_with_one_answer_or_among_a_group(tmp_path: Path, pairwise: Any, said: str) -> None:

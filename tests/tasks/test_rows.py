@@ -236,13 +236,13 @@ def test_rows_may_stand_below_a_key_of_a_json_file(tmp_path: Path, at: str) -> N
     for key in reversed(at.split(".")):
         held = {key: held, "version": 2}
     (tmp_path / "rows.json").write_text(json.dumps(held, indent=1))
-    assert list(tasks_of(tmp_path, f"{{path: rows.json, rows_at: {at}}}")) == ROWS
+    assert list(tasks_of(tmp_path, f"{{path: rows.json, key: {at}}}")) == ROWS
 
 
 def test_a_file_that_is_one_object_is_told_of_the_key_of_its_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text('{"data": [{"question": "a"}]}')
     (tmp_path / "spec.yaml").write_text(HEAD + "tasks:\n  train: {path: rows.json}\n")
-    assert any("add 'rows_at: data'" in fault.hint for fault in validate([tmp_path / "spec.yaml"]).faults)
+    assert any("add 'key: data'" in fault.hint for fault in validate([tmp_path / "spec.yaml"]).faults)
 
 
 def test_a_split_takes_the_rows_for_which_its_expression_holds_before_it_counts_them(tmp_path: Path) -> None:
@@ -318,10 +318,10 @@ def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_pat
         ("{path: []}", "path", "found no path"),
         ("{path: [rows.jsonl, rowz.jsonl]}", "path.1", "there is no file 'rowz.jsonl'"),
         ("{path: '*.parquet'}", "path", "no file fits"),
-        ("{path: rows.json, rows_at: dara}", "rows_at", "has no 'dara' there; did you mean 'data'?"),
-        ("{path: rows.json, rows_at: n}", "rows_at", "a int there; expected a list"),
-        ("{path: rows.jsonl, rows_at: data}", "rows_at", "is no .json file"),
-        ("{rows: [{n: 1}], rows_at: data}", "rows_at", "read with 'path' only"),
+        ("{path: rows.json, key: dara}", "key", "has no 'dara' there; did you mean 'data'?"),
+        ("{path: rows.json, key: n}", "key", "a int there; expected a list"),
+        ("{path: rows.jsonl, key: data}", "key", "is no .json file"),
+        ("{rows: [{n: 1}], key: data}", "key", "read with 'path' only"),
         ("{path: rows.jsonl, endless: true}", "endless", "read with 'function' only"),
         ("{path: rows.jsonl, when: task.level > 3}", "when", "fails for row 1: 'dict object' has no attribute 'level'"),
         ("{path: rows.jsonl, when: task.answer >}", "when", "it fails"),

@@ -56,7 +56,7 @@ def _first(source: Mapping[str, Any], constants: Mapping[str, Any], folder: Path
         return {}
     try:
         place = os.path.join(folder, compile_template(path).text(vars=constants))
-        return _of_file(Path(min(glob.glob(place, recursive=True), default=place)), source.get("rows_at"))
+        return _of_file(Path(min(glob.glob(place, recursive=True), default=place)), source.get("key"))
     except (OSError, ValueError, TemplateError, RecursionError, csv.Error):
         return {}
 
