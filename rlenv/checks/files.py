@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -181,26 +179,6 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
         if found is not None:
             message = f"the server of '{name}' is not as it was pinned: {redact(found)}"
             yield subject.document.fault(f"{path}.pin", message, "look at the change, then: rlenv tools SPEC --pin")
-
-
-def tables_of(subject: Subject, name: str | None) -> set[str]:
-    """The tables of an SQLite resource that is one file for all tasks; empty where that cannot be told."""
-    spec = subject.loaded.spec.resources.get(name or "")
-    path, init = getattr(spec, "path", None), getattr(spec, "init", None)
-    try:
-        if isinstance(path, str) and "{" not in path and init is None:
-            file = (subject.loaded.base_of(f"resources.{name}.path") / path).absolute()
-            where, script = f"{file.as_uri()}?mode=ro", ""
-        elif isinstance(init, str) and "{" not in init and path is None:
-            script = (subject.loaded.base_of(f"resources.{name}.init") / init).read_text(encoding="utf-8")
-            where = ":memory:"
-        else:
-            return set()
-        with closing(sqlite3.connect(where, uri=True)) as opened:
-            opened.executescript(script)
-            return {str(row[0]).lower() for row in opened.execute("SELECT name FROM sqlite_master")}
-    except (OSError, ValueError, sqlite3.Error):
-        return set()
 
 
 def check_stores(subject: Subject) -> Iterator[Finding]:
