@@ -233,7 +233,7 @@ check: $(READY)
 
 # workload.py is what turns.py runs, not a benchmark by itself; the attacks run as long as they are told to
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,fuzz.py hostile.py workload.py),$(wildcard benchmarks/*.py)) \
-  benchmarks/faults/campaign.py benchmarks/faults/workers.py
+  $(addprefix benchmarks/faults/,campaign.py machines.py workers.py)
 
 bench: $(READY)
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -69,6 +70,19 @@ def played(spec: Path, acts: Sequence[str | Callable[[Any], Awaitable[None]]]) -
             return episode.trajectory, [result.text for turn in turns for result in turn.results]
 
     return asyncio.run(play())
+
+
+def killed_at_first(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Programs of these names that are killed at their first call, as by somebody outside."""
+    programs, marks = folder / "programs", folder / "marks"
+    programs.mkdir()
+    marks.mkdir()
+    marks.chmod(0o777)
+    for name in names:
+        text = f'#!/bin/sh\nmkdir {marks}/{name} 2>/dev/null && kill -9 $$\nexec {shutil.which(name)} "$@"\n'
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
 
 def children() -> list[int]:

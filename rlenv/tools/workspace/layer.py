@@ -36,6 +36,7 @@ __all__ += ["written_to"]
 _MOST_RESULT: Final = 16_000_000
 """Bytes of a file that tests leave."""
 _LEAST: Final = 1_024
+_MOST_LOST: Final = 4
 _PREFIX: Final = "rlenv-machine-"
 
 
@@ -103,10 +104,17 @@ def written_to(folder: Path, most: int) -> int:
 
 def remove(folder: Path) -> None:
     """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
-    for argv in (["chmod", "-R", "u+rwX", str(folder)], ["rm", "-rf", "--", str(folder)]):
-        if argv[0] == "rm" or os.geteuid() != 0:
-            with contextlib.suppress(OSError):
-                subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+    with contextlib.suppress(OSError):
+        if os.geteuid() != 0:
+            _run("chmod", "-R", "u+rwX", str(folder))
+        _run("rm", "-rf", "--", str(folder))
+
+
+def _run(*argv: str) -> None:
+    """Runs a program on folders of ours; once more where somebody outside has killed it half-way."""
+    for _ in range(_MOST_LOST):
+        if subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True).returncode >= 0:
+            return
 
 
 @lru_cache(maxsize=1)
@@ -149,8 +157,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
                 _like(source, copy)
             source, copy = source / part, copy / part
         if os.path.lexists(source) and not os.path.lexists(copy):
-            argv = ["cp", "--archive", "--link", "--no-target-directory", str(source), str(copy)]
-            subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+            _run("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
     return target
 
 
@@ -171,5 +178,4 @@ def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        argv = ["cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts")]
-        subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        _run("cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts"))

@@ -48,6 +48,7 @@ _SAID: Final = 300
 _WORKDIR: Final = "/app"
 _SETUP_S: Final = 600.0
 _BY_ROW: Final = ("workdir", "user", "env", "setup", "memory_mb", "disk_mb")
+_TRIES: Final = 3
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -169,18 +170,17 @@ class Workspace:
             return ran
 
     async def _of_the_episode(self) -> Machine | None:
-        """A boot over the layer; None where that alone is what stands in its way."""
+        """A boot over the layer; None where that alone is what stands in its way, and nobody has killed it."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(MachineFailed):
+                return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
+        base = self.folder / f"empty-{self.boots}"
         try:
-            return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
-        except MachineFailed:
-            base = self.folder / f"empty-{self.boots}"
-            try:
-                root = Root([self.image.folder], self._laid(base, None), self.image.binds)
-                machine = await self._booted(root, user=self.user)
-                await machine.end()
-            finally:
-                remove(base)
-            return None
+            root = Root([self.image.folder], self._laid(base, None), self.image.binds)
+            await (await self._booted(root, user=self.user)).end()
+        finally:
+            remove(base)
+        return None
 
     async def _watched(self, machine: Machine, layer: Path, command: str, timeout_s: float, most: int = 65_536) -> Ran:
         """Runs a command, and ends it where what the machine has written grows beyond its limit."""

@@ -19,7 +19,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.machine import MachineFailed, own
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceResource, WorkspaceSpec
-from tests.support.machines import children, reachable  # noqa: F401 - a fixture
+from tests.support.machines import children, killed_at_first, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
 
@@ -138,6 +138,19 @@ def test_a_machine_that_is_killed_between_commands_lost_nothing(reachable: Path)
             await asyncio.sleep(0.01)
         assert await said(workspace, "cat file") == "kept\n"
         assert not workspace.is_cut
+
+    opened(reachable, work)
+
+
+def test_one_that_is_killed_while_it_starts_is_started_again(
+    reachable: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed_at_first(reachable, monkeypatch, "mount")
+
+    async def work(workspace: Workspace) -> None:
+        assert await said(workspace, "echo here") == "here\n"
+        assert workspace.boots == 2
 
     opened(reachable, work)
 
