@@ -188,14 +188,15 @@ class ImagesCommand(Options):
 
 async def _tried(environment: Environment) -> int:
     seen, wrong = set[object](), 0
-    rows = [row for split in environment.spec.tasks for row in environment.tasks(split)]
+    rows = [one for split in environment.spec.tasks for row in environment.tasks(split) for one in _with_steps(row)]
     for machine in environment.parts.machines:
         for row in rows:
             try:
                 source = machine.source("image", row, environment.spec.vars)
-                if source in seen:
+                named = source, machine.source("tests_image", row, environment.spec.vars)
+                if named in seen:
                     continue
-                seen.add(source)
+                seen.add(named)
                 say(f"{machine.name}: {source or 'the programs of this machine'} …")
                 digest = await _booted(machine, source, row, environment.spec.vars)
             except (RlenvError, ValueError) as error:
@@ -207,11 +208,18 @@ async def _tried(environment: Environment) -> int:
     return 1 if wrong else 0
 
 
+def _with_steps(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A row, and the row of each of its steps, whose tests may have images of their own."""
+    return [row, *({**row, **step} for step in row.get("steps") or () if isinstance(step, Mapping))]
+
+
 async def _booted(machine: Any, source: Any, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
     from rlenv.tools.workspace.images import prepared
     from rlenv.tools.workspace.machine import MachineFailed
 
     image = await asyncio.to_thread(prepared, source, fetches=True)
+    if (of_tests := machine.source("tests_image", row, constants)) is not None:
+        await asyncio.to_thread(prepared, of_tests, fetches=True)
     async with machine.open(ResourceContext(row, constants)) as workspace:
         try:
             ran = await workspace.run("true", _BOOT_S)

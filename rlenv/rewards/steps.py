@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
@@ -59,8 +60,8 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
         held = {key: value for key in _BY_ROW if isinstance(value := getattr(spec, key), str)}
         asked = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
         where = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
-        usual = {"keep": None, "time_s": 600.0}
-        first = make(name, spec.model_copy(update={key: usual[key] for key in held.keys() & usual.keys()}), context)
+        usual = {key: one for key, one in (("keep", None), ("time_s", 600.0)) if key in held}
+        first = make(name, spec.model_copy(update=usual), context)
         if not held.keys() - {"strategy"}:
             return first
         made: dict[str, Term] = {}
@@ -156,6 +157,8 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
 
 async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
+    of_tests = workspace.origin.source("tests_image", task, vars)
+    workspace.tests_image = await asyncio.to_thread(workspace.origin.image_of, of_tests) if of_tests else None
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("copy_from", task, vars)
     held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
     user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -170,3 +171,22 @@ def test_init_writes_the_spec(reachable: Path) -> None:  # noqa: F811
     spec = reachable / "mine" / "mine.yaml"
     assert validate([spec]).faults == ()
     assert worth(played(spec)) == 1
+
+
+def test_tests_with_an_image_of_their_own_run_in_it(reachable: Path) -> None:  # noqa: F811
+    if not Path("/bin/busybox").exists():
+        pytest.skip("busybox-static is not installed")
+    (reachable / "image" / "bin").mkdir(parents=True)
+    shutil.copy2("/bin/busybox", reachable / "image" / "bin" / "busybox")
+    for name in ("sh", "cat", "mkdir"):
+        (reachable / "image" / "bin" / name).symlink_to("busybox")
+    (reachable / "image" / "tests").mkdir()
+    (reachable / "image" / "tests" / "test.sh").write_text(
+        "[ ! -e /usr/bin/env ] && [ ! -e /app/other ] && cat /app/n > /logs/verifier/reward.txt\n"
+    )
+    spec = written(reachable)
+    reward = "{kind: workspace, resource: machine, tests: '', keep: [/app/n], run: sh /tests/test.sh}"
+    machine = "resources: {machine: {kind: workspace, tests_image: image}}\n"
+    spec.write_text(spec.read_text() + machine + f"rewards: {{solved: {reward}}}\n")
+    planted = "mkdir -p /tests; echo 'echo 9 > /logs/verifier/reward.txt' > /tests/test.sh"
+    assert worth(played(spec, [f"{planted}; echo 0.5 > n; touch other"])) == 0.5

@@ -357,9 +357,9 @@ class WorkspaceResource:
             await _threads.finish(swept_once)
             copied = self.source("copy_from", context.task, context.vars)
             source = self.source("image", context.task, context.vars)
-            image = await _threads.finish(lambda: self._image(source))
+            image = await _threads.finish(lambda: self.image_of(source))
             of_tests = self.source("tests_image", context.task, context.vars)
-            tests_image = await _threads.finish(lambda: self._image(of_tests)) if of_tests else None
+            tests_image = await _threads.finish(lambda: self.image_of(of_tests)) if of_tests else None
             files = Path("/") if image.binds else image.folder
             user = ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
             folder = made_here()
@@ -422,9 +422,9 @@ class WorkspaceResource:
         with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
             for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
-                    self._image(source)
+                    self.image_of(source)
 
-    def _image(self, source: Path | str | None) -> Image:
+    def image_of(self, source: Path | str | None) -> Image:
         """The image of a source, looked at once: it is not to change while a run goes on."""
         if (found := self._images.get(source)) is None:
             found = self._images[source] = prepared(source)
