@@ -212,3 +212,19 @@ def system_call_filter(purpose: Literal["code", "program", "single"]) -> bytes:
         if name not in filtered:
             program += _if_equal(number, _ALLOWED)
     return program + _step(0x35, _RECENT, 0, 1) + _return(_REFUSE | _ENOSYS) + _REFUSED
+
+
+def rules_of_system_calls() -> dict[str, object]:
+    """What `program` allows in the words of OCI's runtimes, which know calls by name."""
+    special = {"clone": {"index": 0, "value": _CLONE_NEW, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}}
+    one_of = {"socket": (2, 10, 16), "socketpair": (1,), "personality": _PERSONALITIES}
+    names = {entry.split(":")[0] for entry in f"{_COMMON} {_PROGRAMS} {_BY_ARGUMENT}".split()}
+    rules: list[dict[str, object]] = [{"names": sorted(names - {*special, *one_of}), "action": "SCMP_ACT_ALLOW"}]
+    for name, condition in special.items():
+        rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": [condition]})
+    for name, values in one_of.items():
+        for value in values:
+            args = [{"index": 0, "value": value, "op": "SCMP_CMP_EQ"}]
+            rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": args})
+    rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
+    return {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": _EPERM, "syscalls": rules}

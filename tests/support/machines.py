@@ -89,4 +89,5 @@ def children() -> list[int]:
     """The processes that this one has started for machines, the outermost of each."""
     tasks = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for task in tasks for pid in task.read_text(encoding="ascii").split()]
-    return [pid for pid in pids if b"--json-status-fd" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    words = (b"--json-status-fd", b"--bundle")
+    return [pid for pid in pids if any(word in Path(f"/proc/{pid}/cmdline").read_bytes() for word in words)]

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, own
+from rlenv.tools.workspace.starters import groups
 
 __all__ = [
     "kept_of",
@@ -130,6 +131,11 @@ def swept() -> None:
         found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
         if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
             remove(path)
+    for folder in groups(f"{_PREFIX}*"):
+        found = re.search(rf"{_PREFIX}(\d+)-(\d+)-", str(folder))
+        if found is None or found[2] != _begun(int(found[1])):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def _begun(pid: int) -> str:
@@ -163,6 +169,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
 
 def made_here() -> Path:
     """A new folder for a machine, named after this process."""
+    swept_once()
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
 
 

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import time
@@ -23,56 +22,30 @@ from pathlib import Path
 from typing import Final, Literal
 
 from rlenv.concurrency.processes import ended
-from rlenv.errors import UsageError
-from rlenv.tools._bubblewrap import UNSEEN, bubblewrap
 from rlenv.tools._seccomp import system_call_filter
+from rlenv.tools.workspace.starters import (
+    OUTSIDE_ROOT,
+    PATH,
+    ROOT,
+    MachineLimits,
+    Start,
+    joined,
+    left,
+    map_users,
+    own,
+    start_of,
+)
 
-__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root"]
+__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root", "own"]
 
-OUTSIDE_ROOT: Final = 0x7000_0000
-"""The user outside that is root inside where rlenv runs as root; the 65,535 after it are the others inside."""
-ROOT: Final[Sequence[str]] = ("0", "0", "root", "/root")
-_OWNERS: Final = 0x7100_0000
-"""Where rlenv is root, each machine's namespace belongs to one of the 16 million users from here on: what the kernel
-counts for a user (processes, watches of files) is counted for that machine alone."""
-_USERS: Final = 65_536
 _KEPT: Final = 65_536
 """Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
 _ROOM: Final = 65_536
-_SHARED: Final = 64 * 1024 * 1024
+_ENDED: Final = b'"exit-code":'
+"""A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
 _BOOT_S: Final = 30.0
 _GRACE_S: Final = 2.0
 """Seconds that what was interrupted may take to end."""
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CAPABILITIES: Final = (
-    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
-)
-# Constant scripts: all that differs reaches them as variables.
-_USER = (
-    '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
-    'ulimit -p "$RLENV_PROCESSES"; } 2>/dev/null; exec unshare --user $RLENV_MAP sh -c "$RLENV_INSIDE" sh "$@"'
-)
-_INSIDE = (
-    "echo ready; read go || exit 1; exec setpriv ${RLENV_IS_ROOT:+--reuid 0 --regid 0 --clear-groups} --pdeathsig KILL "
-    'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
-)
-_FIRST = (
-    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
-    "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
-    '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
-    'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
-)
-_ENDED: Final = b'"exit-code":'
-"""A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
-# The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
-_SHELL = (
-    'mkdir -p -- "$1" && cd -- "$1"; shell="bash --noprofile --norc"; command -v bash >/dev/null || shell=sh; '
-    'if [ "$2" = 0 ]; then exec $shell; fi; groups=--clear-groups; [ -z "$4" ] || groups=--init-groups; '
-    "if setpriv --reuid 0 true 2>/dev/null; "
-    'then exec setpriv --reuid "$2" --regid "$3" "$groups" --inh-caps=-all -- $shell; fi; '
-    'command -v su >/dev/null || echo "$4 needs the program setpriv or su in the image"; '
-    'exec su -s /bin/sh "$4" -c "exec $shell"'  # an image of busybox
-)
 
 
 class MachineFailed(Exception):
@@ -81,15 +54,6 @@ class MachineFailed(Exception):
     def __init__(self, message: str, *, is_cut: bool = False) -> None:
         super().__init__(message)
         self.is_cut = is_cut
-
-
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """The limits of a machine. `disk_mb` bounds the layer, `memory_mb` the address space of each process."""
-
-    processes: int = 256
-    memory_mb: int = 4_096
-    disk_mb: int = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +127,21 @@ class Machine:
         workdir: where the shell starts; made where it is missing.
         user: who runs the shell inside: number, group, name and home (see `rlenv.tools.workspace.images.user_in`).
         env: the shell's environment beside PATH, HOME and LANG.
+        sandbox: what starts it; see `rlenv.tools.workspace.starters`.
     """
 
     def __init__(
         self, folder: Path, root: Root, *, workdir: str, env: Mapping[str, str] | None = None,
-        limits: MachineLimits = MachineLimits(), user: Sequence[str] = ROOT,
+        limits: MachineLimits | None = None, user: Sequence[str] = ROOT, sandbox: str = "bubblewrap",
     ) -> None:  # fmt: skip
         self._folder = folder
         self._root = root
         self._workdir = workdir
         self._env = dict(env or {})
-        self._limits = limits
+        self._limits = limits or MachineLimits()
         self._user = user
+        self._sandbox = sandbox
+        self._group = f"{folder.parent.name}-{folder.name}"
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -196,7 +163,8 @@ class Machine:
             async with asyncio.timeout(_BOOT_S):
                 if await self._reader.readline() != b"ready\n":
                     raise MachineFailed(await self._said())
-                self._map_users()
+                map_users(self.pid, self._sandbox)
+                joined(self.pid, self._group, self._limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
             self._of_boot = frozenset(_below(self.pid))
@@ -216,17 +184,16 @@ class Machine:
             own(made)
         lower = ":".join(map(_escaped, self._root.lowers))
         overlay = f"userxattr,lowerdir={lower},upperdir={_escaped(self._root.upper)},workdir={_escaped(work)}"
-        env = {
-            "PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", "RLENV_OVERLAY": overlay, "RLENV_ROOT": str(root),
-            "RLENV_PROCESSES": str(self._limits.processes), "RLENV_MEMORY": str(self._limits.memory_mb * 1024),
-            "RLENV_FILE": str(self._limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
-            "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
-        }  # fmt: skip
         filter_fd = os.memfd_create("filter")
         (given, into), (out, output), (self._status, status) = os.pipe(), os.pipe(), os.pipe()
         try:
             os.pwrite(filter_fd, system_call_filter("program"), 0)
-            argv = [*_outer(), *self._bubblewrap(root, filter_fd, status)]
+            start = Start(
+                self._folder, root, overlay, self._root.binds, (self._workdir, *self._user[:3]),
+                {"PATH": PATH, "HOME": self._user[3], "LANG": "C.UTF-8", "TERM": "dumb", **self._env},
+                self._limits, filter_fd, status, self._group,
+            )  # fmt: skip
+            argv, env = start_of(self._sandbox, start)
             # About a millisecond; the pipe's end says what asyncio's own processes would.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 argv, stdin=given, stdout=output, stderr=output, env=env, pass_fds=(filter_fd, status),
@@ -240,32 +207,6 @@ class Machine:
             protocol = asyncio.StreamReaderProtocol(self._reader)
             self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
             self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(into, "wb", 0))
-
-    def _bubblewrap(self, root: Path, filter_fd: int, status: int) -> list[str]:
-        argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-        argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
-        argv += ["--json-status-fd", str(status)]
-        argv += ["--bind", str(root), "/", "--dev", "/dev", "--proc", "/proc"]
-        argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-        for folder in self._root.binds:
-            argv += ["--ro-bind", folder, folder]
-            for hidden in sorted(UNSEEN):
-                if folder in map(str, Path(hidden).parents) and Path(hidden).is_dir():
-                    argv += ["--tmpfs", hidden]
-        argv += ["--chdir", "/", "--cap-drop", "ALL"]
-        for capability in _CAPABILITIES:
-            argv += ["--cap-add", capability]
-        argv += ["--seccomp", str(filter_fd), "--clearenv"]
-        env = {"PATH": _PATH, "HOME": self._user[3], "LANG": "C.UTF-8", "TERM": "dumb", **self._env}
-        for name, value in env.items():
-            argv += ["--setenv", name, value]
-        return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", self._workdir, *self._user[:3]]
-
-    def _map_users(self) -> None:
-        """As root, the users inside; otherwise the one user there is has been mapped by `unshare`."""
-        if os.geteuid() == 0 and self._process is not None:
-            for name in ("gid_map", "uid_map"):
-                Path(f"/proc/{self._process.pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {_USERS}\n", encoding="ascii")
 
     async def _said(self) -> str:
         with contextlib.suppress(TimeoutError):
@@ -310,7 +251,7 @@ class Machine:
                 async with asyncio.timeout(seconds):
                     code = await self._answer(found, f"\n{mark} ".encode())
             except TimeoutError:
-                if number is not None:
+                if number is not None and self._sandbox != "runsc":  # whose processes are not those inside
                     await asyncio.to_thread(self._interrupt, number)
                 continue
             if code is None:
@@ -365,31 +306,10 @@ class Machine:
                     await asyncio.shield(asyncio.ensure_future(ended(process)))
             except TimeoutError:
                 process.kill()
+            await left(self._group)
         if self._output is not None:
             self._output.close()
             self._output = None
-
-
-def _outer() -> list[str]:
-    """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
-    missing = next((name for name in ("setpriv", "unshare") if shutil.which(name) is None), None)
-    if missing is not None:
-        raise UsageError(f"a machine needs the program {missing}", hint="install it: apt-get install util-linux")
-    shell = ["sh", "-c", _USER, "sh"]
-    if os.geteuid():
-        return shell
-    owner = str(_OWNERS + secrets.randbelow(1 << 24))
-    return ["setpriv", "--reuid", owner, "--regid", owner, "--clear-groups", "--inh-caps=-all", *shell]
-
-
-def _who() -> dict[str, str]:
-    return {"RLENV_IS_ROOT": "1", "RLENV_MAP": "--keep-caps"} if os.geteuid() == 0 else {"RLENV_MAP": "--map-root-user"}
-
-
-def own(path: Path, user: Sequence[str] = ROOT) -> None:
-    """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
-    if os.geteuid() == 0:
-        os.chown(path, OUTSIDE_ROOT + int(user[0]), OUTSIDE_ROOT + int(user[1]), follow_symlinks=False)
 
 
 def _children(pid: int) -> list[int]:

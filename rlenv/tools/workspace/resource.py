@@ -20,23 +20,14 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
-from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.tools._bubblewrap import UNSEEN, check_bubblewrap
+from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
-from rlenv.tools.workspace.layer import (
-    kept_of,
-    made_here,
-    published,
-    regular_files,
-    remove,
-    swept_once,
-    unlink_out,
-    written_to,
-)
+from rlenv.tools.workspace.layer import kept_of, made_here, published, regular_files, remove, unlink_out, written_to
 from rlenv.tools.workspace.machine import ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.starters import check_sandbox, needs
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
@@ -78,8 +69,11 @@ class WorkspaceSpec(ResourceSpec):
     env: Mapping[str, Text] | ByRow = Field(default_factory=dict)
     """The shell's environment beside PATH, HOME, LANG and the image's own; values are templates over `task` and
     `vars`."""
+    sandbox: Literal["bubblewrap", "runsc", "runc"] = "bubblewrap"
+    """The program that starts it: gVisor (`runsc`) has a kernel of its own; it and `runc` need root."""
     memory_mb: Annotated[Int, Field(ge=16)] | ByRow = 4_096
-    """Address space of each process. Like `disk_mb` a number, or a template that gives one."""
+    """Memory of all processes together where rlenv is root; otherwise the address space of each. Like `disk_mb` a
+    number, or a template that gives one."""
     disk_mb: Annotated[Int, Field(ge=1)] | ByRow = 1_024
     """What the episode may write."""
     most_processes: Annotated[Int, Field(ge=8)] = 256
@@ -123,6 +117,7 @@ class Workspace:
     """The resource that it is of."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What rewards note while the episode goes on."""
+    sandbox: str = "bubblewrap"
     log: list[Command] = field(default_factory=list)
     is_cut: bool = False
     boots: int = 0
@@ -205,7 +200,9 @@ class Workspace:
         folder = self.folder / f"boot-{self.boots}"
         folder.mkdir()
         own(folder)
-        machine = Machine(folder, root, workdir=self.workdir, env=self.env, limits=self.limits, user=user)
+        machine = Machine(
+            folder, root, workdir=self.workdir, env=self.env, limits=self.limits, user=user, sandbox=self.sandbox
+        )
         await machine.boot()
         return machine
 
@@ -354,7 +351,6 @@ class WorkspaceResource:
         """
         try:
             spec = self.of_row(context.task, context.vars)
-            await _threads.finish(swept_once)
             copied = self.source("copy_from", context.task, context.vars)
             source = self.source("image", context.task, context.vars)
             image = await _threads.finish(lambda: self.image_of(source))
@@ -362,14 +358,16 @@ class WorkspaceResource:
             tests_image = await _threads.finish(lambda: self.image_of(of_tests)) if of_tests else None
             files = Path("/") if image.binds else image.folder
             user = ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
-            folder = made_here()
+            folder = await _threads.finish(made_here)
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
         limits = MachineLimits(spec.most_processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
         workdir = spec.workdir or image.workdir or _WORKDIR
         begins = Path(copied) if copied else None
-        workspace = Workspace(folder, image, workdir, env, limits, begins, user, tests_image, self)
+        workspace = Workspace(
+            folder, image, workdir, env, limits, begins, user, tests_image, self, sandbox=spec.sandbox
+        )
         try:
             try:
                 await _threads.finish(workspace.fill)
@@ -441,9 +439,9 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
         raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
     if os.geteuid() and str(spec.user or 0) not in ("0", "root") and "{{" not in str(spec.user):
         raise UsageError("only root can start a machine whose commands another user runs", key="user")
-    check_bubblewrap()
+    check_sandbox(spec.sandbox)
     UNSEEN.add(str(context.base.resolve()))
     return WorkspaceResource(name, spec, context)
 
 
-KIND = Kind(WorkspaceSpec, compile_workspace, sandbox)
+KIND = Kind(WorkspaceSpec, compile_workspace, needs)

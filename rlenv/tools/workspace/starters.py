@@ -1,0 +1,276 @@
+"""The programs that start machines, all under one jail, and the limits that a machine has as a whole.
+
+`bubblewrap` makes a sandbox of this kernel's namespaces, `runc` too, as containers are; `runsc` is gVisor, a kernel of
+its own in front of this one's. What they start ends with rlenv, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv.errors import UsageError
+from rlenv.language.requirements import Requirement, program
+from rlenv.tools._bubblewrap import UNSEEN, bubblewrap, check_bubblewrap
+from rlenv.tools._seccomp import rules_of_system_calls
+
+OUTSIDE_ROOT: Final = 0x7000_0000
+"""The user outside that is root inside where rlenv runs as root; the 65,535 after it are the others inside."""
+ROOT: Final[Sequence[str]] = ("0", "0", "root", "/root")
+_OWNERS: Final = 0x7100_0000
+"""Where rlenv is root, each machine's namespace belongs to one of the 16 million users from here on: what the kernel
+counts for a user (processes, watches of files) is counted for that machine alone."""
+_USERS: Final = 65_536
+_SHARED: Final = 64 * 1024 * 1024
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_MORE: Final = 64
+"""Processes of what starts a machine."""
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CAPABILITIES: Final = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+)
+# Constant scripts: all that differs reaches them as variables.
+_USER = (
+    '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
+    'ulimit -p "$RLENV_PROCESSES"; } 2>/dev/null; exec unshare --user $RLENV_MAP sh -c "$RLENV_INSIDE" sh "$@"'
+)
+_INSIDE = (
+    "echo ready; read go || exit 1; exec setpriv ${RLENV_IS_ROOT:+--reuid 0 --regid 0 --clear-groups} --pdeathsig KILL "
+    'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
+)
+_FIRST = (
+    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
+    "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
+    '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
+    'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
+)
+# As root, for what makes its own namespaces: it says when that has ended, where nothing inside can see it.
+_OCI: Final = (
+    "echo ready; read go || exit 1; exec setpriv --pdeathsig KILL "
+    'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
+)
+_OCI_FIRST: Final = (
+    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
+    """echo 1000 > /proc/self/oom_score_adj; "$@"; echo '"exit-code":' > /proc/self/fd/"$RLENV_STATUS"; exit 1"""
+)
+# The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
+_SHELL = (
+    'mkdir -p -- "$1" && cd -- "$1"; shell="bash --noprofile --norc"; command -v bash >/dev/null || shell=sh; '
+    'if [ "$2" = 0 ]; then exec $shell; fi; groups=--clear-groups; [ -z "$4" ] || groups=--init-groups; '
+    "if setpriv --reuid 0 true 2>/dev/null; "
+    'then exec setpriv --reuid "$2" --regid "$3" "$groups" --inh-caps=-all -- $shell; fi; '
+    'command -v su >/dev/null || echo "$4 needs the program setpriv or su in the image"; '
+    'exec su -s /bin/sh "$4" -c "exec $shell"'  # an image of busybox
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The limits of a machine. `disk_mb` bounds the layer, `memory_mb` the address space of each process."""
+
+    processes: int = 256
+    memory_mb: int = 4_096
+    disk_mb: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All that differs from one boot to another. `shell` is the folder and the user that the shell starts with."""
+
+    folder: Path
+    root: Path
+    overlay: str
+    binds: Sequence[str]
+    shell: Sequence[str]
+    env: Mapping[str, str]
+    limits: MachineLimits
+    filter: int
+    status: int
+    group: str
+
+
+def needs(entry: Any, folder: Path) -> tuple[Requirement, ...]:
+    """The programs that a workspace needs, in the form that a kind takes."""
+    name = {"bubblewrap": "bwrap"}.get(entry.sandbox, entry.sandbox)
+    return (program(name, install=f"apt-get install {entry.sandbox}"),)
+
+
+def check_sandbox(name: str) -> None:
+    """Looks whether machines can be started here by that program.
+
+    Raises:
+        UsageError: it is not installed, or needs root.
+    """
+    if name == "bubblewrap":
+        check_bubblewrap()
+        return
+    if shutil.which(name) is None:
+        raise UsageError(
+            f"the sandbox {name} needs the program {name}", key="sandbox", hint=f"install it: apt-get install {name}"
+        )
+    if os.geteuid():
+        raise UsageError(f"only root can start machines by {name}", key="sandbox", hint="take bubblewrap")
+
+
+def start_of(sandbox: str, start: Start) -> tuple[list[str], dict[str, str]]:
+    """The command that starts a machine and its variables. It writes a line and reads one before it begins."""
+    limits = start.limits
+    is_grouped = os.geteuid() == 0 and bool(_controllers())
+    env = {
+        "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8",
+        "RLENV_OVERLAY": start.overlay, "RLENV_ROOT": str(start.root), "RLENV_STATUS": str(start.status),
+        "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
+        "RLENV_MEMORY": "unlimited" if is_grouped else str(limits.memory_mb * 1024),
+        "RLENV_FILE": str(limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
+    }  # fmt: skip
+    if sandbox == "bubblewrap":
+        return [*_outer(), *_bubblewrap(start)], env
+    (start.folder / "config.json").write_text(json.dumps(_config(sandbox, start)), encoding="utf-8")
+    argv = [sandbox, "--root", str(start.folder / "state")]
+    argv += ["--network=none", "--ignore-cgroups"] if sandbox == "runsc" else []
+    argv += ["run", "--bundle", str(start.folder), start.group]
+    return ["sh", "-c", _OCI, "sh", *argv], {**env, "RLENV_FIRST": _OCI_FIRST}
+
+
+def _bubblewrap(start: Start) -> list[str]:
+    argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
+    argv += ["--json-status-fd", str(start.status)]
+    argv += ["--bind", str(start.root), "/", "--dev", "/dev", "--proc", "/proc"]
+    argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    for folder in start.binds:
+        argv += ["--ro-bind", folder, folder]
+        for hidden in _hidden(folder):
+            argv += ["--tmpfs", hidden]
+    argv += ["--chdir", "/", "--cap-drop", "ALL"]
+    for capability in _CAPABILITIES:
+        argv += ["--cap-add", capability]
+    argv += ["--seccomp", str(start.filter), "--clearenv"]
+    for name, value in start.env.items():
+        argv += ["--setenv", name, value]
+    return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", *start.shell]
+
+
+def _hidden(folder: str) -> list[str]:
+    """What of a folder of this machine's is not to be seen inside."""
+    return [one for one in sorted(UNSEEN) if folder in map(str, Path(one).parents) and Path(one).is_dir()]
+
+
+def _config(sandbox: str, start: Start) -> dict[str, Any]:
+    """The container of a boot in the words of OCI's runtimes."""
+    limits = (("NPROC", start.limits.processes), ("FSIZE", start.limits.disk_mb << 20), ("CORE", 0), ("NOFILE", 4096))
+    mounts = [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": [f"size={_SHARED}", "mode=1777"]},
+        *({"destination": one, "type": "bind", "source": one, "options": ["rbind", "ro"]} for one in start.binds),
+        *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in _hidden(top)),
+    ]
+    users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": _USERS}]
+    spaces = ("pid", "ipc", "uts", "mount", "network", "cgroup", "user")
+    linux: dict[str, Any] = {
+        "namespaces": [{"type": one} for one in spaces],
+        "uidMappings": users,
+        "gidMappings": users,
+        "cgroupsPath": f"/{start.group}/inner",
+        "resources": {"pids": {"limit": start.limits.processes + _MORE}},
+        "seccomp": rules_of_system_calls(),
+        "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/sysrq-trigger", "/proc/timer_list", "/sys"],
+        "readonlyPaths": ["/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"],
+    }
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/bin/sh", "-c", _SHELL, "sh", *start.shell],
+            "env": [f"{name}={value}" for name, value in start.env.items()],
+            "cwd": "/",
+            "capabilities": {kind: list(_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
+            "rlimits": [{"type": f"RLIMIT_{name}", "soft": most, "hard": most} for name, most in limits],
+            "noNewPrivileges": True,
+        },
+        "root": {"path": str(start.root)},
+        "hostname": "machine",
+        "mounts": mounts,
+        "linux": linux,
+    }
+
+
+def map_users(pid: int, sandbox: str) -> None:
+    """As root, the users inside; otherwise the one user there is has been mapped by `unshare`."""
+    if os.geteuid() == 0 and sandbox == "bubblewrap":
+        for name in ("gid_map", "uid_map"):
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {_USERS}\n", encoding="ascii")
+
+
+def _controllers() -> list[tuple[Path, str]]:
+    """The folders of cgroups that bound memory, with the file that does: of version 1, else of version 2."""
+    if (_GROUPS / "memory" / "memory.limit_in_bytes").exists():
+        return [(_GROUPS / "memory", "memory.limit_in_bytes")]
+    with contextlib.suppress(OSError):
+        if "memory" in (_GROUPS / "cgroup.controllers").read_text(encoding="ascii").split():
+            (_GROUPS / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+            return [(_GROUPS, "memory.max")]
+    return []
+
+
+def joined(pid: int, group: str, limits: MachineLimits) -> None:
+    """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory.
+
+    Raises:
+        OSError: the cgroup cannot be made.
+    """
+    for place, file in _controllers() if os.geteuid() == 0 else ():
+        folder = place / group
+        folder.mkdir(exist_ok=True)
+        (folder / file).write_text(str(limits.memory_mb << 20), encoding="ascii")
+        (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
+async def left(group: str) -> None:
+    """Removes the cgroups of a machine whose processes have ended."""
+    for _ in range(100):
+        if not (found := groups(group)):
+            return
+        for folder in found:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        await asyncio.sleep(0.01)
+
+
+def groups(pattern: str) -> list[Path]:
+    """The cgroups of machines by the pattern of their names, those within others first."""
+    if os.geteuid():
+        return []
+    tops = [*_GROUPS.glob(pattern), *_GROUPS.glob(f"*/{pattern}")]
+    return [one for top in tops for one in (*sorted(top.glob("**/"), reverse=True),)]
+
+
+def _outer() -> list[str]:
+    """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
+    missing = next((name for name in ("setpriv", "unshare") if shutil.which(name) is None), None)
+    if missing is not None:
+        raise UsageError(f"a machine needs the program {missing}", hint="install it: apt-get install util-linux")
+    shell = ["sh", "-c", _USER, "sh"]
+    if os.geteuid():
+        return shell
+    owner = str(_OWNERS + secrets.randbelow(1 << 24))
+    return ["setpriv", "--reuid", owner, "--regid", owner, "--clear-groups", "--inh-caps=-all", *shell]
+
+
+def _who() -> dict[str, str]:
+    return {"RLENV_IS_ROOT": "1", "RLENV_MAP": "--keep-caps"} if os.geteuid() == 0 else {"RLENV_MAP": "--map-root-user"}
+
+
+def own(path: Path, user: Sequence[str] = ROOT) -> None:
+    """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
+    if os.geteuid() == 0:
+        os.chown(path, OUTSIDE_ROOT + int(user[0]), OUTSIDE_ROOT + int(user[1]), follow_symlinks=False)
