@@ -101,6 +101,9 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], stra
         if not steps:
             return await measure(context)
         noted, done = workspace.notes, list(workspace.notes.get(name, ()))
+        heard = [turn.observation.messages for turn in context.turns if turn.observation is not None]
+        if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
+            raise RewardError("what the earlier steps were worth is known while the episode is played alone")
         if not noted.get("ended"):
             done.append(await measure(replace(context, task={**context.task, **steps[len(done)]})))
         if failed := next((one for one in done if isinstance(one, RewardError)), None):

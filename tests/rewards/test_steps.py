@@ -16,6 +16,7 @@ from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
+from rlenv.runs.replay import rescore
 from rlenv.trajectory import Trajectory
 from tests.support.machines import reachable  # noqa: F401 - a fixture
 
@@ -88,9 +89,18 @@ TWO = QUIET + '[[steps]]\nname = "a"\nmin_reward = 0.5\n[[steps]]\nname = "b"\n'
 
 
 def test_a_step_is_a_turn_of_the_users(reachable: Path) -> None:  # noqa: F811
-    trajectory = played(written(reachable, TWO, **STEPS))
+    spec = written(reachable, TWO, **STEPS)
+    trajectory = played(spec)
     assert worth(trajectory) == 1
     said = [message.content for turn in trajectory.turns if turn.observation for message in turn.observation.messages]
+
+    async def again() -> Trajectory:
+        async with load(spec) as environment:
+            return (await rescore(environment, [trajectory]))[0]
+
+    rescored = asyncio.run(again())
+    assert rescored.reward is not None
+    assert rescored.reward.total is None  # what the first step was worth is not there, and no other number is given
     assert trajectory.messages[-1].content == "First."
     assert "Second." in said
 
