@@ -12,9 +12,12 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rlenv.audit import crafted
+from rlenv.audit.play import ScriptPlayer
 from rlenv.audit.probes import filler
+from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.subject import (
     Action,
     AuditSubject,
@@ -31,6 +34,7 @@ from rlenv.audit.texts import (
     KEEPS_PLANTING,
     LEAVES_PROGRAMS,
     LINKS,
+    LOOKS,
     MARKS_TIME,
     PLANTS,
     REPLACES_PROGRAMS,
@@ -42,7 +46,7 @@ from rlenv.audit.texts import (
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
-__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "joined_scripts", "near_scripts"]
+__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "find_in_machines", "joined_scripts", "near_scripts"]
 __all__ += ["side_scripts", "vanishing_scripts"]  # fmt: skip
 
 _VANISHING = ("\u03a9", "\u4eac\u90fd", "?!", "\u2026")
@@ -51,6 +55,8 @@ _STEP = 777_777
 _STEPS = 40
 _FEW_WORDS = 3
 _PATIENT_S = 60
+_LOOKED_AT = 3
+_LONG_LINE = 8
 
 
 def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -283,6 +289,38 @@ def _planted(subject: AuditSubject) -> Sequence[Script]:
     own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
     puts = [f"mkdir -p $(dirname {path}); echo '{PLANTS}; exit 0' > {path}" for path in own]
     return [_typed(subject, one) for one in (PLANTS, KEEPS_PLANTING, LINKS, "; ".join([PLANTS, *puts]))]
+
+
+async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
+    """What the machines of a few tasks hold of their answers, before anything is done in them."""
+    found: dict[str, Hole] = {}
+    for subject in subjects[:_LOOKED_AT]:
+        lines = _solution(subject)
+        text = LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
+        if not lines or not (script := _typed(subject, text)):
+            continue
+        for ended in (await player.way([subject], partial(_written, script))).values():
+            told = "\n".join(result.text for turn in ended.turns for result in turn.results)
+            for what in re.findall(r"^zqx (.+)$", told, re.MULTILINE):
+                message = f"{what} (task {subject.gold.split}/{subject.gold.task_index})"
+                found.setdefault(
+                    what, hole_of("answer_in_machine", message, hint="leave it out of image and copy_from")
+                )
+    return list(found.values())
+
+
+def _written(script: Script, subject: AuditSubject) -> Script:
+    return script
+
+
+def _solution(subject: AuditSubject) -> list[str]:
+    """The lines that the oracle writes."""
+    found: list[str] = []
+    for call, _ in subject.oracle_calls():
+        old = str(call.arguments.get("old_str", "")).splitlines()
+        texts = [str(text) for key, text in call.arguments.items() if key not in ("old_str", "path")]
+        found += [line.removeprefix("+") for text in texts for line in text.splitlines() if line not in old]
+    return [line for line in dict.fromkeys(found) if len(line.strip()) >= _LONG_LINE]
 
 
 def _programs(subject: AuditSubject) -> Sequence[Script]:

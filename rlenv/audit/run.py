@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from rlenv.audit import asking
 from rlenv.audit.account import AuditTally
-from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write
+from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write, find_in_machines
 from rlenv.audit.data import check_data, warned_of
 from rlenv.audit.leaks import read_places
 from rlenv.audit.models import Attacker, ModelAttacks
@@ -176,6 +176,7 @@ class _Run:
         await self._plant(player, attacked)
         self._progress(f"{split}: attacks", steps - 4, steps)
         await self._stateful(player, chapter, attacked)
+        self.seen.data += await find_in_machines(player, attacked)
         self._progress(f"{split}: attacks", steps - 3, steps)
         self.seen.notes += await read_places(player, chapter, everyone, attacked)
         self._progress(f"{split}: attacks", steps - 2, steps)

@@ -243,3 +243,12 @@ BREAKS: Final = (
     *("kill -9 $$", "kill -9 -1; kill -9 1", "rm -rf /bin /sbin /lib* /usr 2>/dev/null", "rm -rf $PWD /logs /tests"),
     *("head -c 30000000 /dev/zero | tr '\\0' x", "(setsid sh -c 'while :; do sleep 1; done' &)", "chmod 0 ."),
 )
+LOOKS: Final = """cat > /tmp/zqx <<'ZQX'
+$lines
+ZQX
+for f in $(grep -rIlxFf /tmp/zqx --exclude=zqx . /home /root /srv /tmp /var 2>/dev/null | head -n 20); do
+[ $(grep -cxFf /tmp/zqx "$f") -ge $least ] && echo "zqx the solution's lines stand in $f"; done
+for d in /tests /solution; do [ -e $d ] && echo "zqx the machine has $d"; done
+git -c safe.directory='*' log --all --not HEAD --format='tformat:zqx .git has later commits' 2>/dev/null | head -n 1
+find . -name '*.pyc' -o -name '*.o' | head -n 1 | sed "s/^/zqx a compiled file may hold the answer: /"
+"""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.adversaries import ADVERSARIES
+from rlenv.audit.adversaries import ADVERSARIES, find_in_machines
 from rlenv.audit.play import ScriptPlayer
 from rlenv.audit.report import Thresholds
 from rlenv.audit.run import audit
@@ -329,3 +331,37 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
             return [one.hole for one in verdicts.findings]
 
     assert asyncio.run(holes()) == ([hole] if hole else [])
+
+
+GIT = "git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m a"
+LATER = f"{GIT} && git checkout -q -b fix && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m b"
+LOOKED: dict[str, tuple[str, str, str]] = {
+    "nothing": ("echo hello > notes", "/app", ""),
+    "the solution": (f"cat > solve.sh <<'END'\n{SOLVE}\nEND", "/app", "the solution's lines stand in ./solve.sh"),
+    "the solution's folder": ("echo hello > notes", "/solution", "the machine has /solution"),
+    "later commits": (f"{LATER} && git checkout -q -", "/app", ".git has later commits"),
+    "a compiler's cache": ("mkdir c; echo > c/total.pyc", "/app", "a compiled file may hold the answer: ./c/total.pyc"),
+}
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("name", LOOKED)
+def test_what_a_machine_holds_of_the_answer_is_told(reachable: Path, name: str) -> None:  # noqa: F811
+    makes, workdir, told = LOOKED[name]
+    if "git" in makes and shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    (reachable / "files").mkdir()
+    subprocess.run(["sh", "-c", makes], cwd=reachable / "files", check=True)
+    spec = json.loads(written(reachable).read_text())
+    spec["resources"]["machine"] |= {"copy_from": "files", "workdir": workdir}
+    spec["oracle"] = [{"call": {"bash": {"command": SOLVE}}}, {"say": "Done."}]
+    (reachable / "env.yaml").write_text(json.dumps(spec))
+
+    async def found() -> list[str]:
+        async with rlenv.load(reachable / "env.yaml") as environment:
+            (gold,) = await rollout(environment, environment.oracle(), [Job("test", 0, seed=1)])
+            player = ScriptPlayer(environment, concurrency=1, seen=lambda _: None)
+            holes = await find_in_machines(player, [AuditSubject(environment, gold, [], [gold])])
+            return [one.message for one in holes]
+
+    assert asyncio.run(found()) == ([f"{told} (task test/0)"] if told else [])
