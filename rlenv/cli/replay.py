@@ -169,8 +169,8 @@ def _reads_what_tools_do(environment: Environment) -> str:
     spec = environment.spec
     if not any(tool.mutates for tool in environment.parts.tools.values()):
         return ""
-    of_state = ("state", "workspace")
-    terms = [f"rewards.{name}" for name, term in spec.rewards.items() if term.kind in of_state or _in_text(term)]
+    # A machine's files are on a tape that has its tools' answers.
+    terms = [f"rewards.{name}" for name, term in spec.rewards.items() if term.kind == "state" or _in_text(term)]
     return next(iter([*terms, *(f"tools.{name}.ends" for name, tool in spec.tools.items() if _in_text(tool.ends))]), "")
 
 
@@ -205,6 +205,9 @@ def _show_replayed(
     same = len(found) - len(different) - len(skipped)
     write(f"{same} of {len(found)} episodes came out the same, {len(different)} differently")
     write(f", {len(skipped)} had failed and were not played\n" if skipped else "\n")
+    if files := Counter(path for one in found for path in one.files):
+        named = ", ".join(f"{path} ({number})" for path, number in files.most_common(_LISTED))
+        write(f"files of machines that came out otherwise, and in how many episodes: {named}\n")
     for name, number in _left_out(found).items():
         write(f"{name} and the reward with it are not compared in {number}: only a part of their group was replayed\n")
 

@@ -23,7 +23,7 @@ from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.runs.figures.rewards import Agreement, Estimate, agreements
 from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.locks.lock import locks_of
-from rlenv.runs.recorded import with_facts
+from rlenv.runs.recorded import machines_of, with_facts
 from rlenv.runs.replay import rescore
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of
@@ -64,12 +64,14 @@ class TasksCommand(Options):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The episodes of a run. `apart` tells apart, for each, answers to one task that are of several groups."""
+    """The episodes of a run. `apart` tells apart, for each, answers to one task that are of several groups;
+    `places` are those in the whole run."""
 
     path: str
     episodes: Sequence[tuple[Facts | None, Trajectory]]
     before: list[Trajectory]
     apart: list[Hashable]
+    places: Sequence[int]
 
     @staticmethod
     def of(path: str) -> Source:
@@ -80,7 +82,7 @@ class Source:
         """
         episodes = with_facts(path)
         apart: list[Hashable] = [None if one is None else (one.step, one.mode, one.group) for one, _ in episodes]
-        return Source(path, episodes, [one for _, one in episodes], apart)
+        return Source(path, episodes, [one for _, one in episodes], apart, range(len(episodes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ async def scored_again(
     if only_invalid:
         return {name: await _mended(one, source, concurrency=concurrency) for name, one in environments.items()}
     found: dict[str, Scored] = {}
+    held = machines_of(source.path)
     for name, environment in environments.items():
         known: list[dict[str, TermResult]] = [{} for _ in source.before]
         for earlier in found.values():
@@ -126,7 +129,10 @@ async def scored_again(
                 if one.failure is None or one.failure.reason == "reward":
                     own.update({term: one.reward.terms[term] for term in names if term not in own})
         async with environment:
-            again = await rescore(environment, source.before, concurrency=concurrency, groups=source.apart, known=known)
+            again = await rescore(
+                environment, source.before, concurrency=concurrency, groups=source.apart, known=known,
+                machines=lambda index: held(source.places[index]),
+            )  # fmt: skip
         locks = locks_of(source.path).values()
         again = held_to_record(environment, source.before, again, witnesses(environment, locks), groups=source.apart)
         taken = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
@@ -146,6 +152,7 @@ async def _mended(environment: Environment, source: Source, *, concurrency: int)
         [source.episodes[place] for place in places],
         [source.before[place] for place in places],
         [source.apart[place] for place in places],
+        [source.places[place] for place in places],
     )
     again = await scored_again({"": environment}, part, concurrency=concurrency)
     episodes = list(source.before)

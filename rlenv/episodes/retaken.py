@@ -102,6 +102,9 @@ class Retaken:
         index = len(self._episode.turns)
         now = await self._episode.tools.run_again(calls, turn=index, deadline=deadline)
         for index, (call, then, found) in enumerate(zip(calls, turn.results, now, strict=False)):
+            if any(getattr(one, "boots", 0) for one in self._episode.resources.values()):
+                self.lost = f"turn {turn.index}: its calls ran in a machine, and are not taken again"
+                return
             if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
                 self.lost = f"turn {turn.index}, call {index}: {_difference(call.name, then, found)}"
                 return
@@ -113,6 +116,12 @@ class Retaken:
         tool = self._episode.toolset.tools.get(call.name)
         if tool is None:
             self.lost = f"{place}: there is no tool '{call.name}' any more"
+            return False
+        named = getattr(self._episode.environment.spec.tools.get(tool.entry), "resource", "")
+        is_put_back = getattr(self._episode.resources.get(named), "is_put_back", None)
+        if is_put_back is not None:  # a machine: its files say what the call did, and again it might do something else
+            if not is_put_back:
+                self.lost = f"{place}: the files of the machine '{named}' were not recorded; `eval --record` keeps them"
             return False
         if tool.idempotent and not tool.mutates:
             return not (tool.depends_on == "arguments" or tool.reaches_out or result.outcome == "timeout")

@@ -321,36 +321,32 @@ class _Tests:
 
     spec: WorkspaceTestsSpec
     keep: tuple[str, ...]
-    command: Callable[[RewardContext], str]
-    collect: Callable[[RewardContext], str]
-    patch: Callable[[RewardContext], str]
-    folder: Callable[[RewardContext], Path | None]
-    names: Callable[[RewardContext], Names]
+    tests: Callable[[RewardContext], _Run]
     known: set[tuple[Any, ...]] = field(default_factory=set)
     """The tests that can be run over their untouched image."""
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
         try:
-            command, collect, folder = self.command(context), self.collect(context), self.folder(context)
-            patch, names = self.patch(context), self.names(context)
+            tests = self.tests(context)
         except (TemplateError, RefusedPath) as error:
             raise RewardError(str(error)) from error
-        if folder is not None and not folder.is_dir():
-            raise RewardError(f"there is no folder of tests '{folder.name}'")
+        if tests.folder is not None and not tests.folder.is_dir():
+            raise RewardError(f"there is no folder of tests '{tests.folder.name}'")
         with bounded_by_itself():
-            tests = _Run(command, collect, patch, folder, names)
+            changed = await workspace.told(self.spec.resource)
             value, beside, said = await self._number(workspace, tests)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": len(workspace.log), "boots": workspace.boots, "numbers": beside}
+            details["changed"] = changed
             if value is not None:
                 return Measured(value, said, details)
             key = (workspace.image.folder, workspace.source, *workspace.env.values(), tests)
             if key not in self.known:
                 known, shares, why = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
-                if known is None or (names[1] and not shares["pass_to_pass"]):
+                if known is None or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
                 self.known.add(key)
         return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
@@ -413,20 +409,14 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
     patch = template_of(spec.patch or "", key="patch", names=("task", "vars"))
     tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
 
-    def folder(one: RewardContext) -> Path | None:
-        if tests is None:
-            return None
-        return context.finder("tests", tests, vars=one.vars)(tests.text(task=one.task, vars=one.vars))
+    names = _names_of(spec.log)
 
-    term = _Tests(
-        spec=spec,
-        keep=tuple(spec.keep or ()),
-        command=lambda one: run.text(task=one.task, vars=one.vars),
-        collect=lambda one: collect.text(task=one.task, vars=one.vars),
-        patch=lambda one: patch.text(task=one.task, vars=one.vars),
-        folder=folder,
-        names=_names_of(spec.log),
-    )
+    def tests_of(one: RewardContext) -> _Run:
+        values: dict[str, Any] = {"task": one.task, "vars": one.vars}
+        find = None if tests is None else context.finder("tests", tests, vars=one.vars)(tests.text(**values))
+        return _Run(run.text(**values), collect.text(**values), patch.text(**values), find, names(one))
+
+    term = _Tests(spec, tuple(spec.keep or ()), tests_of)
     return Term(name=name, spec=spec, measure_async=term.measure)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from rlenv._base.text import nearest
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.columns import arrow, completed, flattened, late_schema, row_schema, rows_table
+from rlenv.runs.events import parsed
 from rlenv.runs.files import Body
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.journal import loads
@@ -101,6 +102,20 @@ def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:
         chosen = every[:count]
     sizes, found = Counter(every), Counter(chosen)
     return [group if found[group] == sizes[group] else None for group in chosen]
+
+
+def machines_of(name: str | Path) -> Callable[[int], Mapping[str, Any]]:
+    """What the machines of the same episodes held at their ends, by resource; nothing where that was not recorded."""
+    if not is_run(Path(name)):
+        return lambda _: {}
+    reader = open_run(name)
+    ids = in_order(reader)
+
+    def held(index: int) -> Mapping[str, Any]:
+        events = parsed(reader.body(ids[index]).events or b"[]", f"{name}: the body of '{ids[index]}'")
+        return {one.name: one.response for one in events if one.kind == "layer" and one.outcome == "ok"}
+
+    return held
 
 
 def recorded_in(run: Path) -> Iterator[Trajectory]:

@@ -16,7 +16,7 @@ from rlenv.episodes.episode import Episode
 from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.episodes.rollout import together
 from rlenv.episodes.tools import EpisodeReward
-from rlenv.errors import CassetteError, RewardError
+from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.messages import Message, Sampled, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.group import score_groups
@@ -31,6 +31,7 @@ class Replayed:
 
     `skipped` says why an episode was not played again, "" where it was. `left_out` names the terms of a group that was
     not replayed as a whole: they are not compared, and neither are the reward and the success that they are part of.
+    `files` of machines came out otherwise, which is no difference by itself: a clock makes other files.
     """
 
     recorded: Trajectory
@@ -38,6 +39,7 @@ class Replayed:
     differences: tuple[str, ...]
     skipped: str = ""
     left_out: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 async def replay(
@@ -122,7 +124,21 @@ def _has_waited(one: Replayed, names: Sequence[str]) -> bool:
 def _compared(one: Replayed) -> Replayed:
     if one.again is None:
         return one
-    return replace(one, differences=(*one.differences, *_compare(one.recorded, one.again, one.left_out)))
+    files = {
+        path
+        for before, now in zip(_changed(one.recorded), _changed(one.again), strict=False)
+        for path in before.keys() | now.keys()
+        if before.get(path) != now.get(path)
+    }
+    told = (*one.differences, *_compare(one.recorded, one.again, one.left_out))
+    return replace(one, differences=told, files=tuple(sorted(files)))
+
+
+def _changed(one: Trajectory) -> list[Mapping[str, Any]]:
+    """By term and path, what of an episode's files in machines tells whether they are the same."""
+    terms = [one.reward.terms[name].details.get("changed") for name in sorted(one.reward.terms)]
+    changed = [term if isinstance(term, (list, tuple)) else () for term in terms]
+    return [{str(each.get("path")): (each.get("kind"), each.get("sha256")) for each in term} for term in changed]
 
 
 async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:
@@ -251,6 +267,7 @@ async def rescore(
     concurrency: int = 64,
     groups: Sequence[Hashable] | None = None,
     known: Sequence[Mapping[str, TermResult]] = (),
+    machines: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> list[Trajectory]:
     """The trajectories with the rewards of `environment`, in the same order.
 
@@ -263,6 +280,7 @@ async def rescore(
     Args:
         groups: what tells apart, for each trajectory, answers to one task that are of several groups.
         known: for each trajectory, terms that have been measured and are not measured again.
+        machines: gives by resource what its machines held at the end of a trajectory, where that was recorded.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -273,6 +291,12 @@ async def rescore(
             split, seed = recorded.split, recorded.seed
             began = recorded.messages[-1].content if recorded.messages else ""
             async with environment.start(task=task, split=split, seed=seed, opening=began) as episode:
+                try:
+                    for name, held in machines(index).items() if machines is not None else ():
+                        if hasattr(episode.resources.get(name), "put_back"):
+                            await episode.resources[name].put_back(held)
+                except EpisodeError as error:
+                    episode.fail(error.reason, str(error))
                 scored = await _rescored(episode, recorded, own)
             usage = merged((*as_recorded(recorded.usage), *scored.usage))
             # A row given itself has no index; the recorded one says which task it was.

@@ -20,7 +20,11 @@ _NOBODY = "http://127.0.0.1:9/v1"
 FAULTS = {"calls.faults": {"error": 0.3, "garble": 0.2}}
 SPECS = (
     # Of games a rescoring says that their state is not there again.
-    *(path.stem for path in sorted((_ROOT / "specs").glob("*.yaml")) if path.stem not in ("kuhn-poker", "tic-tac-toe")),
+    *(
+        path.stem
+        for path in sorted((_ROOT / "specs").glob("*.yaml"))
+        if path.stem not in ("kuhn-poker", "tic-tac-toe") and "kind: workspace" not in path.read_text("utf-8")
+    ),
     *(
         str(path.relative_to(_ROOT))
         for path in sorted((_ROOT / "examples").glob("**/*.yaml"))

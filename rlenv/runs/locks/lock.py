@@ -165,7 +165,7 @@ def lock_of(
 
 
 def _sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
-    data, resources, images = parts.data_and_files(environment, splits, say=say)
+    data, resources, images, tests = parts.data_and_files(environment, splits, say=say)
     return {
         "spec": parts.spec(environment),
         "data": data,
@@ -173,7 +173,7 @@ def _sections(environment: Environment, splits: Sequence[str], say: Say | None) 
         "tools": parts.tools(environment, say=say),
         "resources": resources,
         "user": parts.user(environment, say=say),
-        "rewards": parts.rewards(environment, say=say),
+        "rewards": parts.rewards(environment, tests=tests, say=say),
         "dialect": parts.dialect(environment, say=say),
         "endpoints": parts.endpoints(environment),
         "packages": packages(parts.distributions(environment)),

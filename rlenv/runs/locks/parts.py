@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,7 @@ from rlenv.runs.locks.files import (
 from rlenv.runs.locks.imports import PATH_KEYS, entry_files, installed_by
 from rlenv.secrets import host_of, names_in, resolve
 from rlenv.tasks.rows import Tasks
+from rlenv.tools._bubblewrap import bubblewrap
 
 _MOST_LISTED: Final = 50
 """More files of one resource than these stand in a lock as one digest."""
@@ -96,8 +99,9 @@ class _Filled:
 
 def data_and_files(
     environment: Environment, splits: Sequence[str], *, say: Say | None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """The rows of the splits, the resources with the files that they or these rows name, and the prompt's images."""
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str], dict[str, dict[str, str]]]:
+    """The rows of the splits, the resources with the files that they or these rows name, the prompt's images, and the
+    folders of tests by their terms."""
     loaded = environment.loaded
     filled = {
         name: [
@@ -112,7 +116,12 @@ def data_and_files(
         _filled(loaded, f"prompt.images.{index}", template, say)
         for index, template in enumerate(environment.parts.images)
     ]
-    by_row = [one for found in (*filled.values(), images) for one in found]
+    tests = {
+        name: _filled(loaded, f"rewards.{name}.tests", compile_template(folder), say)
+        for name, entry in environment.spec.rewards.items()
+        if isinstance(folder := getattr(entry, "tests", None), str)
+    }
+    by_row = [one for found in (*filled.values(), images, tests.values()) for one in found]
 
     def on_row(row: Mapping[str, Any]) -> None:
         for one in by_row:
@@ -136,7 +145,15 @@ def data_and_files(
         for one in filled[name]:
             files |= one.files()
         resources[name] = {"kind": entry.kind, "digest": digest_of(entry), "files": files}
-    return data, resources, {key: value for one in images for key, value in one.files().items()}
+        if getattr(entry, "sandbox", "") == "bubblewrap":
+            resources[name]["starter"] = _said_by(bubblewrap(), "--version")
+    shown = {key: value for one in images for key, value in one.files().items()}
+    return data, resources, shown, {name: one.files() for name, one in tests.items()}
+
+
+@lru_cache
+def _said_by(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _filled(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -> _Filled:
@@ -221,11 +238,11 @@ def tools(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     }
 
 
-def rewards(environment: Environment, *, say: Say | None) -> dict[str, Any]:
+def rewards(environment: Environment, *, tests: Mapping[str, dict[str, str]], say: Say | None) -> dict[str, Any]:
     """Each term: its weight, its entry, the files of that, and of a judge the models, their prompts and sampling."""
     found: dict[str, Any] = {}
     for name, entry in environment.spec.rewards.items():
-        files = entry_files(environment.loaded, f"rewards.{name}", entry, say=say)
+        files = {**entry_files(environment.loaded, f"rewards.{name}", entry, say=say), **tests.get(name, {})}
         found[name] = {"kind": entry.kind, "weight": entry.weight, "digest": digest_of(entry), "files": files}
         if rule := getattr(entry, "rule", None):
             found[name]["rule"] = rule

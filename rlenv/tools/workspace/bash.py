@@ -97,7 +97,9 @@ def compile_bash(name: str, spec: BashSpec, context: CompileContext) -> Sequence
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         workspace, ran = await ran_in(call, spec.resource, arguments["command"], timeout_s)
         text = shown(ran, seconds=timeout_s, workspace=workspace)
-        return ToolOutput(text, {"output": ran.output.decode("utf-8", errors="replace"), "status": ran.code})
+        value = {"output": ran.output.decode("utf-8", errors="replace"), "status": ran.code}
+        written = len(ran.output) + ran.dropped
+        return ToolOutput(text, value, details={"status": "none" if ran.code is None else ran.code, "bytes": written})
 
     parameters: Mapping[str, Any] = {
         "type": "object",

@@ -1,10 +1,11 @@
-"""Folders that programs of the policy's have written: nothing here follows a link in one."""
+"""Folders that programs of the policy's have written: what they changed, and as a tar. No link in one is followed."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import errno
+import hashlib
 import io
 import os
 import re
@@ -13,32 +14,37 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT, own
+from rlenv._base.bounded import cut_end
+from rlenv.concurrency.lanes import Answer, Asked, here, said_again
+from rlenv.concurrency.threads import ThreadPool
+from rlenv.errors import ResourceError
+from rlenv.tools.workspace.images import Image
+from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
 from rlenv.tools.workspace.starters import groups
 
-__all__ = [
-    "kept_of",
-    "made_here",
-    "packed",
-    "published",
-    "regular_files",
-    "remove",
-    "swept",
-    "swept_once",
-    "unlink_out",
-]
-__all__ += ["written_to"]
+__all__ = ["Told", "changes", "content", "kept_of", "laid", "made_here", "packed", "packed_layer", "published"]
+__all__ += ["remove", "swept", "swept_once", "taped", "unlink_out", "unpacked", "written_to"]
 
-_MOST_RESULT: Final = 16_000_000
-"""Bytes of a file that tests leave."""
-_LEAST: Final = 1_024
+_threads: Final = ThreadPool(size=8)
+_MOST_READ: Final = 16_000_000
+"""Bytes of a file that are read."""
 _MOST_LOST: Final = 4
 _PREFIX: Final = "rlenv-machine-"
+_LEAST: Final = 1_024
+_OPAQUE: Final = "user.overlay.opaque"
+_MOST_PACKED: Final = 100_000_000
+_MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000
+"""Files of a layer that are looked at, of them those that are listed, and bytes of them that are read."""
+_MOST_DIFFED, _MOST_DIFF, _MOST_DIFFS = 256_000, 8_000, 64_000
+"""Bytes of a file whose changes are shown; characters of a diff, and of all of them."""
+_UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)
+"""The failures of `packed_layer` and `unpacked`."""
 
 
 def _like(source: Path, copy: Path) -> None:
@@ -49,35 +55,26 @@ def _like(source: Path, copy: Path) -> None:
         os.chown(copy, status.st_uid, status.st_gid)
 
 
+def laid(base: Path, tests: Path | None) -> Path:
+    """A layer for tests, with their folder in it: `/tests` and `/logs` are their own, whatever lies below."""
+    upper = base / "upper"
+    for name in ("tests", "logs"):
+        (upper / name).mkdir(parents=True)
+        os.setxattr(upper / name, _OPAQUE, b"y")  # hides what lies below, a link of that name too
+    (upper / "logs" / "verifier").mkdir()
+    if tests is not None:
+        shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
+    for path in (base, upper, *upper.rglob("*")):
+        own(path)
+    return upper
+
+
 def unlink_out(folder: Path) -> None:
     """Removes links that may lead out of the folder, to what tests hold or read."""
     for place, folders, files in os.walk(folder):
         for path in (os.path.join(place, name) for name in (*folders, *files)):
             if os.path.islink(path) and ((to := os.readlink(path)).startswith("/") or ".." in to.split("/")):
                 os.unlink(path)
-
-
-def regular_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Regular files of a folder that programs of the policy's may have written to: no link is followed."""
-    found: dict[str, bytes] = {}
-    try:
-        place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            inner = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-        finally:
-            os.close(place)
-    except OSError:
-        return found
-    try:
-        for name in names:
-            with contextlib.suppress(OSError):
-                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inner)
-                with os.fdopen(file, "rb") as opened:
-                    if stat.S_ISREG(os.fstat(file).st_mode):
-                        found[name] = opened.read(_MOST_RESULT)
-    finally:
-        os.close(inner)
-    return found
 
 
 def written_to(folder: Path, most: int) -> int:
@@ -156,14 +153,14 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
         source, copy = layer, target
         for part in PurePosixPath(one).parts[1:]:
             if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
-                source = target.parent / "nothing"
                 break
             if not os.path.lexists(copy):
                 copy.mkdir()
                 _like(source, copy)
             source, copy = source / part, copy / part
-        if os.path.lexists(source) and not os.path.lexists(copy):
-            _run("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
+        else:
+            if os.path.lexists(source) and not os.path.lexists(copy):
+                _run("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
     return target
 
 
@@ -186,3 +183,239 @@ def published(layer: Path, upper: Path) -> None:
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
         _run("cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts"))
+
+
+def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
+    """The content of a regular file below a folder, b"" of a folder; None where nothing of that kind is there.
+
+    No link on the way is followed, and nothing waits for a pipe.
+    """
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in path.split("/"):
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+            os.close(place)
+            place = inner
+        mode = os.fstat(place).st_mode
+        with os.fdopen(os.dup(place), "rb") if stat.S_ISREG(mode) else io.BytesIO() as file:
+            return file.read(_MOST_READ) if is_such(mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(place)
+
+
+def changes(
+    layer: Path, originals: Sequence[tuple[str, Path]], *, since: int = 0, shows: bool = False
+) -> list[dict[str, Any]]:
+    """The files of a layer that are others than those that the machine began with, by path; bounded.
+
+    Each has `path`, `kind` (`file`, `link`, `folder`, `gone`, `other`) and where it is a file `size` and `sha256` (""
+    beyond the bound). The last is of the kind `more` where not all were looked at.
+
+    Args:
+        originals: folders that the machine began with and their places in it; the first that has a file counts.
+        since: files that were last touched before, in nanoseconds since the epoch, are as they were.
+        shows: add `diff` to text files.
+    """
+    found: list[dict[str, Any]] = []
+    read = told = 0
+    for number, (path, status) in enumerate(_walked(layer)):
+        if number >= _MOST_WALKED or len(found) >= _MOST_CHANGED:
+            return [*found, {"path": "", "kind": "more"}]
+        if status is None or stat.S_ISDIR(status.st_mode):
+            if status is None or _original(path, originals, stat.S_ISDIR) is None:
+                found.append({"path": path, "kind": "other" if status is None else "folder"})
+        elif not stat.S_ISREG(status.st_mode):
+            is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+            kind = "link" if stat.S_ISLNK(status.st_mode) else "gone" if is_gone else "other"
+            found.append({"path": path, "kind": kind})
+        elif status.st_ctime_ns > since:
+            one: dict[str, Any] = {"path": path, "kind": "file", "size": status.st_size, "sha256": ""}
+            read += status.st_size
+            if status.st_size < _MOST_READ and read <= _MOST_HASHED:
+                data = content(layer, path[1:]) or b""
+                was = _original(path, originals, stat.S_ISREG)
+                if was == data:
+                    continue
+                one["sha256"] = hashlib.sha256(data).hexdigest()
+                if shows and told < _MOST_DIFFS:
+                    one["diff"] = _diff(was or b"", data)
+                    told += len(one["diff"])
+            found.append(one)
+    for place, folder in originals[:-1]:  # the last is the image, over which the layer says itself what is gone
+        for path, _ in zip((f"{place}{path}" for path, _ in _walked(folder)), range(_MOST_WALKED), strict=False):
+            if not os.path.lexists(f"{layer}{path}"):
+                found.append({"path": path, "kind": "gone"})
+    return sorted(found[:_MOST_CHANGED], key=lambda one: str(one["path"]))
+
+
+def _walked(layer: Path) -> Iterator[tuple[str, os.stat_result | None]]:
+    """All below a folder by its path from there, beginning with "/"; None for a folder that cannot be looked into."""
+    rest = [""]
+    while rest:
+        place = rest.pop()
+        try:
+            with os.scandir(f"{layer}{place}") as entries:
+                for entry in sorted(entries, key=lambda one: one.name):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        rest.append(f"{place}/{entry.name}")
+                    yield f"{place}/{entry.name}", status
+        except OSError:
+            yield place, None
+
+
+def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callable[[int], bool]) -> bytes | None:
+    """The content of what stood at a path, b"" of a folder; None where nothing of that kind did."""
+    for place, folder in originals:
+        if path.startswith(f"{place}/") and (found := content(folder, path[len(place) + 1 :], is_such)) is not None:
+            return found
+    return None
+
+
+def _diff(was: bytes, now: bytes) -> str:
+    if len(was) > _MOST_DIFFED or len(now) > _MOST_DIFFED or shutil.which("diff") is None:
+        return ""
+    files = [os.memfd_create("file") for _ in range(2)]
+    try:
+        for file, data in zip(files, (was, now), strict=True):
+            os.pwrite(file, data, 0)
+        argv = ["diff", "-u", "--label", "before", "--label", "after", *(f"/dev/fd/{file}" for file in files)]
+        ran = subprocess.run(
+            argv, pass_fds=files, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    finally:
+        for file in files:
+            os.close(file)
+    return cut_end(ran.stdout[: 4 * _MOST_DIFF].decode(errors="replace"), _MOST_DIFF)
+
+
+def packed_layer(layer: Path, most: int) -> bytes:
+    """A layer as a tar, packed by gzip, with owners as inside.
+
+    Raises:
+        ValueError: its files have more than `most` bytes, or the tar is too large to be kept.
+        OSError: it cannot be read.
+    """
+    size, into = 0, io.BytesIO()
+
+    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal size
+        size += info.size
+        if size > most or into.tell() > _MOST_PACKED:
+            raise ValueError("the files of the machine are too large to be kept")
+        info.uid, info.gid, info.uname, info.gname = max(info.uid - _base(), 0), max(info.gid - _base(), 0), "", ""
+        if info.isdir() and _OPAQUE in os.listxattr(layer / info.name, follow_symlinks=False):
+            info.pax_headers = {_OPAQUE: "y"}
+        return info
+
+    with tarfile.open(fileobj=into, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
+        tar.add(layer, ".", filter=kept)
+    return into.getvalue()
+
+
+def unpacked(data: bytes, layer: Path, most: int) -> None:
+    """Puts a packed layer into an empty folder. The tar may be anybody's: nothing of it leads out of the folder.
+
+    Raises:
+        ValueError, OSError, tarfile.TarError: it is none, or has more than `most` bytes.
+    """
+    size = 0
+
+    def placed(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        nonlocal size
+        tarfile.tar_filter(info, path)  # raises where it leads out
+        size += info.size
+        if size > most:
+            raise ValueError("the files of the machine are too large")
+        if info.isdev() and not info.isfifo() and (info.ischr(), info.devmajor, info.devminor) != (True, 0, 0):
+            return None  # a device; that one is how a layer says that a file is gone
+        return info.replace(uid=info.uid % 65_536 + _base(), gid=info.gid % 65_536 + _base(), deep=False)
+
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
+        tar.extractall(layer, filter=placed, numeric_owner=True)
+        for info in tar.getmembers():
+            if info.isdir() and _OPAQUE in info.pax_headers:
+                os.setxattr(layer / info.name, _OPAQUE, b"y", follow_symlinks=False)
+
+
+def _base() -> int:
+    """The user outside that is root inside."""
+    return OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
+
+
+async def taped(name: str, pack: Callable[[], Awaitable[Any]], put_back: Callable[[Any], Awaitable[None]]) -> bool:
+    """Keeps what a machine holds on a tape that is to hold all, or puts back what such a tape has; else False.
+
+    Raises:
+        CassetteError: the tape has it not.
+    """
+    if (lane := here()) is None or not lane.tape.wants_local:
+        return False
+    asked = Asked("layer", name, name, is_local=True)
+    slot = lane.tape.look(replace(lane, place=f"machine {name}"), asked)
+    if slot.answer is not None:
+        await put_back(said_again(slot, slot.answer, lambda _, answer: answer.response))
+        return True
+    try:
+        answer = Answer("ok", await pack())
+    except _UNPACKABLE as error:
+        answer = Answer("refused", reason=str(error))
+    lane.tape.keep(slot, answer)
+    return True
+
+
+class Told:
+    """A machine's files once the episode has ended: told, kept, and put back."""
+
+    folder: Path
+    image: Image
+    workdir: str
+    limits: MachineLimits
+    source: Path | None
+    filled: int
+    changed: Sequence[Mapping[str, Any]] | None
+    is_cut: bool
+    is_put_back: bool
+
+    @property
+    def layer(self) -> Path:
+        """The folder of all changes, as the overlay writes it."""
+        return self.folder / "layer"
+
+    async def freeze(self) -> None:
+        """Ends all processes."""
+        raise NotImplementedError
+
+    async def told(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
+        await self.freeze()
+        if self.changed is None:
+            shows = await taped(name, self._pack, self.put_back)
+            at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
+            since, originals = self.filled, [*at, ("", self.image.folder)]
+            self.changed = await _threads.finish(lambda: changes(self.layer, originals, since=since, shows=shows))
+        return self.changed
+
+    async def _pack(self) -> Any:
+        data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
+        held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
+        return {"layer": held, "is_cut": self.is_cut}
+
+    async def put_back(self, held: Any) -> None:
+        """Puts what a tape holds of a machine in the place of this one's layer.
+
+        Raises:
+            ResourceError: it is no layer, or cannot be written.
+        """
+        try:
+            data, self.is_cut = base64.b64decode(held["layer"]["base64"], validate=True), bool(held["is_cut"])
+            await _threads.finish(lambda: remove(self.layer))
+            self.layer.mkdir()
+            await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
+        except (*_UNPACKABLE, KeyError, TypeError) as error:
+            raise ResourceError(f"what the machine held cannot be put back: {error}") from error
+        self.filled, self.is_put_back = 0, True

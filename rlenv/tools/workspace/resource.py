@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,17 @@ from rlenv.language.templates import TemplateError, compile_value, template_of, 
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
-from rlenv.tools.workspace.layer import kept_of, made_here, published, regular_files, remove, unlink_out, written_to
+from rlenv.tools.workspace.layer import (
+    Told,
+    content,
+    kept_of,
+    laid,
+    made_here,
+    published,
+    remove,
+    unlink_out,
+    written_to,
+)
 from rlenv.tools.workspace.machine import ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
 from rlenv.tools.workspace.starters import check_sandbox, needs
 
@@ -98,7 +109,7 @@ class Verified:
 
 
 @dataclass(slots=True)
-class Workspace:
+class Workspace(Told):
     """An opened workspace.
 
     `log` are the commands so far. `is_cut` is true once a command was ended from outside: what it did is lost.
@@ -118,16 +129,17 @@ class Workspace:
     notes: dict[str, Any] = field(default_factory=dict)
     """What rewards note while the episode goes on."""
     sandbox: str = "bubblewrap"
+    filled: int = 0
+    """When it was as at first, in nanoseconds since the epoch; 0 where it never was."""
+    changed: Sequence[Mapping[str, Any]] | None = None
+    """The files that the episode has changed (see `rlenv.tools.workspace.layer.changes`), once it has ended."""
     log: list[Command] = field(default_factory=list)
     is_cut: bool = False
+    is_put_back: bool = False
+    """True where what an earlier episode left has been put in the place of the layer."""
     boots: int = 0
     _machine: Machine | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def layer(self) -> Path:
-        """The folder of all changes, as the overlay writes it."""
-        return self.folder / "layer"
 
     @property
     def has_ended(self) -> bool:
@@ -171,7 +183,7 @@ class Workspace:
                 return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
         base = self.folder / f"empty-{self.boots}"
         try:
-            root = Root([self.image.folder], self._laid(base, None), self.image.binds)
+            root = Root([self.image.folder], laid(base, None), self.image.binds)
             await (await self._booted(root, user=self.user)).end()
         finally:
             remove(base)
@@ -249,17 +261,18 @@ class Workspace:
                 if tests is None and self.tests_image is not None:
                     tests = image.folder / "tests"
                 if collect:
-                    upper = await _threads.finish(lambda: self._laid(base / "collect", None))
+                    upper = await _threads.finish(lambda: laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
                     lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper)))
                     await _threads.finish(lambda: list(map(unlink_out, lowers[:-1])))
                 if patch:
                     lowers.insert(0, await self._patched(base / "patched", patch, time_s))
-                upper = await _threads.finish(lambda: self._laid(base, tests))
+                upper = await _threads.finish(lambda: laid(base, tests))
                 if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
                     await _threads.finish(lambda: published(self.layer, upper))
                 ran = await self._once(lowers, upper, command, time_s, most)
-                return Verified(ran, await _threads.finish(partial(regular_files, upper / "logs" / "verifier", files)))
+                held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
+                return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
                 await _threads.finish(lambda: remove(base))
 
@@ -274,7 +287,7 @@ class Workspace:
     async def _patched(self, base: Path, patch: str, time_s: float) -> Path:
         """The files that a patch changes, alone: it is applied where nothing of the episode's is."""
         below = await _threads.finish(lambda: self._filled(base / "fresh"))
-        upper = await _threads.finish(lambda: self._laid(base, None))
+        upper = await _threads.finish(lambda: laid(base, None))
         (upper / "tests" / "patch").write_text(patch if patch.endswith("\n") else f"{patch}\n", encoding="utf-8")
         own(upper / "tests" / "patch")
         ran = await self._once([below, self.image.folder], upper, _PATCH, time_s)
@@ -288,6 +301,7 @@ class Workspace:
         self._filled(self.layer)
         own(self.folder)
         self.folder.chmod(0o755)
+        self.filled = time.time_ns()
 
     def _filled(self, layer: Path) -> Path:
         target = layer / self.workdir.strip("/")
@@ -299,18 +313,6 @@ class Workspace:
         for path in (layer, *layer.rglob("*")):
             own(path, self.user if path.is_relative_to(target) and path != layer else ROOT)
         return layer
-
-    def _laid(self, base: Path, tests: Path | None) -> Path:
-        upper = base / "upper"
-        for name in ("tests", "logs"):
-            (upper / name).mkdir(parents=True)
-            os.setxattr(upper / name, "user.overlay.opaque", b"y")  # hides what lies below, a link of that name too
-        (upper / "logs" / "verifier").mkdir()
-        if tests is not None:
-            shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
-        for path in (base, upper, *upper.rglob("*")):
-            own(path)
-        return upper
 
     async def aclose(self) -> None:
         """Ends all processes and removes the folder."""

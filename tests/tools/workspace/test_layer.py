@@ -1,13 +1,237 @@
-"""Folders that machines leave, while somebody kills what works on them."""
+"""Layers: what an episode changed, and its files as a tar that is put back elsewhere."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import stat
+import tarfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlenv.tools.workspace.layer import kept_of, remove
-from tests.support.machines import killed_at_first
+from rlenv.cli.main import main
+from rlenv.runs.recorded import machines_of, recorded
+from rlenv.tools.workspace.layer import changes, content, kept_of, packed_layer, remove, unpacked
+from rlenv.tools.workspace.resource import Workspace
+from tests.support.machines import SOLVE, killed_at_first, reachable, written  # noqa: F401 - a fixture
+from tests.tools.workspace.test_resource import opened
+
+pytestmark = pytest.mark.sandbox
+MOST = 10_000_000
+ACTS = r"""
+echo new > new; printf 'one\nTWO\nthree\n' > kept; rm gone; ln -s /etc/passwd link; mkdir -p deep/er; mkfifo pipe
+printf '\0\1' > binary; echo new > touched; touch -d 2000-01-01 touched; cp -p same other; mv other same
+ln new hard; chmod 4755 new; mkdir closed; echo x > closed/x; chmod 0 closed; printf x > "$(printf 'na\377me')"
+mkdir /srv/mine; rm -rf /mnt; mkdir /mnt; echo 1 > /mnt/a; rmdir /home; ln -s / /home
+"""
+
+
+def began(folder: Path) -> dict[str, Any]:
+    (folder / "data").mkdir()
+    for name, text in {"kept": "one\ntwo\nthree\n", "gone": "", "touched": "was\n", "same": "same\n"}.items():
+        (folder / "data" / name).write_text(text)
+    return {"copy_from": "data"}
+
+
+def test_what_an_episode_changed_is_listed(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        assert [one["path"] for one in await untouched(workspace)] == []
+        assert (await workspace.run(ACTS, 30)).code == 0
+        at = [("/app", workspace.source or Path()), ("", workspace.image.folder)]
+        found = {one["path"]: one for one in changes(workspace.layer, at, shows=True)}
+        kinds = {path.removeprefix("/app/"): one["kind"] for path, one in found.items()}
+        assert kinds.pop("closed/x", "file") == "file"  # as another user nobody looks into it
+        assert {key: kinds[key] for key in kinds if not key.startswith("na")} == {
+            "new": "file", "kept": "file", "gone": "gone", "link": "link", "deep": "folder", "deep/er": "folder",
+            "pipe": "other", "binary": "file", "touched": "file", "hard": "file", "closed": "folder",
+            "/srv/mine": "folder", "/mnt/a": "file", "/home": "link",
+        }  # fmt: skip
+        assert found["/app/new"]["sha256"] == "7aa7a5359173d05b63cfd682e3c38487f3cb4f7f1d60659fe59fab1505977d4c"
+        assert "-two\n+TWO\n" in found["/app/kept"]["diff"]
+        assert "differ" in found["/app/binary"]["diff"]
+        assert "root" not in json.dumps([one.get("diff") for one in found.values()])  # no link is followed
+
+    async def untouched(workspace: Workspace) -> Any:
+        await workspace.run("ls", 30)
+        return await workspace.told("machine")
+
+    opened(reachable, work, **began(reachable))
+
+
+def test_a_packed_layer_is_put_back_as_it_was(reachable: Path) -> None:  # noqa: F811
+    def look(layer: Path) -> dict[str, Any]:
+        found = {}
+        for path in sorted(layer.rglob("*")):
+            status = path.lstat()
+            data = path.read_bytes() if stat.S_ISREG(status.st_mode) else os.readlink(path) if path.is_symlink() else ""
+            marks = [one for one in os.listxattr(path, follow_symlinks=False) if "opaque" in one]
+            found[str(path.relative_to(layer))] = (status.st_mode, status.st_uid, status.st_rdev, data, marks)
+        return found
+
+    async def work(workspace: Workspace) -> None:
+        await workspace.run(ACTS.replace("chmod 0 closed", "chmod 500 closed"), 30)
+        await workspace.freeze()
+        target = reachable / "again"
+        target.mkdir()
+        unpacked(packed_layer(workspace.layer, MOST), target, MOST)
+        assert look(target) == look(workspace.layer)
+        assert (target / "app" / "new").stat().st_ino == (target / "app" / "hard").stat().st_ino
+
+    opened(reachable, work, **began(reachable))
+
+
+def a_tar(*members: tuple[str, bytes, dict[str, Any]]) -> bytes:
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w:gz") as tar:
+        for name, data, fields in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            for key, value in fields.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(data))
+    return into.getvalue()
+
+
+LINK = {"type": tarfile.SYMTYPE, "linkname": "../../outside"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        a_tar(("../out", b"x", {})),
+        a_tar(("a/../../out", b"x", {})),
+        a_tar(("way", b"", LINK), ("way/out", b"x", {})),
+        a_tar(("way", b"", {**LINK, "linkname": "/tmp"}), ("way/out", b"x", {})),
+        a_tar(("big", b"x" * 2000, {})),
+        b"no tar",
+        b"",
+    ],
+    ids=["above", "above from inside", "by a link", "by an absolute link", "too large", "no tar", "nothing"],
+)
+def test_a_tar_that_leads_out_or_is_too_large_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "inner" / "layer").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    with pytest.raises((OSError, ValueError, tarfile.TarError)):
+        unpacked(data, tmp_path / "inner" / "layer", 1_000)
+    assert not list(tmp_path.rglob("out"))
+
+
+def test_a_tar_brings_no_devices(tmp_path: Path) -> None:
+    disk = {"type": tarfile.BLKTYPE, "devmajor": 8, "devminor": 0}
+    unpacked(a_tar(("disk", b"", disk), ("a", b"x", {})), tmp_path, 1_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
+    layer, image = tmp_path / "layer", tmp_path / "image"
+    image.mkdir()
+    (layer / "many").mkdir(parents=True)
+    for number in range(700):
+        (layer / "many" / str(number)).touch()
+    with open(layer / "sparse", "wb") as file:
+        file.truncate(1 << 40)
+    began = time.process_time()
+    found = changes(layer, [("", image)], shows=True)
+    assert (len(found), found[-1]["kind"]) == (501, "more")
+    assert next(one for one in found if one["path"] == "/sparse")["sha256"] == ""
+    with pytest.raises(ValueError, match="too large"):
+        packed_layer(layer, MOST)
+    assert time.process_time() - began < 5
+
+
+def test_no_link_on_the_way_to_a_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("x")
+    (tmp_path / "way").symlink_to("a")
+    (tmp_path / "end").symlink_to("a/file")
+    os.mkfifo(tmp_path / "pipe")
+    assert content(tmp_path, "a/file") == b"x"
+    assert [content(tmp_path, name) for name in ("way/file", "end", "pipe", "a", "none/x")] == [None] * 5
+
+
+def the_run(folder: Path, *options: str, then: str = "echo done", **keys: Any) -> Path:
+    """A recorded run of one episode that solves its task."""
+    spec = written(folder, **keys)
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["oracle"] = [{"call": {"bash": {"command": f"{SOLVE}; {then}"}}}, {"say": "Done."}]
+    spec.write_text(json.dumps(held), encoding="utf-8")
+    assert main(["eval", str(spec), "--policy", "oracle", "-o", str(folder / "run"), *options]) == 0
+    return spec
+
+
+def rescored(folder: Path, spec: Path) -> Any:
+    main(["rescore", str(folder / "run"), "--spec", str(spec), "-o", str(folder / "again"), "--max-invalid", "1"])
+    (again,) = recorded(folder / "again")
+    return again.reward.terms["solved"]
+
+
+def test_a_recorded_machine_is_verified_again_without_its_commands(
+    reachable: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = the_run(reachable, "--record", then="date +%N > /app/clock; cat clock")
+    assert rescored(reachable, spec).value == 1.0
+    spec.write_text(spec.read_text(encoding="utf-8").replace('"tests": "tests"', '"tests": "others"'), encoding="utf-8")
+    (reachable / "others").mkdir()
+    (reachable / "others" / "test.sh").write_text("[ -s /app/clock ] && echo 0.25 > /logs/verifier/reward.txt")
+    capsys.readouterr()
+    main(["rescore", str(reachable / "run"), "--spec", str(spec), "--json"])
+    assert json.loads(capsys.readouterr().out)["reward"] == [1.0, 0.25]
+
+
+def test_one_that_was_not_recorded_is_invalid_and_says_so(reachable: Path) -> None:  # noqa: F811
+    spec = the_run(reachable)
+    term = rescored(reachable, spec)
+    assert (term.value, "files of the machine 'machine' were not recorded" in term.error) == (None, True)
+
+
+def test_one_that_is_no_tar_any_more_is_no_number(reachable: Path) -> None:  # noqa: F811
+    spec = the_run(reachable, "--record")
+    for blob in (reachable / "run" / "blobs").rglob("*"):
+        if blob.is_file():
+            blob.write_bytes(b"x")
+    main(["rescore", str(reachable / "run"), "--spec", str(spec), "-o", str(reachable / "again"), "--max-invalid", "1"])
+    (again,) = recorded(reachable / "again")
+    assert (again.reward.total, again.failure is not None) == (None, True)
+
+
+def test_a_replay_runs_the_commands_again_and_names_what_came_out_otherwise(
+    reachable: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = the_run(reachable, "--record", then="date +%N > /app/clock")
+    capsys.readouterr()
+    assert main(["replay", str(reachable / "run"), "--spec", str(spec)]) == 0
+    assert (
+        "files of machines that came out otherwise, and in how many episodes: /app/clock (1)" in capsys.readouterr().out
+    )
+    assert main(["replay", str(reachable / "run"), "--spec", str(spec), "--all-tools"]) == 0
+    assert "otherwise" not in capsys.readouterr().out
+
+
+def test_the_record_has_each_command_and_what_changed(reachable: Path) -> None:  # noqa: F811
+    the_run(reachable, "--record")
+    (one,) = recorded(reachable / "run")
+    assert one.turns[0].results[0].details == {"status": 0, "bytes": 5}
+    (changed,) = one.reward.terms["solved"].details["changed"]
+    assert (changed["path"], changed["kind"], "+import sys" in changed["diff"]) == ("/app/total.py", "file", True)
+    assert set(machines_of(reachable / "run")(0)) == {"machine"}
+
+
+def test_a_command_that_was_cut_stays_so_where_its_files_are_put_back(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("echo 1 > a", 30)
+        workspace.is_cut = True
+        held = await workspace._pack()
+        workspace.is_cut = False
+        await workspace.put_back(held)
+        assert (workspace.is_cut, (await workspace.run("cat a", 30)).output) == (True, b"1\n")
+
+    opened(reachable, work)
 
 
 def test_what_is_killed_half_way_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
