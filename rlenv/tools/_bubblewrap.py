@@ -28,7 +28,7 @@ _HIDDEN = (
     *("/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/mail", "/var/backups"),
 )
 UNSEEN = {str(Path(__file__).resolve().parents[1])}
-"""Folders that no machine of this process sees among the host's programs: rlenv's own, and those of specs."""
+"""Folders that nothing of a policy's sees among the host's programs: rlenv's own, and those of specs with machines."""
 # What any program may write to, in memory; of each no more than this.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 _SHARED_BYTES = 64 * 1024 * 1024
@@ -50,6 +50,16 @@ def bubblewrap() -> str:
             "the sandbox bubblewrap needs the program bwrap", hint="install it: apt-get install bubblewrap"
         )
     return found
+
+
+def unseen(folder: str) -> list[str]:
+    """What of a folder of this machine's is not to be seen inside."""
+    return [one for one in sorted(UNSEEN) if folder in map(str, Path(one).parents) and Path(one).is_dir()]
+
+
+def read_only(folder: str) -> list[str]:
+    """bwrap's options for a folder of this machine's, but for what is not to be seen of it."""
+    return ["--ro-bind", folder, folder, *(word for one in unseen(folder) for word in ("--tmpfs", one))]
 
 
 class Handshake:

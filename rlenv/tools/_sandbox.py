@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from rlenv.concurrency.processes import Delays, only_child, work_of
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _exchange, _matching, _zygote
-from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
+from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user, read_only
 from rlenv.tools._cell import CodeLimits, CodeRequest, Outcome, read_result, stop_reason
 from rlenv.tools._process import Collected, collected, readable, sealed
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
@@ -73,11 +73,11 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
         if path.is_symlink():
             argv += ["--symlink", os.readlink(name), name]
         elif path.exists():
-            argv += ["--ro-bind", name, name]
+            argv += read_only(name)
     if not sys.base_prefix.startswith("/usr/"):
         for parent in reversed(Path(sys.base_prefix).parents[:-1]):  # bwrap would take over who may look into them
             argv += ["--perms", "0755", "--dir", str(parent)]
-        argv += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+        argv += read_only(sys.base_prefix)
     for folder in ("/dev", "/etc"):  # bwrap's own would be for the owner alone
         argv += ["--perms", "0755", "--dir", folder]
     for device in _DEVICES:

@@ -9,15 +9,18 @@ import asyncio
 import os
 import resource
 import sys
+import wsgiref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlenv
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, kept
+from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND as CODE
 from rlenv.tools.code import CodeSpec
@@ -276,3 +279,16 @@ def test_a_program_in_the_sandbox_sees_no_personal_file_and_no_network(tmp_path:
     assert list(tmp_path.iterdir()) == []
     assert not Path("/usr/x").exists()
     assert command("cat /proc/net/dev | wc -l", sandbox="bubblewrap").text == "3"  # two lines of head, and the loopback
+
+
+@pytest.mark.sandbox
+def test_code_does_not_see_what_is_not_to_be_seen() -> None:
+    assert str(Path(rlenv.__file__).parent) in UNSEEN  # its shipped environments have answers
+    folder = str(Path(wsgiref.__file__).parent)  # of the interpreter, whose files the sandbox has
+    look = f"import os\nlen(os.listdir({folder!r}))"
+    assert int(attempt(code_tool("bubblewrap"), look)[0].text) > 1
+    UNSEEN.add(folder)
+    try:
+        assert attempt(code_tool("bubblewrap"), look)[0].text == "0"
+    finally:
+        UNSEEN.discard(folder)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rlenv.errors import UsageError
 from rlenv.language.requirements import Requirement, program
-from rlenv.tools._bubblewrap import UNSEEN, bubblewrap, check_bubblewrap
+from rlenv.tools._bubblewrap import bubblewrap, check_bubblewrap, read_only, unseen
 from rlenv.tools._seccomp import rules_of_system_calls
 
 OUTSIDE_ROOT: Final = 0x7000_0000
@@ -147,9 +147,7 @@ def _bubblewrap(start: Start) -> list[str]:
     argv += ["--bind", str(start.root), "/", "--dev", "/dev", "--proc", "/proc"]
     argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for folder in start.binds:
-        argv += ["--ro-bind", folder, folder]
-        for hidden in _hidden(folder):
-            argv += ["--tmpfs", hidden]
+        argv += read_only(folder)
     argv += ["--chdir", "/", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
         argv += ["--cap-add", capability]
@@ -157,11 +155,6 @@ def _bubblewrap(start: Start) -> list[str]:
     for name, value in start.env.items():
         argv += ["--setenv", name, value]
     return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", *start.shell]
-
-
-def _hidden(folder: str) -> list[str]:
-    """What of a folder of this machine's is not to be seen inside."""
-    return [one for one in sorted(UNSEEN) if folder in map(str, Path(one).parents) and Path(one).is_dir()]
 
 
 def _config(sandbox: str, start: Start) -> dict[str, Any]:
@@ -172,7 +165,7 @@ def _config(sandbox: str, start: Start) -> dict[str, Any]:
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
         {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": [f"size={_SHARED}", "mode=1777"]},
         *({"destination": one, "type": "bind", "source": one, "options": ["rbind", "ro"]} for one in start.binds),
-        *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in _hidden(top)),
+        *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in unseen(top)),
     ]
     users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": _USERS}]
     spaces = ("pid", "ipc", "uts", "mount", "network", "cgroup", "user")
