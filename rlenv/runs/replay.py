@@ -22,6 +22,7 @@ from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.group import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.summary import same, value_of
+from rlenv.secrets import redact_value
 from rlenv.trajectory import TERMINATIONS, RewardBreakdown, TermResult, Trajectory, Turn
 
 
@@ -152,7 +153,7 @@ async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped:
     task: int | Mapping[str, Any] = dict(recorded.task)
     moved = []
     if rows.has(index):
-        if plain(rows[index]) == plain(recorded.task):
+        if plain(redact_value(rows[index])) == plain(recorded.task):
             task = index
         else:
             moved = [f"task: row {index} of split '{recorded.split}' is another one now; the recorded row was played"]

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from rlenv.episodes.environment import load
+from rlenv.language.kinds import CompileContext
+from rlenv.resources.base import ResourceContext
+from rlenv.tools.workspace.resource import KIND, WorkspaceResource, WorkspaceSpec
 from rlenv.trajectory import Trajectory
 
 TEST = """
@@ -91,3 +94,24 @@ def children() -> list[int]:
     pids = [int(pid) for task in tasks for pid in task.read_text(encoding="ascii").split()]
     words = (b"--json-status-fd", b"--bundle")
     return [pid for pid in pids if any(word in Path(f"/proc/{pid}/cmdline").read_bytes() for word in words)]
+
+
+def compiled(base: Path, **keys: Any) -> WorkspaceResource:
+    spec = WorkspaceSpec.model_validate({"kind": "workspace", **keys})
+    resource = KIND.factory("machine", spec, CompileContext(base=base))
+    assert isinstance(resource, WorkspaceResource)
+    return resource
+
+
+def opened(base: Path, work: Any, *, task: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """Plays `work` on a workspace; its folder, which is gone."""
+
+    async def main() -> Path:
+        async with compiled(base, **keys).open(ResourceContext(task=task or {})) as workspace:
+            await work(workspace)
+            folder: Path = workspace.folder
+        return folder
+
+    folder = asyncio.run(main())
+    assert not folder.exists()
+    return folder

@@ -138,7 +138,7 @@ BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
         COUNTS.format("'first' if next(count) < 6 else 'later'"),
         {"tasks": 2, "policies": lambda environment: environments._players(environment)[:1]},
     ),
-    ("no secret stands in a record", BASE.replace("answer: 5}", "answer: 5, note: correct-horse-battery}"), "", {}),
+    ("no secret stands in a record", BASE, "", said(Message("assistant", "correct-horse-battery"))),
     ("a closed environment leaves no task behind", SPEC, LEAVES, {"limit_s": 0.05}),
     ("ids are looked at for a policy that gives texts", BASE, "",
      {**WITH_IDS, **said(Message("assistant", "<answer>5</answer>"))}),
@@ -194,6 +194,14 @@ def test_an_environment_is_checked_in_a_loop_that_runs(make_environment: Make) -
 def test_one_that_promises_nothing_is_not_compared(make_environment: Make) -> None:
     counts = COUNTS.format("str(next(count))")
     check_environment(make_environment(SPEC, tools=counts), is_deterministic=False)
+
+
+def test_a_secret_in_a_row_is_in_no_record_and_the_record_replays(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
+    resolve("${env:RLENV_TEST_KEY}")
+    check_environment(make_environment(BASE.replace("answer: 5}", "answer: 5, note: correct-horse-battery}")))
 
 
 @pytest.mark.parametrize(("rule", "spec", "tools", "keys"), BROKEN, ids=[row[0] for row in BROKEN])

@@ -17,8 +17,7 @@ from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.layer import changes, content, kept_of, packed_layer, remove, unpacked
 from rlenv.tools.workspace.resource import Workspace
-from tests.support.machines import SOLVE, killed_at_first, reachable, written  # noqa: F401 - a fixture
-from tests.tools.workspace.test_resource import opened
+from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
 MOST = 10_000_000

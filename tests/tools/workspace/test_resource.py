@@ -14,35 +14,12 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.language.kinds import CompileContext
-from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.machine import MachineFailed, own
-from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceResource, WorkspaceSpec
-from tests.support.machines import children, killed_at_first, reachable  # noqa: F401 - a fixture
+from rlenv.tools.workspace.resource import Workspace
+from tests.support.machines import children, compiled, killed_at_first, opened, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
-
-
-def compiled(base: Path, **keys: Any) -> WorkspaceResource:
-    spec = WorkspaceSpec.model_validate({"kind": "workspace", **keys})
-    resource = KIND.factory("machine", spec, CompileContext(base=base))
-    assert isinstance(resource, WorkspaceResource)
-    return resource
-
-
-def opened(base: Path, work: Any, *, task: dict[str, Any] | None = None, **keys: Any) -> Path:
-    """Plays `work` on a workspace; its folder, which is gone."""
-
-    async def main() -> Path:
-        async with compiled(base, **keys).open(ResourceContext(task=task or {})) as workspace:
-            await work(workspace)
-            folder: Path = workspace.folder
-        return folder
-
-    folder = asyncio.run(main())
-    assert not folder.exists()
-    return folder
 
 
 async def said(workspace: Workspace, command: str) -> str:

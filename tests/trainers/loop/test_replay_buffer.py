@@ -231,7 +231,8 @@ def test_what_a_step_trains_on_is_written_down(queue: Queue, tmp_path: Path) -> 
     queue.add("b", [episode(1.0, task=9)])
     replay.sample(global_steps=2, partition_id="train", batch_size=1)
     first, second = map(json.loads, file.read_text().splitlines())
-    assert first == {"step": 1, "spec": "toy", "split": "train", "task": 3, "episodes": 2, "valid": 1}
+    counts = {"episodes": 2, "valid": 1, "reward": 1.0, "success": 1.0}  # of those that are valid
+    assert first == {"step": 1, "spec": "toy", "split": "train", "task": 3, **counts}
     assert (second["step"], second["task"]) == (2, 9)
 
 
