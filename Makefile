@@ -221,7 +221,7 @@ contract: $(READY)
 SPECS := $(filter-out examples/search_r1/%,$(wildcard specs/*.yaml examples/*/*.yaml))
 # These run code of the policy in the sandbox of bubblewrap.
 SANDBOXED := examples/humaneval/% examples/mbpp/% examples/repositories/% specs/code-tests.yaml specs/repository.yaml \
-  specs/shell.yaml
+  specs/shell.yaml examples/curves/shell-toy.yaml
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Held-out success over training for three environments, on a CPU: seeds, and the control with shuffled rewards.
+"""Held-out success over training for four environments, on a CPU: seeds, and the control with shuffled rewards.
 
     python benchmarks/curves/run.py [--only NAME ...] [--seeds 0 1] [--no-control] [-o DIR]
 
@@ -45,6 +45,7 @@ CURVES = {
     "arithmetic": Curve("specs/arithmetic.yaml", steps=20),
     "nl2sql": Curve("examples/curves/nl2sql-toy.yaml", steps=20),
     "search-qa": Curve("examples/curves/search-qa-toy.yaml", steps=20, overrides=("data.max_response_length=192",)),
+    "shell": Curve("examples/curves/shell-toy.yaml", steps=10),
 }
 
 
@@ -160,7 +161,7 @@ def _lines(path: Path) -> list[str]:
 
 def main() -> int:
     """Runs the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(description="Train on three environments and print their curves.")
+    parser = argparse.ArgumentParser(description="Train on four environments and print their curves.")
     parser.add_argument("--only", nargs="+", choices=CURVES, default=list(CURVES), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--no-control", dest="control", action="store_false", help="leave out the shuffled rewards")

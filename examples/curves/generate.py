@@ -15,7 +15,7 @@ import json
 import random
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ QUESTIONS = (
     ("What was the highest income of {shop}?", "SELECT MAX(income) FROM sale WHERE shop ="),
     ("What do the people at {shop} earn together?", "SELECT SUM(wage) FROM staff WHERE shop ="),
     ("What is the highest wage at {shop}?", "SELECT MAX(wage) FROM staff WHERE shop ="),
+)
+# What is asked of a list of people, the command that does it, and what that prints.
+COMMANDS: tuple[tuple[str, str, Callable[[list[str]], list[str]]], ...] = (
+    ("the first name", "sed q", lambda people: people[:1]),
+    ("the number of names", "wc -l <", lambda people: [str(len(people))]),
+    ("the sorted names", "sort", sorted),
+    ("the names backwards", "tac", lambda people: people[::-1]),
 )
 
 
@@ -158,12 +165,40 @@ def search_qa() -> Iterator[tuple[str, bytes]]:
     yield from made.items()
 
 
+def shell() -> Iterator[tuple[str, bytes]]:
+    """Three shops a task, each with a town, whose file has its people; two commands answer of one."""
+    rng = random.Random(20261124)
+    names = _names(rng, HEADS, MIDDLES, TAILS)
+    for split, count, rows in zip(SPLITS, (4000, 600, 600), (1500, 400, 200), strict=True):
+        chosen, names = names[:count], names[count:]
+        asked: list[dict[str, Any]] = []
+        for index in range(rows):
+            # No two tasks of a split ask about the same shop.
+            shop, *others = chosen[index], *rng.sample(chosen[rows:], 5)
+            shops = dict(zip([shop, *others[:2]], others[2:], strict=True))
+            lists = {town: rng.sample(GIVEN, rng.randint(2, 6)) for town in shops.values()}
+            what, does, gives = rng.choice(COMMANDS)
+            lines = [f"{name} {town}" for name, town in shops.items()]
+            rng.shuffle(lines)
+            asked.append(
+                {
+                    "question": f"Write {what} of {shop} to answer.",
+                    "shop": shop,
+                    "does": does,
+                    "shops": "\n".join(lines),
+                    "people": "\n".join(f"{town} {name}" for town, people in lists.items() for name in people),
+                    "gives": "\n".join(gives(lists[shops[shop]])),
+                }
+            )
+        yield f"shell/{split}.jsonl", _jsonl(asked)
+
+
 def main() -> int:
     """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(description="Write the data of the toy environments.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
     check = parser.parse_args().check
-    files = {**dict(nl2sql()), **dict(search_qa())}
+    files = {**dict(nl2sql()), **dict(search_qa()), **dict(shell())}
     changed = [path for path, content in files.items() if not _is_same(DATA / path, content)]
     for path in changed:
         if not check:

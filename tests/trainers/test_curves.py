@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from rlenv.episodes.environment import load
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "curves"
 
@@ -42,16 +40,15 @@ def summary(*rates: tuple[int, float, float], how: str = "finished") -> dict[str
 
 def test_the_data_is_what_the_generator_writes() -> None:
     generate = module(FOLDER / "generate.py")
-    for name, content in {**dict(generate.nl2sql()), **dict(generate.search_qa())}.items():
+    for name, content in {**dict(generate.nl2sql()), **dict(generate.search_qa()), **dict(generate.shell())}.items():
         assert generate._is_same(FOLDER / "data" / name, content), f"{name} differs: run examples/curves/generate.py"
 
 
-@pytest.mark.parametrize(("name", "asked"), [("nl2sql", "shop"), ("search-qa", "sup")])
+@pytest.mark.parametrize(("name", "asked"), [("nl2sql", "shop"), ("search-qa", "sup"), ("shell", "shop")])
 def test_nothing_that_test_asks_about_is_asked_about_elsewhere(name: str, asked: str) -> None:
-    environment = load(FOLDER / f"{name}-toy.yaml")
-
     def names(split: str) -> set[str]:
-        values = [task[asked] for task in environment.tasks(split)]
+        rows = (FOLDER / "data" / name / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        values = [json.loads(row)[asked] for row in rows]
         return {name for value in values for name in ([value] if isinstance(value, str) else value)}
 
     assert len(names("test")) > 100
