@@ -623,8 +623,7 @@ def test_an_episode_whose_policy_failed_is_played_up_to_there(
     same(capsys, tmp_path / "run", episodes=2)
 
 
-STATEFUL = {"customer-service", "function-dialogues", "grid-world", "kuhn-poker", "tic-tac-toe"}
-STATEFUL |= {"repository", "shell", "text-world"}
+STATEFUL = {"customer-service", "function-dialogues", "grid-world", "kuhn-poker", "text-world", "tic-tac-toe"}
 """What reads the state that tools change, so that a tape cannot answer them."""
 
 

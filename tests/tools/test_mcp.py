@@ -331,7 +331,7 @@ def test_all_episodes_share_a_session_unless_each_asks_for_its_own() -> None:
 
 @pytest.mark.slow
 def test_a_pool_starts_no_more_servers_than_its_size(tmp_path: Path) -> None:
-    tools = lab("--marks", str(tmp_path / "marks"), scope="pool", size=2)
+    tools = lab("--marks", str(tmp_path / "marks"), scope="pool", workers=2)
     (tmp_path / "marks").unlink()
 
     async def work(make: Make) -> list[ToolResult]:
@@ -554,7 +554,7 @@ def test_a_loop_that_ends_without_closing_anything_leaves_no_server() -> None:
 
 @pytest.mark.slow
 def test_a_server_is_killed_again_and_again_and_every_call_ends() -> None:
-    tools = lab(scope="pool", size=2)
+    tools = lab(scope="pool", workers=2)
 
     async def work(make: Make) -> tuple[list[ToolResult], ToolResult]:
         leave = asyncio.Event()

@@ -108,6 +108,20 @@ def remove(folder: Path) -> None:
         _run("rm", "-rf", "--", str(folder))
 
 
+def guard(folder: Path) -> None:
+    """Closes a machine's folder to other users of this machine: what stands in it may run as who is root inside."""
+    if os.geteuid() == 0:
+        os.chown(folder, 0, OUTSIDE_ROOT)
+    folder.chmod(0o710)
+
+
+def opened_up(layer: Path) -> Path:
+    """A layer in which nothing is closed to this user: inside, where the policy is root, nothing was."""
+    if os.geteuid() != 0:
+        _run("chmod", "-R", "u+rX", str(layer))
+    return layer
+
+
 def _run(*argv: str) -> None:
     """Runs a program on folders of ours; once more where somebody outside has killed it half-way."""
     for _ in range(_MOST_LOST):
@@ -145,6 +159,7 @@ def _begun(pid: int) -> str:
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
     """The part of a layer that is kept: a copy of it, in which no link leads out."""
+    opened_up(layer)
     if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
         return layer
     target.mkdir()

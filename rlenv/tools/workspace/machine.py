@@ -32,6 +32,7 @@ from rlenv.tools.workspace.starters import (
     joined,
     left,
     map_users,
+    out_of_memory,
     own,
     start_of,
 )
@@ -66,6 +67,15 @@ class Root:
     lowers: Sequence[Path]
     upper: Path
     binds: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that was run: `code` is its status, None where it gave none, and `why` says why (see `Ran`)."""
+
+    command: str
+    code: int | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,7 @@ class Machine:
         self._input: asyncio.WriteTransport | None = None
         self._status = -1
         self._began = 0.0
+        self._killed = (0, 0)
         self._rest = b""
         self._of_boot: frozenset[int] = frozenset()
 
@@ -179,7 +190,7 @@ class Machine:
 
     async def _start(self) -> None:
         work, root = self._folder / "work", self._folder / "root"
-        for made in (work, root):
+        for made in (work, root, self._folder / "pts"):
             made.mkdir()
             own(made)
         lower = ":".join(map(_escaped, self._root.lowers))
@@ -242,6 +253,7 @@ class Machine:
         word = "'" + command.replace("\0", "").replace("'", "'\\''") + "'"
         line = f"eval {word} </dev/null 2>&1; printf '\\n%s %d\\n' {mark} $?\n".encode(errors="replace")
         self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._killed = out_of_memory(self._group)
         found = _Output(most)
         found.add(self._rest)
         self._rest = b""
@@ -267,11 +279,18 @@ class Machine:
                 return int(digits) if digits.isdigit() and len(digits) < 4 else 1
             piece = await self._reader.read(1 << 16)
             if not piece:
-                if _ENDED not in self._told():
+                if _ENDED not in self._told() and not self._is_out_of_memory():
                     said = bytes(found.data[-300:]).decode(errors="replace").strip()
                     raise MachineFailed(f"the machine was ended from outside ({said})", is_cut=True)
                 return None
             found.add(piece)
+
+    def _is_out_of_memory(self) -> bool:
+        """True if the command ran into the machine's own limit, and the kernel ended a process for it.
+
+        Where nothing in it is large, that is one which holds the machine: all the same it is the command's doing.
+        """
+        return all(now > then for now, then in zip(out_of_memory(self._group), self._killed, strict=True))
 
     def _told(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""
@@ -287,6 +306,10 @@ class Machine:
                 fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
                 if int(fields[19]) / hertz >= self._began - 1 / hertz:
                     os.kill(pid, number)
+
+    def has_jobs(self) -> bool:
+        """True while processes run beside the shell."""
+        return not self.has_ended and not self._of_boot.issuperset(_below(self.pid))
 
     async def end(self) -> None:
         """Ends all of its processes, and returns once they are gone. Its layer stays."""

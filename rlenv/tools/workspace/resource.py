@@ -29,6 +29,7 @@ from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
 from rlenv.tools.workspace.layer import (
     Told,
     content,
+    guard,
     kept_of,
     laid,
     made_here,
@@ -37,7 +38,7 @@ from rlenv.tools.workspace.layer import (
     unlink_out,
     written_to,
 )
-from rlenv.tools.workspace.machine import ROOT, Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, own
 from rlenv.tools.workspace.starters import check_sandbox, needs
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
@@ -92,15 +93,6 @@ class WorkspaceSpec(ResourceSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command that was run: `code` is its status, None where it gave none, and `why` says why (see `Ran`)."""
-
-    command: str
-    code: int | None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Verified:
     """The end of tests: how their command ended, and those of the files asked for that they left."""
 
@@ -139,6 +131,7 @@ class Workspace(Told):
     """True where what an earlier episode left has been put in the place of the layer."""
     boots: int = 0
     _machine: Machine | None = None
+    _looking: asyncio.Future[None] | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -162,18 +155,16 @@ class Workspace(Told):
                     ran = Ran(None, b"", why="broken")
                 else:
                     ran = await self._watched(self._machine, self.layer, command, timeout_s, most)
-            except MachineFailed as error:
-                self.is_cut |= error.is_cut
-                self.log.append(Command(command, None, str(error)))
-                await self._end()
-                raise
-            except asyncio.CancelledError:  # half a command: its shell is of no use any more
-                self.log.append(Command(command, None, "late"))
+            except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
+                self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
+                self.log.append(Command(command, None, str(error) or "late"))
                 await self._end()
                 raise
             self.log.append(Command(command, ran.code, ran.why))
             if ran.why in ("ended", "cut", "full"):
                 await self._end()
+            elif self._looking is None or self._looking.done():
+                self._looking = asyncio.ensure_future(self._look())
             return ran
 
     async def _of_the_episode(self) -> Machine | None:
@@ -191,21 +182,30 @@ class Workspace(Told):
 
     async def _watched(self, machine: Machine, layer: Path, command: str, timeout_s: float, most: int = 65_536) -> Ran:
         """Runs a command, and ends it where what the machine has written grows beyond its limit."""
-
-        def is_full() -> bool:
-            return written_to(layer, self.limits.disk_mb * 1_000_000) > self.limits.disk_mb * 1_000_000
-
         running = asyncio.ensure_future(machine.run(command, timeout_s, most=most))
         try:
             while not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
-                if await _threads.finish(is_full):
+                if await _threads.finish(lambda: self._is_full(layer)):
                     return Ran(None, b"", why="full")
             ran = running.result()
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, MachineFailed):
                 await running
-        return Ran(ran.code, ran.output, ran.dropped, "full") if await _threads.finish(is_full) else ran
+        is_full = await _threads.finish(lambda: self._is_full(layer))
+        return Ran(ran.code, ran.output, ran.dropped, "full") if is_full else ran
+
+    def _is_full(self, layer: Path) -> bool:
+        return written_to(layer, most := self.limits.disk_mb * 1_000_000) > most
+
+    async def _look(self) -> None:
+        """Between two commands: ends a machine whose background jobs write beyond its limit."""
+        while (machine := self._machine) is not None and machine.has_jobs():
+            if await _threads.finish(lambda: self._is_full(self.layer)):
+                async with self._lock:
+                    if self._machine is machine:
+                        await self._end()
+            await asyncio.sleep(_WATCH_S)
 
     async def _booted(self, root: Root, *, user: Sequence[str] = ROOT) -> Machine:
         self.boots += 1
@@ -299,8 +299,7 @@ class Workspace(Told):
     def fill(self) -> None:
         """Makes the layer as it is before the first command."""
         self._filled(self.layer)
-        own(self.folder)
-        self.folder.chmod(0o755)
+        guard(self.folder)
         self.filled = time.time_ns()
 
     def _filled(self, layer: Path) -> Path:
@@ -317,6 +316,8 @@ class Workspace(Told):
     async def aclose(self) -> None:
         """Ends all processes and removes the folder."""
         try:
+            if self._looking is not None:
+                self._looking.cancel()
             await self._end()
         finally:
             await _threads.finish(lambda: remove(self.folder))

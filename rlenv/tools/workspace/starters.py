@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ _INSIDE = (
 )
 _FIRST = (
     'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
+    'mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,max=64 devpts "$RLENV_PTS" || exit 1; '
     "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
     '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
     'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
@@ -127,6 +129,7 @@ def start_of(sandbox: str, start: Start) -> tuple[list[str], dict[str, str]]:
     env = {
         "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8",
         "RLENV_OVERLAY": start.overlay, "RLENV_ROOT": str(start.root), "RLENV_STATUS": str(start.status),
+        "RLENV_PTS": str(start.folder / "pts"),
         "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
         "RLENV_MEMORY": "unlimited" if is_grouped else str(limits.memory_mb * 1024),
         "RLENV_FILE": str(limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
@@ -145,6 +148,7 @@ def _bubblewrap(start: Start) -> list[str]:
     argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
     argv += ["--json-status-fd", str(start.status)]
     argv += ["--bind", str(start.root), "/", "--dev", "/dev", "--proc", "/proc"]
+    argv += ["--dev-bind", str(start.folder / "pts"), "/dev/pts"]  # terminals are counted for the whole kernel
     argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for folder in start.binds:
         argv += read_only(folder)
@@ -204,6 +208,7 @@ def map_users(pid: int, sandbox: str) -> None:
             Path(f"/proc/{pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {_USERS}\n", encoding="ascii")
 
 
+@lru_cache(maxsize=1)
 def _controllers() -> list[tuple[Path, str]]:
     """The folders of cgroups that bound memory, with the file that does: of version 1, else of version 2."""
     if (_GROUPS / "memory" / "memory.limit_in_bytes").exists():
@@ -226,6 +231,20 @@ def joined(pid: int, group: str, limits: MachineLimits) -> None:
         folder.mkdir(exist_ok=True)
         (folder / file).write_text(str(limits.memory_mb << 20), encoding="ascii")
         (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
+def out_of_memory(group: str) -> tuple[int, int]:
+    """How often a machine's memory was at its limit, and how many of its processes the kernel has ended."""
+    at_limit = killed = 0
+    for place, file in _controllers() if os.geteuid() == 0 else ():
+        with contextlib.suppress(OSError, ValueError):
+            folder = place / group
+            is_first = file == "memory.limit_in_bytes"
+            told = (folder / ("memory.oom_control" if is_first else "memory.events")).read_text(encoding="ascii")
+            counts = dict(line.split() for line in told.splitlines())
+            at = (folder / "memory.failcnt").read_text(encoding="ascii") if is_first else counts.get("oom", "0")
+            at_limit, killed = int(at), int(counts.get("oom_kill", "0"))
+    return at_limit, killed
 
 
 async def left(group: str) -> None:
@@ -256,7 +275,7 @@ def _outer() -> list[str]:
     if os.geteuid():
         return shell
     owner = str(_OWNERS + secrets.randbelow(1 << 24))
-    return ["setpriv", "--reuid", owner, "--regid", owner, "--clear-groups", "--inh-caps=-all", *shell]
+    return ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all", *shell]
 
 
 def _who() -> dict[str, str]:

@@ -241,3 +241,13 @@ def test_what_is_killed_half_way_is_done_again(tmp_path: Path, monkeypatch: pyte
     assert (kept_of(target, ["/app"], layer) / "app" / "file").read_text() == "content"
     remove(layer)
     assert not layer.exists()
+
+
+@pytest.mark.parametrize("closed", ["/app", "/"])
+def test_what_the_policy_closes_is_seen_by_the_tests_all_the_same(reachable: Path, closed: str) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run(f"echo x > /app/forbidden; chmod 000 /app/forbidden {closed}", 30)
+        verified = await workspace.tested("test -s /app/forbidden", tests=None, keep=("/app",), time_s=30)
+        assert verified.ran.code == 0
+
+    opened(reachable, work)

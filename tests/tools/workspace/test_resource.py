@@ -156,6 +156,37 @@ def test_what_grows_beyond_its_disk_is_stopped(reachable: Path) -> None:  # noqa
     opened(reachable, work, disk_mb=2)
 
 
+def test_jobs_that_write_beyond_it_between_two_commands_are_stopped(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("(sleep 0.2; head -c 4M /dev/zero > big; sleep 1000) > /dev/null 2>&1 &", 30)
+        async with asyncio.timeout(60):
+            while not workspace.has_ended:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.05)
+
+    opened(reachable, work, disk_mb=2)
+
+
+def test_a_policys_terminals_are_bounded_for_it_alone(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        assert "max=64" in await said(workspace, "grep ' /dev/pts ' /proc/mounts")
+        assert await said(workspace, "script -qec 'echo in a terminal' /dev/null") == "in a terminal\r\n"
+
+    opened(reachable, work)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_no_other_user_of_the_host_reaches_its_files(reachable: Path) -> None:  # noqa: F811
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c"]
+
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("touch file; chmod -R 777 /app", 30)
+        look = [*nobody, f"cat {workspace.layer}/app/file"]
+        found = await asyncio.to_thread(lambda: subprocess.run(look, capture_output=True, text=True))
+        assert "Permission denied" in found.stderr
+
+    opened(reachable, work)
+
+
 def test_commands_come_one_after_the_other(reachable: Path) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         found = await asyncio.gather(*[workspace.run(f"echo {n}; sleep 0.01; echo {n}", 30) for n in range(5)])

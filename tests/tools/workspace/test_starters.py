@@ -103,6 +103,21 @@ def test_no_policy_makes_its_own_end_look_like_the_hosts(reachable: Path, sandbo
 
 
 @pytest.mark.sandbox
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "runc"])
+def test_memory_that_no_process_holds_does_not_make_it_so_either(reachable: Path, sandbox: str) -> None:  # noqa: F811
+    if os.geteuid() != 0:
+        pytest.skip("needs cgroups that can be written")
+    fill = "echo x > /dev/shm/a; for i in 1 2 3 4 5 6 7 8 9; do exec dd if=/dev/zero of=/dev/shm/a bs=4k; done"
+
+    async def work(workspace: Workspace) -> None:
+        for _ in range(6):
+            await workspace.run(fill, 60)
+        assert not workspace.is_cut
+
+    opened(reachable, sandbox, work, memory_mb=16)
+
+
+@pytest.mark.sandbox
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_memory_is_that_of_all_processes_together(reachable: Path, sandbox: str) -> None:  # noqa: F811
     if os.geteuid() != 0:
