@@ -187,24 +187,27 @@ class ImagesCommand(Options):
 
 
 async def _tried(environment: Environment) -> int:
-    seen, wrong = set[object](), 0
+    seen, ready, wrong = set[object](), 0, 0
     rows = [one for split in environment.spec.tasks for row in environment.tasks(split) for one in _with_steps(row)]
     for machine in environment.parts.machines:
         for row in rows:
+            name = f"the image of task '{row.get('id')}'"
             try:
                 source = machine.source("image", row, environment.spec.vars)
                 named = source, machine.source("tests_image", row, environment.spec.vars)
                 if named in seen:
                     continue
                 seen.add(named)
-                say(f"{machine.name}: {source or 'the programs of this machine'} …")
+                name = str(source or "the programs of this machine")
+                say(f"{machine.name}: {name} …")
                 digest = await _booted(machine, source, row, environment.spec.vars)
             except (RlenvError, ValueError) as error:
                 wrong += 1
-                write_error(f"lacks {source}: {error}\n")
+                write_error(f"lacks {name}: {error}\n")
                 continue
-            write(f"ok    {source or 'the programs of this machine'} {digest[:12]}\n")
-    write(f"{len(seen) - wrong} of {len(seen)} images are ready\n")
+            ready += 1
+            write(f"ok    {name} {digest[:12]}\n")
+    write(f"{ready} of {ready + wrong} images are ready\n")
     return 1 if wrong else 0
 
 

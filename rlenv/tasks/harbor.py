@@ -19,7 +19,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
-from rlenv.errors import Finding, MissingVariable, SpecError
+from rlenv.errors import Finding, SpecError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
@@ -226,11 +226,13 @@ class _Task:
         for name, text in self.at(path, {}).items():
             found = _VARIABLE.fullmatch(text)
             filled[name] = text if found is None else found[2] or ""
-            try:
-                if found and (os.environ.get(found[1]) or found[2] is None):
-                    filled[name] = resolve(f"${{env:{found[1]}}}")
-            except MissingVariable as error:
-                raise self._fault(f"{path}.{name}", f"{error.message}; set it, or write ${{NAME:-default}}") from error
+            if found and os.environ.get(found[1], "").strip():
+                filled[name] = resolve(f"${{env:{found[1]}}}")
+            elif found and found[2] is None:  # also where a check leaves variables of the spec open
+                message = (
+                    f"the environment variable {found[1]} is not set, or empty; set it, or write ${{NAME:-default}}"
+                )
+                raise self._fault(f"{path}.{name}", message)
         return filled
 
     def _collect(self, step: str, user: Any) -> str:

@@ -64,6 +64,11 @@ def worth(trajectory: Trajectory) -> float:
     return trajectory.reward.total
 
 
+def test_a_variable_that_is_not_set_is_a_fault_of_a_check(reachable: Path) -> None:  # noqa: F811
+    (fault,) = validate([written(reachable, QUIET + 'env = {WORD = "${RLENV_NO_SUCH}"}\n')]).faults
+    assert (fault.line, "RLENV_NO_SUCH is not set, or empty" in fault.message) == (3, True)
+
+
 def test_three_lines_play_a_folder(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setenv("RLENV_WORD", "secret word")
     toml = QUIET + 'env = {WORD = "${RLENV_WORD}"}\n[solution]\nenv = {N = "1"}\n[verifier]\nenv = {ONE = "1"}\n'

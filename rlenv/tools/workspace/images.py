@@ -158,13 +158,14 @@ def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> I
 
 
 def _built_by(engine: str) -> list[str]:
-    """The start of a build. Podman's first choice of a runtime, crun, starts less, and it asks for more open files than
-    this process may have."""
+    """The start of a build. Podman's first choice of a runtime, crun, starts less, it asks for more open files than
+    this process may have, and its own format leaves out SHELL."""
     if not engine.endswith("podman"):
         return [engine, "build"]
     runtime = shutil.which("runc")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return [engine, *(("--runtime", runtime) if runtime else ()), "build", "--ulimit", f"nofile={soft}:{hard}"]
+    limits = ("--ulimit", f"nofile={soft}:{hard}")
+    return [engine, *(("--runtime", runtime) if runtime else ()), "build", "--format", "docker", *limits]
 
 
 def _said(*argv: str) -> str:

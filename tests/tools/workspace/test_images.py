@@ -156,7 +156,8 @@ def test_an_image_is_built_once_with_its_folder_user_and_variables(
     folder = reachable / "images" / "a"
     spec = written(
         reachable,
-        "FROM scratch\nCOPY . /\nCOPY --chown=1000 etc /srv/x\nENV WORD='a b' PATH=/bin\nWORKDIR /srv/x\nUSER joe\n",
+        "FROM scratch\nCOPY . /\nCOPY --chown=1000 etc /srv/x\nENV WORD='a b' PATH=/bin\nWORKDIR /srv/x\n"
+        'SHELL ["/bin/sh", "-c", "echo -c \\"$0\\" > /said"]\nRUN id\nUSER joe\n',
     )
     (folder / "bin").mkdir()
     shutil.copy2(busybox, folder / "bin" / "busybox")
@@ -171,10 +172,27 @@ def test_an_image_is_built_once_with_its_folder_user_and_variables(
         assert "1 of 1 images are ready" in capsys.readouterr().out
         trajectory, said = played(spec, ["echo $PWD $WORD $HOME; id; touch /srv/x/here"])
         assert (said, trajectory.reward.total) == (["/srv/x a b /home/joe\nuid=1000(joe) gid=1001 groups=1001"], 1.0)
+        assert (image.folder / "said").read_text() == "-c id\n"  # by the image's own SHELL
         assert (image.user, image.workdir, image.env["WORD"]) == ("joe", "/srv/x", "a b")
         assert lock_of(load(spec)).resources["machine"]["files"] == {"images/a": image.digest}
     finally:
         subprocess.run(["podman", "rmi", "--force", image.folder.name[:32]], capture_output=True, check=True)
+
+
+@pytest.mark.sandbox
+def test_a_row_whose_image_may_not_be_read_is_told_and_the_others_go_on(
+    reachable: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = written(reachable, "FROM scratch\n")
+    rows = [{"id": "b", "image": "../outside"}, {"id": "a", "image": ""}]
+    machine = {"kind": "workspace", "image": "{{ task.image }}"}
+    held = {**SPEC, "tasks": {"test": {"rows": rows}}, "resources": {"machine": machine}}
+    spec.write_text(json.dumps(held), encoding="utf-8")
+    assert main(["images", str(spec)]) == 1
+    said = capsys.readouterr()
+    assert "lacks the image of task 'b': " in said.err
+    assert "1 of 2 images are ready" in said.out
 
 
 def test_what_podman_has_to_fetch_is_no_path() -> None:
