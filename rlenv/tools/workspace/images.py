@@ -7,6 +7,7 @@ run reads the note; only `rlenv validate --images` pulls and builds.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import hashlib
 import json
@@ -34,6 +35,8 @@ _MOST_SAID: Final = 600
 _BINDS: Final = ("/usr", "/etc", "/opt")
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
+# `inside` looks first; Python has filters from 3.11.4 on.
+AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +246,10 @@ def _fill(source: Path, target: Path) -> None:
         for member in tar:
             if member.name in ("manifest.json", "oci-layout"):
                 raise ValueError(f"it is an archive of layers: `podman load -i {source}`, then name podman:NAME")
-            linked = os.path.realpath(target / member.linkname if member.islnk() else target)
-            if not f"{linked}/".startswith(f"{os.path.realpath(target)}/"):
-                raise ValueError(f"'{member.name}' in it leads out of it")
             if member.isdev():
                 continue
-            tar.extract(member, target, set_attrs=False, filter="tar")
-            path = target / member.name
+            tar.extract(found := inside(member, target), target, set_attrs=False, **AS_IT_IS)
+            path = target / found.name
             if member.islnk():  # has what the other has
                 continue
             _owned(path, member.uid, member.gid)
@@ -260,6 +260,20 @@ def _fill(source: Path, target: Path) -> None:
                 path.chmod(member.mode & 0o7777)
     for path, mode in closed.items():  # last, since nothing can be put into a closed folder
         path.chmod(mode)
+
+
+def inside(info: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
+    """A member of a tar that is about to be unpacked. Links that were unpacked before it are followed.
+
+    Raises:
+        ValueError: it leads out of the folder, or is a second name of what lies outside.
+    """
+    found = copy.copy(info)
+    found.name = info.name.lstrip("/")
+    for one in (found.name, info.linkname) if info.islnk() else (found.name,):
+        if not f"{os.path.realpath(folder / one)}/".startswith(f"{os.path.realpath(folder)}/"):
+            raise ValueError(f"'{info.name}' in it leads out of it")
+    return found
 
 
 def _special(folder: str, names: list[str]) -> list[str]:

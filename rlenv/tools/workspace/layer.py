@@ -24,7 +24,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.tools.workspace.images import Image
+from rlenv.tools.workspace.images import AS_IT_IS, Image, inside
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
 from rlenv.tools.workspace.starters import groups
 
@@ -340,18 +340,20 @@ def unpacked(data: bytes, layer: Path, most: int) -> None:
     """
     size = 0
 
-    def placed(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    def placed(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         nonlocal size
-        tarfile.tar_filter(info, path)  # raises where it leads out
-        size += info.size
-        if size > most:
-            raise ValueError("the files of the machine are too large")
-        if info.isdev() and not info.isfifo() and (info.ischr(), info.devmajor, info.devminor) != (True, 0, 0):
-            return None  # a device; that one is how a layer says that a file is gone
-        return info.replace(uid=info.uid % 65_536 + _base(), gid=info.gid % 65_536 + _base(), deep=False)
+        for info in tar:
+            size += info.size
+            if size > most:
+                raise ValueError("the files of the machine are too large")
+            if info.isdev() and not info.isfifo() and (info.ischr(), info.devmajor, info.devminor) != (True, 0, 0):
+                continue  # a device; that one is how a layer says that a file is gone
+            found = inside(info, layer)
+            found.uid, found.gid = info.uid % 65_536 + _base(), info.gid % 65_536 + _base()
+            yield found
 
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
-        tar.extractall(layer, filter=placed, numeric_owner=True)
+        tar.extractall(layer, placed(tar), numeric_owner=True, **AS_IT_IS)
         for info in tar.getmembers():
             if info.isdir() and _OPAQUE in info.pax_headers:
                 os.setxattr(layer / info.name, _OPAQUE, b"y", follow_symlinks=False)
