@@ -205,3 +205,22 @@ def test_tests_with_an_image_of_their_own_run_in_it(reachable: Path) -> None:  #
     spec.write_text(spec.read_text() + machine + f"rewards: {{solved: {reward}}}\n")
     planted = "mkdir -p /tests; echo 'echo 9 > /logs/verifier/reward.txt' > /tests/test.sh"
     assert worth(played(spec, [f"{planted}; echo 0.5 > n; touch other"])) == 0.5
+
+
+def test_an_image_brings_the_folder_and_the_variables_of_what_runs_over_it(reachable: Path) -> None:  # noqa: F811
+    if shutil.which("podman") is None or not Path("/bin/busybox").exists() or os.geteuid() != 0:
+        pytest.skip("needs podman and busybox-static, as root")
+    links = "RUN " + " && ".join(f"/busybox ln -s /busybox /bin/{name}" for name in ("sh", "chmod", "tail"))
+    base = f'FROM scratch\nCOPY busybox /busybox\nCOPY busybox /bin/\nSHELL ["/busybox", "sh", "-c"]\n{links}\n'
+    test = '#!/bin/sh\n[ "$PWD $HERE $OWN$ALL" = "/checks tests yes" ] && echo 1 > /logs/verifier/reward.txt\n'
+    spec = written(
+        reachable, QUIET + "[verifier]\nenvironment_mode = 'separate'\n",
+        **{"environment/Dockerfile": f"{base}ENV HERE=agent ALL=no\n", "tests/test.sh": test,
+           "tests/Dockerfile": f"{base}COPY test.sh /tests/test.sh\nENV HERE=tests OWN=yes\nWORKDIR /checks\n"},
+    )  # fmt: skip
+    for folder in ("environment", "tests"):
+        shutil.copy2("/bin/busybox", reachable / "tasks" / "one" / folder / "busybox")
+    assert main(["images", str(spec)]) == 0
+    trajectory = played(spec, ["echo $PWD $HERE"])
+    assert [one.text for turn in trajectory.turns for one in turn.results] == ["/ agent"]
+    assert worth(trajectory) == 1

@@ -390,7 +390,9 @@ class Told:
 
     folder: Path
     image: Image
+    tests_image: Image | None
     workdir: str
+    env: Mapping[str, str]
     limits: MachineLimits
     source: Path | None
     filled: int
@@ -402,6 +404,14 @@ class Told:
     def layer(self) -> Path:
         """The folder of all changes, as the overlay writes it."""
         return self.folder / "layer"
+
+    def settings(self, lowest: Path) -> tuple[str, Mapping[str, str]]:
+        """Where a boot over an image begins, and its variables: the tests' own image has its own."""
+        own = self.tests_image
+        if own is None or lowest != own.folder or lowest == self.image.folder:
+            return self.workdir, self.env
+        env = {key: one for key, one in self.env.items() if self.image.env.get(key) != one}
+        return own.workdir or self.workdir, {**env, **own.env}
 
     async def freeze(self) -> None:
         """Ends all processes."""

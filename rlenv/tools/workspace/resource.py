@@ -70,9 +70,9 @@ class WorkspaceSpec(ResourceSpec):
     copy_from: Text | None = None
     """A folder whose content stands in `workdir` at first, relative to the spec; a template over `task` and `vars`."""
     tests_image: Text | None = None
-    """The image of a reward's tests, in the same forms, where it is another one; its `/tests` are the tests then."""
+    """The image of a reward's tests, in the same forms, where it is another: with its own `/tests`, folder and ENV."""
     workdir: Annotated[Text, Field(pattern=r"^/")] | ByRow | None = None
-    """Where commands start; made where it is missing. By default the image's own, else /app."""
+    """Where commands start; made if missing. By default the image's own, else /app (/ where a template gives "")."""
     setup: Text | None = None
     """A command that the same user runs before the policy's first; a template. If it fails, so does the episode."""
     user: Text | Annotated[Int, Field(ge=0, lt=65_536)] | None = None
@@ -212,9 +212,8 @@ class Workspace(Told):
         folder = self.folder / f"boot-{self.boots}"
         folder.mkdir()
         own(folder)
-        machine = Machine(
-            folder, root, workdir=self.workdir, env=self.env, limits=self.limits, user=user, sandbox=self.sandbox
-        )
+        workdir, env = self.settings(root.lowers[-1])
+        machine = Machine(folder, root, workdir=workdir, env=env, limits=self.limits, user=user, sandbox=self.sandbox)
         await machine.boot()
         return machine
 
@@ -366,7 +365,8 @@ class WorkspaceResource:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
         limits = MachineLimits(spec.most_processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
-        workdir = spec.workdir or image.workdir or _WORKDIR
+        bare = "/" if self.spec.workdir and not spec.workdir and not image.binds else _WORKDIR  # as docker does
+        workdir = spec.workdir or image.workdir or bare
         begins = Path(copied) if copied else None
         workspace = Workspace(
             folder, image, workdir, env, limits, begins, user, tests_image, self, sandbox=spec.sandbox
