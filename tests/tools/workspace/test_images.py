@@ -63,7 +63,7 @@ def test_a_tar_is_unpacked_with_owners_modes_times_and_links(reachable: Path) ->
         (("oci-layout", tarfile.REGTYPE, 0o644, b"{}"), "podman load -i"),
         (("out", tarfile.LNKTYPE, 0o644, "../../../../../../etc/passwd"), "leads out"),
         (("out", tarfile.LNKTYPE, 0o644, "/etc/passwd"), "leads out"),
-        (("../../out", tarfile.REGTYPE, 0o644, b""), "outside the destination"),
+        (("../../out", tarfile.REGTYPE, 0o644, b""), "leads out"),
     ],
 )
 def test_a_tar_that_is_no_image_is_refused(
