@@ -9,13 +9,15 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
+PEERS ?= .peers
+PEERS_READY := $(patsubst requirements/peers/%.txt,$(PEERS)/%/.ready,$(wildcard requirements/peers/*.txt))
 RUN ?= runs/demo
 SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract core coverage demo dist docs fuzz real servers setup test \
-  test-all test-browser test-data test-real test-sandbox test-servers test-verl test-vllm vllm web
+.PHONY: attack attack-as-user bench check clean contract core coverage demo dist docs fuzz peers real servers setup test \
+  test-all test-browser test-data test-peers test-real test-sandbox test-servers test-verl test-vllm vllm web
 
 setup: $(READY)
 
@@ -213,6 +215,22 @@ $(SERVERS)/node/.ready:
 	    @modelcontextprotocol/server-filesystem@2026.8.31 && touch $@; \
 	else echo "npm is not installed: the servers written for Node are left out"; fi
 
+# Trainers and hosts that an environment is played in (docs/hosts), each in an environment of its own, since they exclude
+# each other. requirements/peers/NAME.txt is the whole of one, as `pip freeze` says it; PEER=NAME builds that one alone.
+peers: $(if $(PEER),$(PEERS)/$(PEER)/.ready,$(PEERS_READY))
+
+$(PEERS_READY): $(PEERS)/%/.ready: requirements/peers/%.txt pyproject.toml | $(PEERS)/%/.as-asked
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
+	@test -x $(PEERS)/$*/bin/python -a -x $(PEERS)/$*/bin/pip || $(PYTHON) -m venv $(PEERS)/$*
+	@echo "installing the peer $* ..."
+	@# without what packages ask for: the list is complete, and some ask for versions that no index has
+	$(PEERS)/$*/bin/pip install $(PIP) --no-deps -r $<
+	$(PEERS)/$*/bin/pip install $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-peers: $(READY) peers
+	RLENV_PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest -m peers tests/peers $(PYTEST)
+
 # What the trainer's adapter stands on in veRL; VERL=FOLDER looks at one that lies unpacked there (an older or newer wheel)
 contract: $(READY)
 	PYTHONPATH=trainers $(BIN)/python -m rlenv_verl.contract $(VERL)
@@ -251,4 +269,4 @@ dist: $(READY)
 	  rlenv eval letters/letters.yaml --policy oracle --min-success 1
 
 clean:
-	rm -rf $(VENV) $(CORE_VENV) $(VLLM_VENV) $(DOCS_VENV) $(SERVERS) .real runs build dist
+	rm -rf $(VENV) $(CORE_VENV) $(VLLM_VENV) $(DOCS_VENV) $(SERVERS) $(PEERS) .real runs build dist

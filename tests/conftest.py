@@ -25,6 +25,7 @@ settings.load_profile("rlenv")
 
 PLAYED_BY = {
     "browser": "make test-browser",
+    "peers": "make test-peers",
     "real_data": "make test-real",
     "sandbox": "make test-sandbox",
     "servers": "make test-servers",

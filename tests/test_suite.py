@@ -176,7 +176,7 @@ def test_every_test_file_has_a_module_of_its_name_or_stands_in_the_list() -> Non
     assert odd == left, "WITHOUT_MODULE only gets shorter"
 
 
-SUITES = {"attack", "real", "specs", "trainers", "verl_runs", "vllm_runs", "vllm_serve"}
+SUITES = {"attack", "peers", "real", "specs", "trainers", "verl_runs", "vllm_runs", "vllm_serve"}
 """Folders that follow another order: attacks, shipped specs, the adapter and its runs."""
 RULES = {
     "test_contributing.py",
