@@ -15,7 +15,7 @@ import pytest
 
 import rlenv
 from rlenv.episodes.environment import Environment
-from rlenv.resources.sql import engine
+from rlenv.resources.sql import resource
 from rlenv.resources.sql.sqlite import workers
 
 SPEC = """
@@ -62,7 +62,7 @@ async def play(env: Environment, *actions: str) -> Any:
 
 @pytest.mark.slow
 def test_slow_statements_never_open_the_breaker_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CPU_SHARE", 0.01)
+    monkeypatch.setattr(resource, "_CPU_SHARE", 0.01)
 
     async def main() -> None:
         async with environment(tmp_path, seconds=60) as env:

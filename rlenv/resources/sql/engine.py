@@ -12,7 +12,6 @@ import importlib
 import os
 import socket
 import tempfile
-import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,20 +39,6 @@ class StatementLimits:
     max_size: int
     is_urgent: bool = False
     """Before others in the queue: what a reward asks for."""
-
-
-CPU_SHARE: Final = 0.25
-"""How much of its time limit a statement may use as processor time."""
-_LEAST_CPU_S: Final = 0.02
-
-
-def limits_for(
-    deadline: float, *, cpu_s: float | None, max_rows: int, max_size: int, is_urgent: bool = False
-) -> StatementLimits:
-    """The limits of a statement that is given now; without `cpu_s` a quarter of its time is for the processor."""
-    if cpu_s is None:
-        cpu_s = max((deadline - time.monotonic()) * CPU_SHARE, _LEAST_CPU_S)
-    return StatementLimits(deadline, cpu_s, max_rows, max_size, is_urgent)
 
 
 _MAX_COLUMNS: Final = 200

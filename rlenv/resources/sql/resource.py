@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +27,7 @@ import orjson
 
 from rlenv._base.paths import RefusedPath
 from rlenv._base.text import nearest
-from rlenv.concurrency.deadline import Expired, left_s
+from rlenv.concurrency.deadline import Expired, left_s, waited_s
 from rlenv.concurrency.pool import MARGIN_S, Pool
 from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
 from rlenv.concurrency.served import ENDED_FULL
@@ -35,7 +36,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import ResourceSpec
 from rlenv.language.templates import TemplateError
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits, limits_for
+from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits
 
 
 class Database:
@@ -124,6 +125,24 @@ class Database:
         self._is_closed = True
         if self._turn is None or not self._turn.locked():
             await self._opened.close()
+
+
+_CPU_SHARE: Final = 0.25
+"""How much of its time limit a statement may use as processor time."""
+_LEAST_CPU_S: Final = 0.02
+
+
+def limits_for(
+    deadline: float, *, cpu_s: float | None, max_rows: int, max_size: int, is_urgent: bool = False
+) -> StatementLimits:
+    """The limits of a statement that is given now; without `cpu_s` a quarter of its time is for the processor.
+
+    Seconds that its call has waited for a place count as its time: a statement that came late is stopped by the
+    deadline, and does not look as if it had used its time up.
+    """
+    if cpu_s is None:
+        cpu_s = max((deadline - time.monotonic() + waited_s()) * _CPU_SHARE, _LEAST_CPU_S)
+    return StatementLimits(deadline, cpu_s, max_rows, max_size, is_urgent)
 
 
 _MAX_SOURCES: Final = 256

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.resources.sql.engine import limits_for
-from rlenv.resources.sql.resource import EngineRaised, SqlWorkers, StatementRequest
+from rlenv.concurrency.deadline import begin
+from rlenv.resources.sql.resource import EngineRaised, SqlWorkers, StatementRequest, limits_for
 from tests.resources.sql.engines import run
 
 WHERE = {"may_write": False, "memory": 512_000_000}
@@ -41,3 +41,13 @@ def test_a_bug_of_an_engine_comes_out_with_its_traceback(
         assert says in str(found.value)
     finally:
         workers.pool.close()
+
+
+def test_a_statement_that_came_late_may_use_as_much_of_the_processor_as_one_that_came_at_once() -> None:
+    """Or it would look as if it had used its time up, which is the policy's own doing."""
+
+    async def work() -> float:
+        begin().append(3e6)  # its call has waited for a place
+        return limits_for(time.monotonic() + 1e6, cpu_s=None, max_rows=1, max_size=100).cpu_s
+
+    assert run(work()) == pytest.approx(1e6, rel=1e-3)
