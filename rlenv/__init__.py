@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rlenv.gym.envs import make, make_vec
+    from rlenv.hosts.session import Session
     from rlenv.language.kinds import CompileContext, Kind
     from rlenv.language.spec import SamplingSpec
     from rlenv.messages import Image, Message, Observation, Sampled, ToolCall, ToolResult
@@ -69,6 +70,7 @@ _WHERE = {
     "errors": "EndpointError EpisodeError Fault Finding InvalidReward MissingExtra MissingVariable PolicyError"
     " ResourceError RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
+    "hosts.session": "Session",
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Observation Sampled ToolCall ToolResult",
     "policies.base": "Policy PolicyContext PolicySession",
@@ -92,7 +94,8 @@ __all__ += ["Finding", "Image"]
 __all__ += ["InvalidReward", "Job", "Kind", "Measured", "Message", "MissingExtra", "MissingVariable", "Observation"]
 __all__ += ["OpenAIPolicy", "OraclePolicy", "Policy", "PolicyChoice", "PolicyContext", "PolicyError", "PolicySession"]
 __all__ += ["RandomPolicy", "ResourceError", "RewardContext", "RewardError", "RlenvError", "RunStopped", "Sampled"]
-__all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "SpecError", "Step", "TokenEncoder", "TokenEpisode", "ToolCall"]
+__all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "Session", "SpecError", "Step", "TokenEncoder", "TokenEpisode"]
+__all__ += ["ToolCall"]
 __all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "ToolSession", "Trajectory", "UnknownEntry"]
 __all__ += ["UnsupportedTemplate", "UsageError", "__version__", "bind", "evaluate", "evaluate_async", "load", "make"]
 __all__ += ["make_vec", "open_run", "play", "rollout", "run_sync"]

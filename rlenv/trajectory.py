@@ -326,6 +326,18 @@ class Trajectory:
             return ""
         return self.reason
 
+    def outcome(self) -> dict[str, Any]:
+        """The end as JSON, without clocks: `total`, `success` and each term's value, None where they are not known,
+        `reason`, and `failure` with its reason and message, None where the reward is valid."""
+        failure = self.failure
+        return {
+            "total": self.reward.total,
+            "success": self.success,
+            "reason": self.reason,
+            "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
+            "terms": {name: term.value for name, term in self.reward.terms.items()},
+        }
+
     @property
     def calls(self) -> int:
         """The number of calls that were made, malformed ones included."""
@@ -359,6 +371,17 @@ class Step:
     def is_last(self) -> bool:
         """True where the episode ended with this step."""
         return self.terminated or self.truncated
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step as JSON: `text` and `messages` of its observation in OpenAI's form, and its own fields."""
+        return {
+            "text": self.observation.text,
+            "messages": [message.as_dict() for message in self.observation.messages],
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "reason": self.reason,
+        }
 
 
 _made_step = quick(Step)

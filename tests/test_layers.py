@@ -44,6 +44,7 @@ ORDER = (
     "models",
     "runs",
     "retrieval",
+    "hosts",
     "checks",
     "audit",
     "collect",
@@ -54,7 +55,7 @@ ORDER = (
     "web",
     "__main__",
 )
-ROOMS = 31
+ROOMS = 32
 FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_train", "rlenv_verl"}
 
 

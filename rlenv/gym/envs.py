@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import string
 import sys
@@ -19,11 +18,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlenv._base.text import visible
 from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.episode import Episode, Step
+from rlenv.episodes.rollout import together
 from rlenv.errors import UsageError
+from rlenv.hosts.session import Opened, Session
 from rlenv.messages import Message
 from rlenv.tasks.rows import seed_of
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import Step, Trajectory
 
 _ALPHABET = string.ascii_letters + string.digits + " .,:;!?<>/{}[]\"'()+-*=\n"
 _LONGEST_SAMPLE = 64
@@ -130,7 +130,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.render_mode = render_mode
         self.observation_space = TextSpace(_MAX_ACTION)
         self.action_space = TextSpace(_MAX_ACTION)
-        self._episode: Episode | None = None
+        self._session = Session(self.environment)
         self._text: list[str] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -141,11 +141,9 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         task, episode_seed = _choose(self.np_random, self.split, self._count, options)
-        run_sync(self._close_episode)
-        self._episode = run_sync(self._open, task, episode_seed)
-        prompt = "" if self._episode.is_ended else self._episode.prompt_text
-        self._text = [prompt]
-        return prompt, _info(self._episode, self._episode.messages)
+        opened = run_sync(self._open, task, episode_seed)
+        self._text = [opened.text]
+        return opened.text, _info(self._session, opened.messages)
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """Takes one action.
@@ -153,24 +151,22 @@ class TextEnv(gymnasium.Env[str, str]):
         Raises:
             UsageError: before `reset`, or after the episode ended.
         """
-        if self._episode is None:
-            raise UsageError("call reset() before step()")
-        step = run_sync(self._episode.step, action)
+        if self._session.is_reported:
+            raise UsageError("the episode has ended", hint="call reset()")
+        step = run_sync(self._session.step, action)
         self._text += (action, step.observation.text)
         return (
             step.observation.text,
             _number(step.reward),
             step.terminated,
             step.truncated,
-            _info(self._episode, step.observation.messages),
+            _info(self._session, step.observation.messages),
         )
 
     @property
     def trajectory(self) -> Trajectory:
         """The record of the episode that ended last; UsageError while it runs."""
-        if self._episode is None:
-            raise UsageError("no episode yet", hint="call reset()")
-        return self._episode.trajectory
+        return self._session.trajectory
 
     def render(self) -> Any:
         """The conversation so far: as text for `ansi`, written to stdout for `human`."""
@@ -182,18 +178,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """Closes the episode and shared resources; may be called twice."""
-        run_sync(self._close_episode)
+        run_sync(self._session.aclose)
         run_sync(self.environment.aclose)
 
-    async def _open(self, task: int, seed: int) -> Episode:
-        episode = self.environment.start(task=task, split=self.split, seed=seed)
-        await episode.open()
-        return episode
-
-    async def _close_episode(self) -> None:
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            await episode.aclose()
+    async def _open(self, task: int, seed: int) -> Opened:
+        return await self._session.reset(task=task, split=self.split, seed=seed)
 
 
 class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, Any]]):
@@ -225,7 +214,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         self.observation_space = gymnasium.spaces.Tuple([TextSpace(_MAX_ACTION)] * num_envs)
         self.action_space = gymnasium.spaces.Tuple([TextSpace(_MAX_ACTION)] * num_envs)
         self._generators: list[np.random.Generator] = [np.random.default_rng() for _ in range(num_envs)]
-        self._episodes: list[Episode | None] = [None] * num_envs
+        self._sessions = [Session(self.environment) for _ in range(num_envs)]
         self._observations: list[str] = [""] * num_envs
 
     def reset(
@@ -253,12 +242,10 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
             if own is not None:
                 self._generators[index] = np.random.default_rng(own)
             chosen[index] = _choose(self._generators[index], self.split, self._count, options)
-        run_sync(self._open, chosen)
         infos: dict[str, Any] = {}
-        for index in chosen:
-            episode = self._running(index)
-            self._observations[index] = "" if episode.is_ended else episode.prompt_text
-            infos = self._add_info(infos, _info(episode, episode.messages), index)
+        for index, opened in run_sync(self._open, chosen).items():
+            self._observations[index] = opened.text
+            infos = self._add_info(infos, _info(self._sessions[index], opened.messages), index)
         return tuple(self._observations), infos
 
     def step(
@@ -275,7 +262,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         infos: dict[str, Any] = {}
         for index, step in enumerate(steps):
             self._observations[index] = step.observation.text
-            infos = self._add_info(infos, _info(self._running(index), step.observation.messages), index)
+            infos = self._add_info(infos, _info(self._sessions[index], step.observation.messages), index)
         return (
             tuple(self._observations),
             np.array([_number(step.reward) for step in steps], dtype=np.float64),
@@ -286,47 +273,29 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
 
     def trajectory(self, index: int) -> Trajectory:
         """The record of an environment's episode; UsageError while it runs."""
-        return self._running(index).trajectory
+        return self._sessions[index].trajectory
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes all episodes and shared resources."""
         run_sync(self._close)
 
-    def _running(self, index: int) -> Episode:
-        episode = self._episodes[index]
-        if episode is None:
-            raise UsageError("call reset() before step()")
-        return episode
+    async def _open(self, chosen: Mapping[int, tuple[int, int]]) -> dict[int, Opened]:
+        async def reset(index: int, task: int, seed: int) -> Opened:
+            return await self._sessions[index].reset(task=task, split=self.split, seed=seed)
 
-    async def _open(self, chosen: Mapping[int, tuple[int, int]]) -> None:
-        async def replace(index: int, task: int, seed: int) -> None:
-            old, self._episodes[index] = self._episodes[index], None
-            if old is not None:
-                await old.aclose()
-            episode = self.environment.start(task=task, split=self.split, seed=seed)
-            await episode.open()
-            self._episodes[index] = episode
-
-        async with asyncio.TaskGroup() as group:
-            for index, (task, seed) in chosen.items():
-                group.create_task(replace(index, task, seed))
+        return dict(zip(chosen, await together([reset(index, *at) for index, at in chosen.items()]), strict=True))
 
     async def _step(self, actions: Sequence[str]) -> list[Step]:
-        async def one(index: int, action: str) -> Step:
-            episode = self._running(index)
-            if episode.is_ended and episode.is_reported:
-                return Step.last(episode.trajectory, reward=0.0)
-            return await episode.step(action)
+        async def step(session: Session, action: str) -> Step:
+            if session.is_reported:
+                return Step.last(session.trajectory, reward=0.0)
+            return await session.step(action)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(index, action)) for index, action in enumerate(actions)]
-        return [task.result() for task in tasks]
+        return await together([step(*pair) for pair in zip(self._sessions, actions, strict=True)])
 
     async def _close(self) -> None:
-        for index, episode in enumerate(self._episodes):
-            self._episodes[index] = None
-            if episode is not None:
-                await episode.aclose()
+        for session in self._sessions:
+            await session.aclose()
         await self.environment.aclose()
 
 
@@ -344,25 +313,20 @@ def _number(reward: float | None) -> float:
     return math.nan if reward is None else reward
 
 
-def _info(episode: Episode, messages: Sequence[Message]) -> dict[str, Any]:
+def _info(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
+    """Fixed keys, and nothing that differs between equal runs (no clocks)."""
+    episode = session.episode
+    assert episode is not None
+    outcome = dict.fromkeys(("success", "failure"), None) | {"reason": ""}
+    terms = dict.fromkeys(episode.environment.spec.rewards)
+    if session.is_ended:
+        outcome = session.trajectory.outcome()
+        terms = outcome.pop("terms")
+        del outcome["total"]
     return {
         "messages": [message.as_dict() for message in messages],
         "task": deepcopy(dict(episode.task)),  # a caller may keep it, and change it
         "task_index": episode.task_index,
-        **_outcome(episode),
-    }
-
-
-def _outcome(episode: Episode) -> dict[str, Any]:
-    """Fixed keys, and nothing that differs between equal runs (no clocks)."""
-    if not episode.is_ended:
-        names = episode.environment.spec.rewards
-        return {"rewards": dict.fromkeys(names), "success": None, "reason": "", "failure": None}
-    trajectory = episode.trajectory
-    failure = trajectory.failure
-    return {
-        "rewards": {name: term.value for name, term in trajectory.reward.terms.items()},
-        "success": trajectory.success,
-        "reason": trajectory.reason,
-        "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
+        "rewards": terms,
+        **outcome,
     }

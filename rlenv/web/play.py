@@ -89,8 +89,7 @@ class Session:
         """The state of the episode for the page, as JSON."""
         episode, turns = self.episode, self.episode.turns
         last = turns[-1] if turns else None
-        ended = episode.trajectory if episode.is_ended else None
-        failure = episode.failure
+        ended = episode.trajectory.outcome() if episode.is_ended else {}
         return {
             "environment": self.environment.id,
             "policy": self.policy.name if self.policy is not None else "you",
@@ -101,11 +100,11 @@ class Session:
             "tools": [plain(schema) for schema in episode.tool_schemas],
             "messages": [_message(message) for message in self._said()],
             "turns": [_turn(turn) for turn in turns],
-            "ended": ended is not None,
-            "reason": ended.reason if ended is not None else "",
-            "answer": ended.answer if ended is not None else None,
-            "success": ended.success if ended is not None else None,
-            "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
+            "ended": episode.is_ended,
+            "reason": ended.get("reason", ""),
+            "answer": episode.trajectory.answer if ended else None,
+            "success": ended.get("success"),
+            "failure": ended.get("failure"),
             "reward": _reward(self),
             "spending": shown(spent_by(episode.record()["usage"])),
             "parse": _parsed(last.parsed) if last is not None else None,

@@ -1,0 +1,151 @@
+"""Episodes of an environment, one after another, for a host that asks for a reset and then for steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from rlenv.dialects.base import Cut
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.errors import UsageError
+from rlenv.messages import Message, Sampled
+from rlenv.trajectory import Step, Trajectory
+
+__all__ = ["Opened", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An episode that was opened: its id, its prompt as messages and as the dialect's text, and its tools.
+
+    `is_ended` is True where opening failed or the row cannot be read: there is nothing to act on then, `text` is "",
+    and the first step, whatever its action, reports the end.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    text: str
+    tools: tuple[Mapping[str, Any], ...]
+    is_ended: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The prompt as JSON: messages and tools in OpenAI's form."""
+        messages = [message.as_dict() for message in self.messages]
+        return {"text": self.text, "messages": messages, "tools": [dict(tool) for tool in self.tools]}
+
+
+class Session:
+    """One episode at a time, safe after its end: what a server or another framework's environment object holds.
+
+        session = rlenv.Session(environment)
+        opened = await session.reset(task=3)
+        step = await session.step("<answer>42</answer>")      # and again: the same last step
+        session.trajectory.outcome()
+        await session.aclose()
+
+    An invalid reward is None in the step and in the outcome. Nothing that a row or a policy holds is ever raised. The
+    environment is the caller's to close.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.episode: Episode | None = None
+        self.id = ""
+        self._steps = 0
+        self._last: Step | None = None
+
+    async def reset(
+        self,
+        *,
+        task: int | Mapping[str, Any] = 0,
+        split: str | None = None,
+        seed: int | None = None,
+        cut: Cut | None = None,
+        id: str = "",
+    ) -> Opened:
+        """Closes the episode that is open, and opens one.
+
+        Args:
+            task: the row's index in the split, or a row of its own.
+            split: by default the first of the spec.
+            seed: of the episode; see `Environment.start`.
+            cut: how long results are cut; see `Environment.start`.
+            id: the caller's name of the episode; made up where it gives none.
+
+        Raises:
+            UsageError: no such split or row. The session has no episode then.
+        """
+        await self.aclose()
+        episode = self.environment.start(task=task, split=split, seed=seed, cut=cut)
+        await episode.open()
+        self.episode, self.id, self._steps, self._last = episode, id or uuid4().hex, 0, None
+        text = "" if episode.is_ended else episode.prompt_text
+        return Opened(self.id, episode.messages, text, episode.tool_schemas, episode.is_ended)
+
+    async def step(
+        self, action: str | Message | Sampled, *, finish_reason: str = "", token_ids: Sequence[int] = ()
+    ) -> Step:
+        """Takes one action. After the end nothing is done, and the last step is returned again.
+
+        Args:
+            action: the policy's text, or an assistant message with structured calls.
+            finish_reason: `length` where a limit of tokens has cut the action.
+            token_ids: the ids that were sampled, for the record.
+
+        Raises:
+            UsageError: before `reset`, or while another step is running.
+        """
+        episode = self._running
+        if self._last is None and episode.is_reported:  # a step beside this session's has ended it, and was paid
+            self._last = Step.last(episode.trajectory, reward=None if episode.failure else 0.0)
+        if self._last is not None:
+            return self._last
+        if not isinstance(action, Sampled) and (finish_reason or token_ids):
+            action = Sampled(action, finish_reason, tuple(token_ids))
+        step = await episode.step(action)
+        self._steps += 1
+        if step.is_last:
+            self._last = step
+        return step
+
+    @property
+    def is_ended(self) -> bool:
+        """True where no action can change anything: the episode has ended, or there is none."""
+        return self.episode is None or self.episode.is_ended
+
+    @property
+    def is_reported(self) -> bool:
+        """True once a step has returned the end of the episode."""
+        return self._last is not None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The frozen record of the episode.
+
+        Raises:
+            UsageError: before `reset`, or the episode has not ended.
+        """
+        return self._running.trajectory
+
+    def state(self) -> dict[str, Any]:
+        """The episode's id (None before the first), the number of actions taken, and whether it has ended."""
+        return {"episode_id": self.id or None, "step_count": self._steps, "is_ended": self.is_ended}
+
+    def fail(self, reason: str, message: str) -> None:
+        """Ends an episode that runs with an invalid reward, such as `client` where whoever played it has gone."""
+        if self.episode is not None:
+            self.episode.fail(reason, message)
+
+    async def aclose(self) -> None:
+        """Closes the episode's resources; may be called twice. Its trajectory stays."""
+        if self.episode is not None:
+            await self.episode.aclose()
+
+    @property
+    def _running(self) -> Episode:
+        if self.episode is None:
+            raise UsageError("there is no episode yet", hint="call reset() first")
+        return self.episode
