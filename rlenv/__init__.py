@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rlenv.gym.envs import make, make_vec
+    from rlenv.hosts.chat import play_endpoint
     from rlenv.hosts.session import Session
     from rlenv.language.kinds import CompileContext, Kind
     from rlenv.language.spec import SamplingSpec
@@ -70,6 +71,7 @@ _WHERE = {
     "errors": "EndpointError EpisodeError Fault Finding InvalidReward MissingExtra MissingVariable PolicyError"
     " ResourceError RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
+    "hosts.chat": "play_endpoint",
     "hosts.session": "Session",
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Observation Sampled ToolCall ToolResult",
@@ -98,7 +100,7 @@ __all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "Session", "SpecError", "St
 __all__ += ["ToolCall"]
 __all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "ToolSession", "Trajectory", "UnknownEntry"]
 __all__ += ["UnsupportedTemplate", "UsageError", "__version__", "bind", "evaluate", "evaluate_async", "load", "make"]
-__all__ += ["make_vec", "open_run", "play", "rollout", "run_sync"]
+__all__ += ["make_vec", "open_run", "play", "play_endpoint", "rollout", "run_sync"]
 
 
 def __getattr__(name: str) -> Any:

@@ -213,12 +213,16 @@ class Sampled:
 
     `action` is the text, or an assistant message with structured calls. `finish_reason` is the sampler's word for why
     it ended, as OpenAI-compatible servers give it: `length` where a limit of tokens cut it, "" where it is not known.
-    `token_ids` are the ids as they were sampled, an end token included; () where they are not known.
+    `token_ids` are the ids as they were sampled, an end token included; () where they are not known. `logprobs` are
+    their natural logarithms, one for each, and `prompt_token_ids` the ids that were continued; () where the sampler
+    does not say.
     """
 
     action: str | Message
     finish_reason: str = ""
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,9 @@ class Turn:
     """One action and what came of it.
 
     `action` is the policy's text as it was given. `observation` is None on the last turn. `calls_malformed` counts
-    calls that could not be read, named no tool or did not fit its schema. `finish_reason` and `token_ids` are what the
-    sampler said of the action (see `rlenv.messages.Sampled`); "" and () where it said nothing. `started` is when the
+    calls that could not be read, named no tool or did not fit its schema. `finish_reason`, `token_ids`, `logprobs`
+    and `prompt_token_ids` are what the sampler said of the action (see `rlenv.messages.Sampled`); "" and () where it
+    said nothing. `started` is when the
     action came, in seconds from the episode's start, and `seconds` how long it took to answer it: what lies between the
     end of one turn and the start of the next is the policy's.
     """
@@ -186,6 +187,8 @@ class Turn:
     finish_reason: str = ""
     token_ids: tuple[int, ...] = ()
     started: float | None = None
+    logprobs: tuple[float, ...] = field(default=(), metadata=SPARSE)
+    prompt_token_ids: tuple[int, ...] = field(default=(), metadata=SPARSE)
 
     @property
     def was_cut(self) -> bool:

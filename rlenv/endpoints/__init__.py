@@ -45,6 +45,7 @@ _MAX_BYTES: Final = 16_000_000
 _LARGE_BYTES: Final = 256_000
 """A longer answer is parsed in a thread."""
 _QUOTED_CHARS: Final = 200
+_Lacking = Callable[[dict[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,16 +122,17 @@ class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
     account does: what no model writes for (`/tokenize`) is in none of them.
 
-    `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text.
+    `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text. `http` are those of
+    others too, and are left open; otherwise it has its own.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None) -> None:
         self.endpoint = endpoint
         self.usage = Usage()
         self.requests = 0
         self.retries = 0
         self._places = asyncio.Semaphore(endpoint.concurrency)
-        self._session: aiohttp.ClientSession | None = None
+        self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
         self.raw_text = RawText(self)
         self._window: int | None = None  # the server's context, once it has said so
@@ -193,7 +195,7 @@ class Client:
     async def aclose(self) -> None:
         """Closes the connections; may be called twice."""
         session, self._session = self._session, None
-        if session is not None:
+        if session is not None and not self._is_shared:
             await session.close()
 
     async def post_fitting(
@@ -249,7 +251,7 @@ class Client:
         body: Mapping[str, Any],
         *,
         path: str,
-        lacking: Callable[[dict[str, Any]], str] = lambda answer: "",
+        lacking: _Lacking = lambda answer: "",
         deadline: float = float("inf"),
         is_free: bool = False,
     ) -> dict[str, Any]:
@@ -274,12 +276,12 @@ class Client:
                 self.retries += not is_free
                 await pause(wait)
             async with self._places:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                limit_s = min(endpoint.timeout_s, deadline - time.monotonic())
+                if limit_s <= 0:
                     break
                 check_going_out(what)
                 self.requests += not is_free
-                answer = await self._tried(url, data, min(endpoint.timeout_s, left), lacking, is_free=is_free)
+                answer = await self._tried(url, data, attempt, limit_s, lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
                 return answer
             problem = answer
@@ -289,13 +291,13 @@ class Client:
         raise EndpointError(told, status=problem.status, is_garbled=problem.is_garbled) from problem.cause
 
     async def _tried(
-        self, url: str, data: bytes, timeout_s: float, lacking: Callable[[dict[str, Any]], str], *, is_free: bool
+        self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool
     ) -> dict[str, Any] | _Problem:
         """One try, which is counted for whoever asks, also where nobody waits for its end."""
         whose, began = asking(), time.monotonic()
         usage, failed = Usage(), True
         try:
-            answer = await self._once(url, data, timeout_s)
+            answer = await self._once(url, data, attempt, limit_s)
             if isinstance(answer, _Problem):
                 return answer
             usage, missing = usage_of(answer), lacking(answer)
@@ -305,22 +307,18 @@ class Client:
             if whose is not None and not is_free:
                 whose.tried(self.endpoint.model, usage, failed=failed, seconds=time.monotonic() - began)
 
-    async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
+    async def _once(self, url: str, data: bytes, attempt: int, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,  # a few bytes may stand for gigabytes
-            )
+        session = self._session = self._session or connections()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
+        if attempt:  # as OpenAI's SDK does: a gateway that keeps every answer knows a request that it has had
+            headers["X-Stainless-Retry-Count"] = str(attempt)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             # A redirect would send the key to a server that the spec does not name.
-            async with self._session.post(
-                url, data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
+            posted = session.post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
+            async with posted as response:
                 coding = response.headers.get("Content-Encoding", "identity").lower()
                 raw = await _read(response) if coding == "identity" else b""
                 status, retry_after = response.status, response.headers.get("Retry-After")
@@ -332,8 +330,7 @@ class Client:
             was_sent = not isinstance(error, aiohttp.ClientConnectorError)
             return _Problem(f"no answer from the server ({type(error).__name__})", cause=error, is_garbled=was_sent)
         if raw is None:
-            told = f"the server's answer is larger than {_MAX_BYTES:,} bytes"
-            return _Problem(told, may_pass=False, is_garbled=True)
+            return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
             told = "the server sent a compressed answer that was not asked for"
             return _Problem(told, status, may_pass=False, is_garbled=status == 200)
@@ -393,6 +390,14 @@ class _Problem:
     is_garbled: bool = False
 
 
+def connections() -> aiohttp.ClientSession:
+    """Connections of the running event loop to any number of servers, without cookies; whoever asked closes them."""
+    import aiohttp  # nothing is unpacked below: a few bytes may stand for gigabytes
+
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+
+
 def _within(body: Mapping[str, Any], room: int) -> dict[str, Any]:
     """The request with limits that `room` tokens hold.
 
@@ -432,9 +437,8 @@ def _seconds(retry_after: str | None) -> float:
     """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
     if retry_after is None:
         return 0.0
-    retry_after = retry_after[:100]
     try:
-        seconds = float(retry_after)
+        seconds = float(retry_after := retry_after[:100])
         return max(0.0, seconds) if seconds == seconds else 0.0
     except ValueError:
         pass

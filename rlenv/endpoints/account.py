@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from rlenv._base.bounded import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, TooMuchJson, check_json, kind_of, load, value_fault
+from rlenv.endpoints.sampled import Tokens, tokens_of
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 from rlenv.trajectory import ModelUsage
 
@@ -76,7 +77,8 @@ class Completion:
 
     `stopped_at` is the stop text that ended it, "" where it ended by itself, None where the server does not say.
     `refusal` is what the server has in the field of that name, in place of an answer. `is_recorded` is true where a
-    tape gave it.
+    tape gave it. `tokens` are its ids and log-probabilities, None where the server says
+    nothing of them.
     """
 
     message: Message
@@ -85,6 +87,7 @@ class Completion:
     stopped_at: str | None = None
     refusal: str = field(default="", metadata=SPARSE)
     is_recorded: bool = field(default=False, metadata=UNRECORDED)
+    tokens: Tokens | None = field(default=None, metadata=SPARSE)
 
 
 def as_wire(message: Message) -> dict[str, Any]:
@@ -127,7 +130,8 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     thinking = next((word for key in _THINKING if (word := _word(message.get(key)))), "")
     made = Message("assistant", text, tuple(calls), images=images, thinking=thinking)
     refusal = _word(message.get("refusal"))[:_MAX_SHOWN]
-    return Completion(made, _word(choice.get("finish_reason")), usage_of(answer), refusal=refusal)
+    told, usage = _word(choice.get("finish_reason")), usage_of(answer)
+    return Completion(made, told, usage, refusal=refusal, tokens=tokens_of(answer, choice))
 
 
 def read_text(answer: Mapping[str, Any]) -> Completion:
@@ -137,9 +141,8 @@ def read_text(answer: Mapping[str, Any]) -> Completion:
         Unreadable: the answer is not of the format.
     """
     choice, text = _choice(answer, "text", str, "the completion holds no text")
-    return Completion(
-        Message("assistant", text), _word(choice.get("finish_reason")), usage_of(answer), _stopped_at(choice)
-    )
+    made, told = Message("assistant", text), _word(choice.get("finish_reason"))
+    return Completion(made, told, usage_of(answer), _stopped_at(choice), tokens=tokens_of(answer, choice))
 
 
 def _stopped_at(choice: Mapping[str, Any]) -> str | None:

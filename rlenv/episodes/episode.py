@@ -415,9 +415,10 @@ class Episode:
         observation: Observation | None = None,
         malformed: int = 0,
     ) -> None:
-        index, end, ids = len(self.turns), self._sampled.finish_reason, self._sampled.token_ids
+        index, said = len(self.turns), self._sampled
         seconds, started = self.now() - begun, begun - self._started
-        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids, started))
+        told = (said.finish_reason, said.token_ids, started, said.logprobs, said.prompt_token_ids)
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *told))
 
     async def _finish(
         self, *, terminated: bool, reason: str, observation: Observation = _NOTHING, found: GivenAnswer | None = None

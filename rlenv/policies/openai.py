@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, counted
-from rlenv.errors import EndpointError, PolicyError
+from rlenv.errors import EndpointError, PolicyError, UsageError
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.secrets import host_of
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["MAX_TOKENS", "OpenAIPolicy"]
 
@@ -31,9 +34,12 @@ class OpenAIPolicy:
     with empty actions to its end, and is scored.
 
     Args:
+        headers: sent with every request, beside the key's.
+        http: connections that others use too, and which are left open; the policy has its own otherwise.
         mode: `tools` sends the tools' schemas and reads the server's own tool calls; `text` sends the prompt as raw
             text to `{base_url}/completions` and reads calls from the text by the spec's dialect.
         sampling: sent with every request; what is None is left to the server.
+        seeded: the seed of the episode is sent where the sampling has none.
         timeout_s: for one request; what is tried again, and how, stands at `rlenv.endpoints.Endpoint`. After the
             `retries` the episode's reward is invalid.
     """
@@ -46,8 +52,11 @@ class OpenAIPolicy:
         model: str,
         *,
         api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        http: aiohttp.ClientSession | None = None,
         mode: Literal["tools", "text"] = "tools",
         sampling: SamplingSpec | None = None,
+        seeded: bool = True,
         timeout_s: float = 120.0,
         retries: int = 3,
         concurrency: int = 64,
@@ -56,14 +65,14 @@ class OpenAIPolicy:
             name="",
             base_url=base_url.rstrip("/"),
             model=model,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers=_headers(api_key, headers or {}),
             concurrency=concurrency,
             timeout_s=timeout_s,
             retries=retries,
             sampling=sampling if sampling is not None else SamplingSpec(),
         )
         self.mode: Literal["tools", "text"] = mode
-        self._endpoint = endpoint
+        self.seeded, self._endpoint, self._http = seeded, endpoint, http
         self._client: Client | None = None
 
     @classmethod
@@ -81,7 +90,7 @@ class OpenAIPolicy:
     def client(self) -> Client:
         """The connections; made when first asked for."""
         if self._client is None:
-            self._client = Client(self._endpoint)
+            self._client = Client(self._endpoint, self._http)
         return self._client
 
     @property
@@ -103,6 +112,14 @@ class OpenAIPolicy:
             self._client = None
 
 
+def _headers(api_key: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    if not api_key:
+        return dict(given)
+    if any(name.lower() == "authorization" for name in given):
+        raise UsageError("both a key and a header Authorization are given", hint="leave one of the two out")
+    return {"Authorization": f"Bearer {api_key}", **given}
+
+
 class _Session:
     def __init__(self, policy: OpenAIPolicy, context: PolicyContext) -> None:
         self._client = policy.client
@@ -110,7 +127,7 @@ class _Session:
         self._is_text = policy.mode == "text"
         self._tools = broken_schemas(context.tools)
         sampling = self._client.endpoint.sampling
-        self._seed = context.seed if sampling.seed is None else sampling.seed
+        self._seed = context.seed if sampling.seed is None and policy.seeded else sampling.seed
         self._most = sampling.max_tokens
         self._text = ""
         self._acted = False
@@ -140,7 +157,10 @@ class _Session:
         if usage.prompt_tokens:
             self._before = self._before or usage.prompt_tokens
             self._used = usage.prompt_tokens - self._before + usage.completion_tokens
-        return Sampled(answer.message.content if self._is_text else answer.message, answer.finish_reason)
+        action, tokens = answer.message.content if self._is_text else answer.message, answer.tokens
+        if tokens is None:
+            return Sampled(action, answer.finish_reason)
+        return Sampled(action, answer.finish_reason, tokens.ids, tokens.logprobs, tokens.prompt_ids)
 
     def _left(self, new: Sequence[Message]) -> int | None:
         """The most tokens of the next action; None where nobody limits them.

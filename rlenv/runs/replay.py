@@ -178,7 +178,8 @@ async def _take(episode: Episode, recorded: Trajectory) -> None:
     for turn in recorded.turns:
         if episode.is_ended:
             break
-        await episode.step(Sampled(_action(episode, turn), turn.finish_reason, turn.token_ids))
+        told = (turn.finish_reason, turn.token_ids, turn.logprobs, turn.prompt_token_ids)
+        await episode.step(Sampled(_action(episode, turn), *told))
     if not episode.is_ended and recorded.failure is not None and recorded.failure.reason != "reward":
         episode.fail(recorded.failure.reason, recorded.failure.message)  # by the policy, or in the turn that is lost
     if not episode.is_ended:

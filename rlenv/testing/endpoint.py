@@ -27,6 +27,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlenv.endpoints.account import as_wire
+from rlenv.endpoints.sampled import add_tokens
 from rlenv.messages import Message, Sampled
 from rlenv.testing.hostile_mcp_server import Wire, packed
 
@@ -66,7 +67,8 @@ class FakeEndpoint:
 
     Args:
         answers: what to answer, in order, the last one again and again; or a function of the request's body, sync or
-            async. A text or a Message is a good answer, one as `Sampled` has a finish reason, a Reply is any other.
+            async. A text or a Message is a good answer, one as `Sampled` has a finish reason, and ids and
+            log-probabilities for whoever asks for them by the fields of vLLM, SGLang or OpenAI; a Reply is any other.
         context: the most tokens of a prompt and its answer; a request for more is answered with 400, and `POST
             /tokenize` counts. Without one nothing is too long, and nobody counts (404).
         end: the model's end token.
@@ -185,7 +187,8 @@ class FakeEndpoint:
         if "text" in chosen:
             usage["completion_tokens"] = len(_words(chosen["text"]))
         usage["total_tokens"] = sum(usage.values())
-        answer = {"id": f"fake-{len(self.requests)}", "object": kind, "model": body["model"]}
+        answer = {"id": f"fake-{len(self.requests)}", "object": kind, "created": 0, "model": body["model"]}
+        add_tokens(said, body, answer, chosen)
         return web.json_response({**answer, "choices": [chosen], "usage": usage})
 
     def _too_long(self, asked: str, body: Mapping[str, Any]) -> str:
