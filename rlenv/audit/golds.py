@@ -6,11 +6,10 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlenv.checks.odd_rows import option_columns, place_of
 from rlenv.checks.oracle import gold_fault
 from rlenv.episodes.environment import Environment
 from rlenv.language.expressions import open_on
@@ -26,6 +25,8 @@ _MOST_READ = 500
 _RARE = 1e-3
 _CONSTANT = 0.6
 _MOST_CLASSES = 10
+_OPTIONS = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
+_LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
 _DROPPED = re.compile(r"[\s.,;:!?\"'()\[\]{}_`]|(?<=\w)-(?=[^\W\d])|\b(?:a|an|the)\b")
 
 
@@ -226,11 +227,40 @@ def _constant(environment: Environment, split: str, rows: Sequence[PromptRow], f
         found.report("constant_gold", same, f"{message}: {fix}", gold[0][0])
 
 
+def _option_columns(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
+    """Columns that hold each row's options: by the row's place, label (or number) to text, in order."""
+    for name in dict.fromkeys(name for row in rows[:100] for name in row if _OPTIONS.search(str(name))):
+        found: dict[int, Mapping[str, str]] = {}
+        for at, row in enumerate(rows):
+            value = row.get(name)
+            if isinstance(value, Mapping) and set(value) >= {"label", "text"} and isinstance(value["text"], list):
+                value = dict(zip(map(str, value["label"]), value["text"], strict=False))
+            elif isinstance(value, (list, tuple)):
+                value = {str(number): one for number, one in enumerate(value)}
+            if isinstance(value, Mapping) and len(value) > 1:
+                found[at] = {str(key): str(one) for key, one in value.items()}
+        if 2 * len(found) >= len(rows) and found:
+            yield name, found
+
+
+def _place_of(golds: Sequence[str], options: Mapping[str, str]) -> int | None:
+    """The place of a gold among the options, from 0: by its text, its label, its letter or its number."""
+    keys, texts = [*options], [one.strip().casefold() for one in options.values()]
+    for gold in map(str.strip, golds):
+        if gold.casefold() in texts:
+            return texts.index(gold.casefold())
+        if gold in keys:
+            return keys.index(gold)
+        if (letter := _LETTER.fullmatch(gold)) and (place := ord(letter[1].upper()) - ord("A")) < len(keys):
+            return place
+    return None
+
+
 def _options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool:
     """Golds that are none of their row's options, and options whose place gives the gold away; True for the latter."""
-    for column, options in option_columns([row.task for row in rows]):
+    for column, options in _option_columns([row.task for row in rows]):
         places = [
-            (row, len(options[at]), place_of(_said(row), options[at])) for at, row in enumerate(rows) if at in options
+            (row, len(options[at]), _place_of(_said(row), options[at])) for at, row in enumerate(rows) if at in options
         ]
         known = [(row, size, place) for row, size, place in places if place is not None]
         if 2 * len(known) < len(places):

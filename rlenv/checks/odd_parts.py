@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -14,35 +16,15 @@ from rlenv.rewards.answer import compile_pattern
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 
-__all__ = ["check_parts", "never_fits"]
+__all__ = ["check_parts"]
 
 _LOOKED_AT: Final = 200
 _READS_ARGS: Final = ("http", "command", "model", "agent")
-
-
-_NEEDS: Final = (
-    ("session_mb", "session", (True,)),
-    ("workers", "run_in", ("process",)),
-    ("workers", "scope", ("pool",)),
-    ("isolation", "access", ("copy",)),
-    ("path", "scope", ("disk",)),
-    ("opponents", "among", ("group",)),
-    ("reset_s", "failures", None),
-    ("processes", "sandbox", ("bubblewrap",)),
-)
-"""Keys that are looked at only where another key of the entry has one of some values (None: any but 0)."""
-_OF_KIND: Final = {("workers", "run_in"): "python", ("workers", "scope"): "mcp", ("path", "scope"): ""}
-_ACTS: Final = (
-    "add|append|book|buy|cancel|charge|creat|create|delet|delete|deposit|insert|move|order|pay|place|post|publish|refund"
-    "|remove|reserve|schedule|sell|send|submit|transfer|update|withdraw|write"
-)
-_CHANGES: Final = re.compile(rf"(?:{_ACTS})(?:_|$)")
-_ASKS: Final = dict.fromkeys(("grep", "egrep", "fgrep", "rg", "zgrep", "pgrep"), "nothing is found") | dict.fromkeys(
-    ("diff", "cmp"), "the two differ"
-)
-"""Programs whose exit code 1 is no failure, and what it means."""
+_TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array"}
+_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove setdefault update".split())
+_NO_WORDS: Final = re.compile(r"(?i)\b(?:TODO|FIXME|TBD)\b|^\s*(?:a |the )?(?:tool|function)\W*$")
 _RUNS: Final = re.compile(r"(?:ba|z|da|k)?sh|python[\d.]*|node|perl|ruby|php|Rscript")
-_WRITES: Final = frozenset("tee touch rm mv cp mkdir patch git truncate sqlite3".split())
+_SHELL_SIGN: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`")
 
 
 def check_parts(subject: Subject) -> Iterator[Finding]:
@@ -50,16 +32,17 @@ def check_parts(subject: Subject) -> Iterator[Finding]:
     yield from _unused(subject)
     for name, spec in subject.loaded.spec.tools.items():
         yield from _tool(subject, name, spec)
-        yield from _calls(subject, f"tools.{name}", spec)
-        yield from _tool_values(subject, f"tools.{name}", spec)
-        yield from _tied(subject, f"tools.{name}", spec)
-    for name, reward in subject.loaded.spec.rewards.items():
-        yield from _tied(subject, f"rewards.{name}", reward)
-    yield from _tied(subject, "calls", subject.loaded.spec.calls)
-    yield from _calls(subject, "calls", subject.loaded.spec.calls)
+        yield from _policies(subject, name, spec)
+        if spec.kind == "command":
+            yield from _command(subject, f"tools.{name}", spec)
+        if spec.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
+            yield from _function(subject, name, spec)
     yield from _descriptions(subject)
     yield from _limits(subject)
-    yield from _times(subject)
+    for path, value, outer, most in _nested(subject):
+        if most is not None and value > most:
+            message = f"{value:g} is allowed, and {outer} ends it at {most:g}"
+            yield subject.document.warning(path, message, f"make it at most {most:g}, or raise {outer}", "limits")
     yield from _answer(subject)
     yield from _state(subject)
     observation = subject.loaded.spec.observation.template
@@ -109,33 +92,22 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     made = [tool for tool in subject.tools.values() if tool.entry == name or tool.name == name]
     for tool in made:
         given = spec.example
-        if given is not None and tool.name in given and isinstance(given[tool.name], Mapping) and len(made) > 1:
-            given = given[tool.name]
-        elif len(made) > 1:
-            given = None
-        if given is not None and not (check := ArgumentCheck(tool.parameters, tool=tool.name)).fits(dict(given)):
-            message = f"the example is no call that '{tool.name}' takes: {check.explain(given)}"
-            yield document.warning(f"{path}.example", message, "write one that works", "odd-example")
-        why = never_fits(tool.parameters)
-        if why:
-            message = f"no call can fit the parameters: {why}"
-            yield document.warning(path, message, "mend the schema", "never-fits", at="key")
+        if given is not None and len(made) > 1:
+            given = given.get(tool.name)
+        if isinstance(given, Mapping):
+            check = ArgumentCheck(tool.parameters, tool=tool.name)
+            if not check.fits(dict(given)):
+                message = f"the example is no call that '{tool.name}' takes: {check.explain(given)}"
+                yield document.warning(f"{path}.example", message, "write one that works", "odd-example")
     takes_all = spec.kind == "agent" and not document.has(f"{path}.task")  # its row is what the model gives
     is_filled = getattr(spec, "preset", None) is None and not takes_all
     if made and spec.kind in _READS_ARGS and is_filled:
         yield from _unread(subject, path, made[0])
-    said = spec.description or (made[0].description if made else "")
-    if (
-        said
-        and spec.description
-        and re.search(r"\b(?:TODO|FIXME|TBD)\b|^\s*(?:a |the )?(?:tool|function)\W*$", said, re.I)
-    ):
-        message = f"'{said.strip()[:40]}' tells the model nothing"
+    described = spec.description or (made[0].description if made else "")
+    if spec.description and _NO_WORDS.search(spec.description):
+        message = f"'{spec.description.strip()[:40]}' tells the model nothing"
         yield document.warning(f"{path}.description", message, "say what the tool does", "no-description")
-    if getattr(spec, "method", None) in ("GET", "HEAD") and getattr(spec, "body", None) is not None:
-        message = f"a {spec.method} request has no body that servers read"  # type: ignore[attr-defined]
-        yield document.warning(f"{path}.method", message, "write POST, or put it into 'query'", "idle-key")
-    if not said and getattr(spec, "schemas", None) is None:  # rows tell it
+    if not described and getattr(spec, "schemas", None) is None:  # rows tell it
         yield document.warning(path, "the model is told nothing of the tool", "add 'description:'", "no-description")
 
 
@@ -150,189 +122,128 @@ def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
     for name in () if whole else tool.parameters.get("properties", {}):
         if any(re.search(rf"\bargs(?:\.|\[['\"]){re.escape(name)}\b", text) for text in texts):
             continue
-        near = [found for text in texts for found in re.findall(r"args\.(\w+)", text)]
+        near = [argument for text in texts for argument in re.findall(r"args\.(\w+)", text)]
         place = f"{path}.parameters.{name}"
         hint = did_you_mean(name, near, otherwise=f"write {{{{ args.{name} }}}} where it goes, or take it out")
         message = f"no template reads the parameter '{name}': what the model gives is dropped"
         yield document.warning(place if document.has(place) else path, message, hint, "unread-parameter", at="key")
 
 
-def never_fits(schema: Any, depth: int = 0) -> str:
-    """The reason why no value can fit a JSON Schema, "" where none of the plain contradictions is found."""
-    if schema is False:
-        return "it is false"
-    if not isinstance(schema, Mapping) or depth > 20:
-        return ""
-    for low, high in (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"),
-                      ("minProperties", "maxProperties"), ("exclusiveMinimum", "maximum")):  # fmt: skip
-        least, most = schema.get(low), schema.get(high)
-        if isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most:
-            return f"{low} is {least} and {high} is {most}"
-    if "enum" in schema and not schema["enum"]:
-        return "'enum' is empty"
-    own = {key: schema[key] for key in ("type", "minimum", "maximum", "minLength", "maxLength") if key in schema}
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    try:
-        check = ArgumentCheck({"properties": {"v": own}}, tool="it") if values else None
-    except Exception:  # a schema that is none is reported where it is compiled
-        check = None
-    if check is not None and not any(check.fits({"v": value}) for value in values):
-        return f"none of {str(values)[:60]} has what the schema asks of it"
-    properties = schema.get("properties", {})
-    if schema.get("not") in ({}, True):
-        return "it is 'not' anything"
-    for name in schema.get("required", ()) if isinstance(schema.get("required"), list) else ():
-        if isinstance(properties, Mapping) and name not in properties and schema.get("additionalProperties") is False:
-            return f"'{name}' is required and not among the properties"
-        if isinstance(properties, Mapping) and (why := never_fits(properties.get(name), depth + 1)):
-            return f"'{name}': {why}"
-    if schema.get("minItems", 0) and (why := never_fits(schema.get("items"), depth + 1)):
-        return f"items: {why}"
-    types = [one.get("type") for one in schema.get("allOf", ()) if isinstance(one, Mapping)]
-    types = [*types, schema.get("type")] if types else []
-    named = {one for one in types if isinstance(one, str)} - {"integer", "number"}
-    if len(named) > 1 or (named and {"integer", "number"} & {one for one in types if isinstance(one, str)}):
-        return f"it asks for several types at once: {', '.join(sorted(map(str, types)))}"
-    for key in ("anyOf", "oneOf"):
-        parts = schema.get(key)
-        if isinstance(parts, list) and parts and all(never_fits(one, depth + 1) for one in parts):
-            return f"none of its '{key}' can fit"
-    return ""
-
-
-def _tied(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
-    """Keys that another one makes idle, in an entry and in its `cache` and `breaker`, and times inside of others."""
-    document, calls = subject.document, subject.loaded.spec.calls
-    kind = getattr(spec, "kind", "")
-    for place in (path, f"{path}.cache", f"{path}.breaker"):
-        entry = document.get(place)
-        if not isinstance(entry, Mapping):
-            continue
-        for key, other, values in _NEEDS:
-            of_kind = _OF_KIND.get((key, other), kind)
-            if key not in entry or (of_kind != kind if place == path else key not in ("path", "reset_s")):
-                continue
-            if entry.get(other, 1) != 0 if values is None else entry.get(other) in values:
-                continue
-            needed = f"{other}: {'N' if values is None else str(values[0]).lower()}"
-            message = f"'{key}' is looked at with '{needed}' alone"
-            yield document.warning(f"{place}.{key}", message, f"add '{needed}', or take it out", "idle-key", at="key")
-    timeout_s = getattr(spec, "timeout_s", None) or calls.timeout_s
-    times = {
-        "command": ("cpu_s", timeout_s, "timeout_s"),
-        "code": ("time_s", timeout_s, "timeout_s"),
-        "tests": ("time_s", getattr(spec, "total_s", 0), "total_s"),
-    }
-    key, most, outer = times.get(kind, ("", 0, ""))
-    if key and document.has(f"{path}.{key}") and getattr(spec, key) > most:
-        message = f"{key} is {getattr(spec, key):g} s, and {outer} ends it after {most:g} s"
-        yield document.warning(f"{path}.{key}", message, f"make {outer} the longer one", "limits")
-
-
-def _tool_values(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
-    """The findings on gold answers, on a search's results, and on calls that may not be repeated."""
-    document = subject.document
-    status = getattr(spec, "expect_status", None)
-    if status and spec.kind == "http" and not any(200 <= one < 400 for one in status):
-        message = f"only {', '.join(map(str, status))} counts as an answer: a call that goes well has failed"
-        yield document.warning(f"{path}.expect_status", message, "add 200", "never-runs")
-    if status and spec.kind == "command" and 0 not in status:
-        message = "a program that ends well, with 0, has failed"
-        yield document.warning(f"{path}.expect_status", message, "add 0", "never-runs")
-    failing = sorted({one for one in status or () if one >= 500 or one in (401, 403, 429)})
-    if failing:
+def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
+    """Calls that are repeated, kept or run at once and should not be."""
+    path, document, tool = f"tools.{name}", subject.document, subject.tools.get(name)
+    method = getattr(spec, "method", None)
+    if tool is not None and not tool.mutates and method in ("DELETE", "PUT", "PATCH"):
+        message = f"a {method} request changes something, and 'mutates' is false: calls of one turn run at once"
+        yield document.warning(path, message, "write mutates: true", "odd-policy", at="key")
+    failing = sorted({one for one in getattr(spec, "expect_status", None) or () if one >= 500 or one == 429})
+    if failing and spec.kind == "http":
         message = f"{failing[0]} counts as an answer: an outage is shown as one, and scored"
         yield document.warning(f"{path}.expect_status", message, f"take {failing[0]} out", "odd-policy")
-    yield from _commands(subject, path, spec)
-    yield from _requests(subject, path, spec)
-    is_repeated = spec.idempotent or bool(getattr(spec, "retries", None)) or spec.cache is not None
-    name = path.rpartition(".")[2].lower()
-    method = str(getattr(spec, "method", None) or "GET")
-    if (spec.idempotent and is_repeated
-            and (_CHANGES.match(name) or method in ("PUT", "PATCH", "DELETE"))):  # fmt: skip
-        message = "it is repeated as idempotent, and seems to do something each time"
-        yield document.warning(f"{path}.idempotent", message, "take it out, and write mutates: true", "odd-policy")
+    cache = spec.cache or subject.loaded.spec.calls.cache
+    entry = {key: value for key, value in (document.get(path) or {}).items() if key != "description"}
+    if cache is not None and cache.key == "arguments" and "task" in str(entry):
+        place = f"{path}.cache.key" if spec.cache is not None else "calls.cache.key"
+        message = "it reads the task, and its results are kept by the arguments alone"
+        yield document.warning(place, message, "write key: task", "shared-state")
+    if spec.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
+        message = "nothing is kept of a tool that changes something or may not be repeated"
+        yield document.warning(
+            f"{path}.cache", message, "take it out, or write idempotent: true", "idle-cache", at="key"
+        )
 
 
-def _commands(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
-    """Programs that run what the model writes, that write one file, or whose exit code says what they found."""
-    if spec.kind != "command":
-        return
+def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
+    """Programs that run what the model writes, and a shell's signs where there is no shell."""
     argv, warn = tuple(getattr(spec, "command", ())), subject.document.warning
     name, rest = argv[0].rpartition("/")[2], argv[1:]
-    if name in _ASKS and 1 not in getattr(spec, "expect_status", ()):
-        message = f"{name} ends with 1 where {_ASKS[name]}, which is shown as a failure"
-        yield warn(path, message, "write expect_status: [0, 1]", "odd-policy", at="key")
-    runs = any(one in ("-c", "-e", "-lc", "--eval") for one in rest) and any(
-        re.search(r"\bargs\b", one) for one in rest
-    )
+    runs = {"-c", "-e", "-lc", "--eval"} & {*rest} and any(re.search(r"\bargs\b", one) for one in rest)
     is_free = getattr(spec, "sandbox", "none") == "none"
     if _RUNS.fullmatch(name) and is_free and (runs or re.search(r"\bargs\b", str(getattr(spec, "stdin", "")))):
         message = f"{name} runs what the model writes, with all rights of the trainer"
         yield warn(f"{path}.command", message, "write sandbox: bubblewrap, or take kind: code", "no-sandbox")
-    is_shared = getattr(spec, "cwd", "temp") != "temp" and "{" not in getattr(spec, "cwd", "")
-    writes = name in _WRITES or (name == "sed" and "-i" in rest) or (_RUNS.fullmatch(name) and ">" in " ".join(rest))
-    absolute = next((one for one in rest if one.startswith("/") and "{" not in one and one != "/dev/null"), "")
-    if writes and is_free and (is_shared or absolute):
-        message = f"{name} writes {absolute or 'into ' + repr(getattr(spec, 'cwd', ''))}, which all episodes share"
-        yield warn(path, message, "write where the episode has its own folder: cwd: temp", "shared-state", at="key")
+    for index, text in enumerate(rest, start=1):
+        if _SHELL_SIGN.fullmatch(text) and not _RUNS.fullmatch(name):
+            message = f"'{text}' is a shell's sign, and there is no shell: the program gets it as an argument"
+            hint = "write command: [sh, -c, …], or do it in the program"
+            yield warn(f"{path}.command.{index}", message, hint, "no-shell")
 
 
-def _requests(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
-    """Requests that change something unsaid, and keys that are sent in clear."""
-    method, tool = getattr(spec, "method", None), subject.tools.get(path.rpartition(".")[2])
-    first = str(spec.description or "").strip().lower().split(" ")[0]
-    acts = _CHANGES.match(path.rpartition(".")[2].lower()) or re.fullmatch(f"(?:{_ACTS})e?s", first)
-    if tool is not None and not tool.mutates and (method in ("DELETE", "PUT", "PATCH") or (method == "POST" and acts)):
-        message = f"a {method} request changes something, and 'mutates' is false: calls of one turn run at once"
-        yield subject.document.warning(path, message, "write mutates: true", "odd-policy", at="key")
-    keys = [key for key in getattr(spec, "headers", ()) if re.search(r"(?i)auth|key|token|secret", key)]
-    if keys and is_plain(str(getattr(spec, "url", ""))):
-        message = f"the header '{keys[0]}' is sent in clear to another machine"
-        yield subject.document.warning(f"{path}.url", message, "write https://", "address")
+def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
+    """A tool's own Python function beside its entry: parameters, types, what it raises and what it changes."""
+    path, warn, inject = f"tools.{name}", subject.document.warning, tuple(getattr(entry, "inject", ()))
+    node = _definition(subject, path, str(getattr(entry, "function", "")))
+    if node is None:
+        return
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    hints = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
+    read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context", *inject}
+    if len(node.body) > 1 and (lost := [one for one in names if one not in read and not one.startswith("_")]):
+        message = f"the function never reads its parameter '{lost[0]}'"
+        yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
+    worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
+    if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
+        message = f"the model fills in '{lost[0]}', which has the name of a resource: the function never sees that one"
+        yield warn(f"{path}.function", message, f"write inject: [{lost[0]}]", "unread-parameter")
+    tool = subject.tools.get(name)
+    for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
+        kind = schema.get("type") if isinstance(schema, Mapping) else None
+        wanted, kinds = _TYPES.get(hints.get(argument, ""), kind), kind if isinstance(kind, list) else [kind]
+        if wanted not in kinds and not (wanted == "number" and "integer" in kinds):
+            message = f"'{argument}' is declared as {kind}, and the function takes {hints[argument]}"
+            place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
+            yield warn(place, message, f"write {wanted}", "other-type", at="key")
+    if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
+        message = f"'{broad[0]}' is every bug too, which the model is shown as its own mistake"
+        yield warn(f"{path}.errors", message, "name the exceptions that a call can cause", "odd-policy", at="key")
+    if raises := _undeclared(node, entry.errors):
+        message = f"it raises {raises}, which 'errors' does not name: the model reads no more than that it failed"
+        yield warn(f"{path}.function", message, f"write errors: [{raises}], or raise ToolFailed", "odd-policy")
+    changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
+    if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
+        message = f"the function changes '{shared[0]}', and 'mutates' is false: calls of one turn run at once"
+        yield warn(f"{path}.function", message, "write mutates: true", "odd-policy")
 
 
-def is_plain(url: str) -> bool:
-    """True for an address without TLS of a host that is neither here nor in a private net."""
-    found = re.match(r"http://([\w-]+(?:\.[\w-]+)+)", url)
-    return found is not None and not re.match(r"127\.|10\.|192\.168\.|172\.|.*\.(?:local|internal|lan|test)$", found[1])
+def _definition(subject: Subject, path: str, place: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function behind `file.py:name`; None where it cannot be read, which is reported where it is compiled."""
+    file, _, name = place.partition(":")
+    try:
+        module = ast.parse((subject.loaded.base_of(f"{path}.function") / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    functions = (one for one in module.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return next((one for one in functions if one.name == name), None)
 
 
-def _calls(subject: Subject, path: str, spec: Any) -> Iterator[Finding]:
-    """Policies that no call gets through."""
-    document, calls = subject.document, subject.loaded.spec.calls
-    timeout_s = getattr(spec, "timeout_s", None) or calls.timeout_s
-    is_retried = bool(spec.retries) and spec.attempt_s == timeout_s
-    if spec.attempt_s is not None and (spec.attempt_s > timeout_s or is_retried):
-        message = f"one try may take {spec.attempt_s:g} s, and the call is ended after {timeout_s:g} s"
-        yield document.warning(f"{path}.attempt_s", message, "make it shorter than timeout_s", "idle-limit")
-    if spec.rate_per_s is not None and spec.rate_per_s * timeout_s <= 1:
-        message = f"a second call has to wait {1 / spec.rate_per_s:g} s, and is ended after {timeout_s:g} s"
-        yield document.warning(f"{path}.rate_per_s", message, "raise it, or timeout_s", "never-runs")
-    waits = 0.05 * (2 ** min(spec.retries or 0, 64) - 1)
-    if waits > timeout_s:
-        message = f"{spec.retries} tries wait {waits:.3g} s at least, and the call is ended after {timeout_s:g} s"
-        yield document.warning(f"{path}.retries", message, "write 2 or 3", "idle-limit")
-    yield from _faults_left(subject, path, spec.faults)
-    if spec.faults is not None and max(spec.faults.error, spec.faults.hang) >= 0.5:
-        yield document.warning(
-            f"{path}.faults", "half of all calls fail, or more", "write a smaller share", "never-runs"
-        )
-    if spec.faults is not None and spec.faults.delay_s is not None and spec.faults.delay_s.range[0] >= timeout_s:
-        message = f"the shortest delay is longer than the {timeout_s:g} s of a call"
-        yield document.warning(f"{path}.faults.delay_s", message, "shorten it", "never-runs")
+def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
+    """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
+    caught = {part for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers
+              for statement in one.body for part in ast.walk(statement)}  # fmt: skip
+    types = tuple(getattr(builtins, one, Exception) for one in declared)
+    for one in ast.walk(node):
+        if isinstance(one, ast.Raise) and one.exc is not None and one not in caught:
+            name = ast.unparse(getattr(one.exc, "func", one.exc))
+            raises = getattr(builtins, name, None)
+            if isinstance(raises, type) and not issubclass(raises, types):
+                return name
+    return ""
 
 
-def _faults_left(subject: Subject, path: str, faults: Any) -> Iterator[Finding]:
-    """Faults on purpose, of which neither the spec's texts nor a comment beside them speak."""
-    document = subject.document
-    texts = " ".join(text for one, text in strings_in(document.data, ()) if one[-1] in ("system", "description"))
-    span = document.key_span(f"{path}.faults")
-    said = re.search(r"(?i)fail|flak|again|reliab|robust|retr|slow|outage|broken|fault", texts)
-    if faults is not None and faults.is_on and said is None and "#" not in span.quote(span.line):
-        message = "calls fail on purpose, and nothing says what for"
-        hint = "take it out before training, or say so in 'description'"
-        yield document.warning(f"{path}.faults", message, hint, "faults-on", at="key")
+def _changes(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions that a statement changes in place."""
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):
+        yield node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
+        yield node.func.value
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:
@@ -347,73 +258,61 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
 
 
 def _limits(subject: Subject) -> Iterator[Finding]:
-    spec, document = subject.loaded.spec, subject.document
-    limits = subject.limits
+    """One turn, in which nothing that anybody says is answered."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    if subject.limits.turns > 1:
+        return
     # The calls alone are what single-call data asks for, whose rows declare their tools.
-    told = [tool for tool in subject.compiled.tools.values() if spec.tools[tool.entry].offered is not False]
-    if limits.turns == 1 and not all(tool.ends for tool in told):
+    offered = [tool for tool in subject.compiled.tools.values() if spec.tools[tool.entry].offered is not False]
+    if not all(tool.ends for tool in offered):
         message = "with one turn no result of a tool is ever read"
-        yield document.warning("limits.turns", message, "allow at least 2, or take the tools out", "limits")
-    if limits.turns == 1 and spec.user is not None:
-        yield document.warning("limits.turns", "with one turn the user never replies", "allow more", "limits")
-    for low, high, word in (("calls_per_turn", "tool_calls", "calls"), ("invalid_actions", "turns", "actions"),
-                            ("turn_s", "episode_s", "seconds")):  # fmt: skip
-        least, most = getattr(limits, low), getattr(limits, high)
-        if document.has(f"limits.{low}") and least is not None and least > most:
-            message = f"{low} is {least:g}, and {high} allows {most:g} {word} in all"
-            yield document.warning(f"limits.{low}", message, f"make it at most {most:g}", "limits")
-    most_tokens, chars = spec.observation.max_tokens, spec.observation.max_chars
-    if most_tokens is not None and limits.response_tokens is not None and most_tokens > limits.response_tokens:
-        message = f"one result may have {most_tokens} tokens, and the episode {limits.response_tokens}"
-        yield document.warning("observation.max_tokens", message, "make it smaller", "limits")
-    if document.has("observation.max_chars") and most_tokens is not None and chars < most_tokens:
-        message = f"{chars} characters are fewer than {most_tokens} tokens have: max_tokens never cuts"
-        yield document.warning("observation.max_tokens", message, "raise max_chars, or take one out", "idle-limit")
+        yield warn("limits.turns", message, "allow at least 2, or take the tools out", "limits")
+    if spec.user is not None:
+        yield warn("limits.turns", "with one turn the user never replies", "allow more", "limits")
 
 
-def _times(subject: Subject) -> Iterator[Finding]:
-    """Time limits that a shorter one cuts."""
-    spec, document = subject.loaded.spec, subject.document
-    limits = subject.limits
+def _nested(subject: Subject) -> Iterator[tuple[str, float, str, float | None]]:
+    """Each limit that the spec gives and that stands inside another one: place, value, the other's place, its value."""
+    spec, limits, document = subject.loaded.spec, subject.limits, subject.document
+    turn = "limits.turn_s" if limits.turn_s and limits.turn_s < limits.episode_s else "limits.episode_s"
     turn_s = min(limits.episode_s, limits.turn_s or limits.episode_s)
-    longest = "limits.turn_s" if turn_s < limits.episode_s else "limits.episode_s"
-    for path in ("calls.timeout_s", *(f"tools.{name}.timeout_s" for name in spec.tools)):
-        given = document.get(path)
-        if isinstance(given, (int, float)) and given > turn_s:
-            message = f"a call may take {given:g} s, and {longest} ends it after {turn_s:g} s"
-            yield document.warning(path, message, f"make it at most {turn_s:g}", "limits")
+    pairs: list[tuple[str, Any, str, float | None]] = [
+        ("limits.calls_per_turn", limits.calls_per_turn, "limits.tool_calls", limits.tool_calls),
+        ("limits.invalid_actions", limits.invalid_actions, "limits.turns", limits.turns),
+        ("limits.turn_s", limits.turn_s, "limits.episode_s", limits.episode_s),
+        ("observation.max_tokens", spec.observation.max_tokens, "limits.response_tokens", limits.response_tokens),
+        ("calls.timeout_s", spec.calls.timeout_s, turn, turn_s),
+        ("calls.attempt_s", spec.calls.attempt_s, "calls.timeout_s", spec.calls.timeout_s),
+    ]
     for name, tool in spec.tools.items():
-        endpoint = spec.endpoints.get(getattr(tool, "endpoint", "") or "")
-        given = tool.timeout_s or spec.calls.timeout_s
-        place = f"endpoints.{getattr(tool, 'endpoint', '')}.timeout_s"
-        if endpoint is not None and document.has(place) and endpoint.timeout_s > given:
-            message = f"a request may take {endpoint.timeout_s:g} s, and the tool '{name}' is ended after {given:g} s"
-            yield document.warning(place, message, f"raise tools.{name}.timeout_s", "limits")
+        path, timeout_s = f"tools.{name}", tool.timeout_s or spec.calls.timeout_s
+        endpoint = getattr(tool, "endpoint", None) or ""
+        pairs += [(f"{path}.{key}", getattr(tool, key, None), f"{path}.timeout_s", timeout_s)
+                  for key in ("attempt_s", "cpu_s", "time_s")]  # fmt: skip
+        pairs.append((f"{path}.timeout_s", tool.timeout_s, turn, turn_s))
+        if endpoint in spec.endpoints:
+            place = f"endpoints.{endpoint}.timeout_s"
+            pairs.append((place, spec.endpoints[endpoint].timeout_s, f"{path}.timeout_s", timeout_s))
     for name, reward in spec.rewards.items():
-        members = {getattr(reward, "endpoint", None), *(one.endpoint for one in getattr(reward, "judges", ()))}
-        for one in sorted(members & set(spec.endpoints)):
-            given, place = spec.endpoints[one].timeout_s, f"endpoints.{one}.timeout_s"
-            if document.has(place) and given > limits.reward_s:
-                message = (
-                    f"a request may take {given:g} s, and limits.reward_s ends '{name}' after {limits.reward_s:g} s"
-                )
-                yield document.warning(place, message, "raise limits.reward_s", "limits")
-        limit_s = getattr(reward, "timeout_s", None)
-        if isinstance(limit_s, (int, float)) and limit_s > limits.reward_s:
-            message = f"a verdict may take {limit_s:g} s, and limits.reward_s ends it after {limits.reward_s:g} s"
-            yield document.warning(f"rewards.{name}.timeout_s", message, "raise limits.reward_s", "limits")
+        path = f"rewards.{name}"
+        asked = {getattr(reward, "endpoint", None), *(one.endpoint for one in getattr(reward, "judges", ()))}
+        pairs += [(f"endpoints.{one}.timeout_s", spec.endpoints[one].timeout_s, "limits.reward_s", limits.reward_s)
+                  for one in sorted(asked & {*spec.endpoints})]  # fmt: skip
+        total_s = getattr(reward, "total_s", None)
+        pairs.append((f"{path}.time_s", getattr(reward, "time_s", None), f"{path}.total_s", total_s))
+        pairs.append((f"{path}.timeout_s", getattr(reward, "timeout_s", None), "limits.reward_s", limits.reward_s))
+    yield from (pair for pair in pairs if isinstance(pair[1], (int, float)) and document.has(pair[0]))
 
 
 def _answer(subject: Subject) -> Iterator[Finding]:
     answer, document = subject.loaded.spec.answer, subject.document
     if answer.from_ == "regex" and answer.pattern is not None:
         pattern = compile_pattern(answer.pattern)
-        found = pattern.last_at("It is a cat.\n")[0]
-        if found is not None and found[1 if pattern.groups else 0] in ("", None):
+        match = pattern.last_at("It is a cat.\n")[0]
+        if match is not None and match[1 if pattern.groups else 0] in ("", None):
             message = "the pattern fits no text at all too, and the last match counts: the answer is often empty"
-            yield document.warning(
-                "answer.pattern", message, "let its group match one character at least", "any-answer"
-            )
+            hint = "let its group match one character at least"
+            yield document.warning("answer.pattern", message, hint, "any-answer")
 
 
 def _state(subject: Subject) -> Iterator[Finding]:

@@ -9,12 +9,11 @@ import random
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rlenv.checks.odd_rows import NO_GOLD, all_golds, gold_term
-from rlenv.checks.odd_terms import LONG, NOISE, OwnPlays, longer, said_of, unearned, value_of
-from rlenv.checks.subject import ReadSplit, Subject, is_in, step_in
+from rlenv.checks.odd_rows import all_golds, gold_term
+from rlenv.checks.subject import ReadSplit, Subject, step_in
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding, RlenvError
@@ -29,6 +28,7 @@ from rlenv.rewards.scorer import Scorer
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 from rlenv.trajectory import Trajectory
 
+_NOISE: Final = "zq xv wk"
 _UNKNOWN: Final = "\u2026 not called by validation \u2026"
 _ROWS, _OTHERS = 16, 3
 """So many rows of each split the oracle plays, and so many of the first everything else."""
@@ -44,11 +44,26 @@ _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
 """What tools raised in the episodes of this context, by name; None where nothing is played."""
 
 
+@dataclass(slots=True)
+class _Plays:
+    """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
+
+    oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
+    ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
+    examples: dict[str, Trajectory] = field(default_factory=dict)
+    """The call that each tool gives as its example, on the first row."""
+    again: Trajectory | None = None
+    """The oracle on the first row, played once more with the seed of the first time."""
+    unknown: frozenset[str] = frozenset()
+    raised: dict[str, str] = field(default_factory=dict)
+    """What tools raised that they do not declare, by name."""
+
+
 def check_played(subject: Subject) -> Iterator[Finding]:
     """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
     if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
         return
-    played = OwnPlays()
+    played = _Plays()
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
     thread.start()
@@ -64,8 +79,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     yield from _again(subject, played)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
-    yield from (found := unread or list(_oracles(subject, played) if has_oracle else unearned(subject, played)))
-    yield from _unlike(subject, played) if has_oracle else ()
+    yield from (found := unread or list(_oracles(subject, played) if has_oracle else _unearned(subject, played)))
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
     yield from () if found or hasattr(subject.loaded.spec.user, "roles") else _worth(subject, played)
@@ -81,7 +95,7 @@ def _may_play(subject: Subject) -> bool:
     return subject.code is not None and _REACHES_OUT.search(subject.code) is None
 
 
-def _run(subject: Subject, played: OwnPlays) -> None:
+def _run(subject: Subject, played: _Plays) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
@@ -106,7 +120,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return raised is None
 
 
-async def _play(subject: Subject, played: OwnPlays) -> None:
+async def _play(subject: Subject, played: _Plays) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
     tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
@@ -146,12 +160,12 @@ async def _play(subject: Subject, played: OwnPlays) -> None:
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
             work = [turn.action for turn in gold.turns[:-1]]
             for way, text, before in (
-                ("the oracle's work with a wrong answer", NOISE if compares else None, work),
+                ("the oracle's work with a wrong answer", _NOISE if compares else None, work),
                 ("the answer of another row", other, work),
                 ("a list of several rows' answers", everything if other and has_golds else None, work),
             ):
                 action = None if text is None else written(subject, text, parts.tools)
-                if action is not None and (before or text != NOISE):
+                if action is not None and (before or text != _NOISE):
                     kept = played.ways.setdefault(way, {})
                     kept[name, index] = await _once(environment, name, index, [*before, action])
 
@@ -220,11 +234,9 @@ def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Mes
 def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
     yield "an empty message", [""]
     yield "a refusal", ["I cannot answer that."]
-    noise = written(subject, NOISE, tools)
+    noise = written(subject, _NOISE, tools)
     if noise is not None:
-        yield f"the answer '{NOISE}'", [noise]
-    if isinstance(noise, str):
-        yield LONG, [f"{'word ' * 400}{noise}"]
+        yield f"the answer '{_NOISE}'", [noise]
 
 
 async def _once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
@@ -247,7 +259,7 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
-def _oracles(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
+def _oracles(subject: Subject, played: _Plays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     warn, seen = subject.document.warning, set[str]()
     for (split, index), got in played.oracle.items():
@@ -259,7 +271,7 @@ def _oracles(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
 
 
 def _of_oracle(
-    subject: Subject, played: OwnPlays, got: Trajectory, where: str
+    subject: Subject, played: _Plays, got: Trajectory, where: str
 ) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
@@ -317,7 +329,7 @@ def _asked_by_success(subject: Subject) -> list[str]:
     return list(compile_expression(spec.success, names=spec.rewards).names)
 
 
-def _is_known(subject: Subject, played: OwnPlays) -> bool:
+def _is_known(subject: Subject, played: _Plays) -> bool:
     """True where all that `success` reads was measured."""
     spec, names = subject.loaded.spec, _asked_by_success(subject)
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
@@ -335,25 +347,6 @@ def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str,
         yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
 
 
-def _unlike(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
-    """Rows whose answer is not what the oracle's last call gave, where that of most rows is."""
-    pairs = [(key, got.answer or "", got.turns[-2].results[-1].text.strip()) for key, got in played.oracle.items()
-             if len(got.turns) > 1 and got.turns[-2].results and not got.turns[-2].results[-1].is_error]  # fmt: skip
-    odd = [
-        (key, answer, text) for key, answer, text in pairs if not is_in(answer, text) and not NO_GOLD.fullmatch(answer)
-    ]
-    if odd and len(pairs) >= 3 and 3 * len(odd) <= len(pairs):
-        (split, index), answer, text = odd[0]
-        row = f"row {index + 1} of split '{split}'"
-        message = f"{row} has the answer {answer[:40]!r}, and its last call gives {text[:40]!r}"
-        yield subject.document.warning(f"tasks.{split}", message, "mend the row", "odd-gold", at="key")
-    limit = subject.limits.response_tokens
-    longest = max((sum(len(turn.action) for turn in got.turns) // 4 for got in played.oracle.values()), default=0)
-    if limit is not None and longest > limit:
-        message = f"the oracle writes some {longest} tokens, and the limit is {limit}"
-        yield subject.document.warning("limits.response_tokens", message, "raise it", "limits")
-
-
 def _nothing(
     subject: Subject, got: Trajectory, where: str
 ) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
@@ -365,7 +358,7 @@ def _nothing(
             yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
 
 
-def _unread_golds(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
+def _unread_golds(subject: Subject, played: _Plays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
     for name, spec in subject.loaded.spec.rewards.items():
@@ -375,7 +368,7 @@ def _unread_golds(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], hint, at="key")
 
 
-def _again(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
+def _again(subject: Subject, played: _Plays) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     first = next(iter(played.oracle.values()), None)
     if first is None or played.again is None:
@@ -384,8 +377,7 @@ def _again(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
         other = played.again.reward.terms[name]
         is_same = (term.value, term.status) == (other.value, other.status)
         if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
-            twice = f"{said_of(term.value)} and then {said_of(other.value)}"
-            message = f"the same episode, played twice, earns {twice} of '{name}'"
+            message = f"the same episode, played twice, earns {term.value} and then {other.value} of '{name}'"
             yield subject.document.warning(f"rewards.{name}", message, _ANEW, "unsteady", at="key")
             return
     told = [[result.text for turn in one.turns for result in turn.results] for one in (first, played.again)]
@@ -394,7 +386,7 @@ def _again(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
         yield subject.document.warning("tools", message, _ANEW, "unsteady", at="key")
 
 
-def _worth(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
+def _worth(subject: Subject, played: _Plays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
@@ -405,38 +397,54 @@ def _worth(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
         if known and totals and all(a is not None and b is not None and b >= a for a, b in totals):
-            right = "the oracle" if spec.oracle else "the gold value"
-            message = f"{way} earns {totals[0][1]:g}, and {right} {totals[0][0]:g}"
+            message = f"{way} earns {totals[0][1]:g}, and what is right {totals[0][0]:g}"
             yield warn("rewards", message, "pay for what only a right answer has", "paid-for-nothing", at="key")
             return
         if got and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
-            names = [name for name in _asked_by_success(subject) if all(value_of(one, name) for one in got.values())]
+            names = [name for name in _asked_by_success(subject) if all(_value_of(one, name) for one in got.values())]
             message = f"{way} is a success" + (f": '{names[0]}' holds for it" if names else "")
             yield warn(place, message, "ask for what only a right answer has", "free-success")
             return
-    yield from longer(subject, played)
     for way, got in played.ways.items():
         for key, one in got.items():
             broken = next((term for term in one.reward.terms.values() if term.status == "invalid"), None)
             if broken is not None and key in played.oracle and played.oracle[key].reward.total is not None:
                 masked = f"invalid, so that whoever is wrong is masked: {broken.error[:120]}"
                 message = f"{way} makes '{broken.name}' {masked}"
-                where = f"rewards.{broken.name}"
-                yield warn(where, message, "give 0 for what an answer can cause", "self-masking", at="key")
+                hint = "give 0 for what an answer can cause"
+                yield warn(f"rewards.{broken.name}", message, hint, "self-masking", at="key")
                 return
     for name, reward in spec.rewards.items():
         if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
             continue
-        golds = [value_of(one, name) for one in played.oracle.values()]
-        others = [value_of(one, name) for got in played.ways.values() for one in got.values()]
-        values = {value for value in (*golds, *others) if value is not None}
+        golds = [_value_of(one, name) for one in played.oracle.values()]
+        others = [_value_of(one, name) for got in played.ways.values() for one in got.values()]
         measured = [value for value in others if value is not None]
+        values = {value for value in golds if value is not None} | {*measured}
         if len(values) == 1 and len(measured) > 2:
             message = f"'{name}' is {values.pop():g} for the oracle, for silence and for a wrong answer alike"
             yield warn(f"rewards.{name}", message, "let it tell them apart", "constant-term", at="key")
-        known_golds = [value for value in golds if value is not None]
-        if reward.usual_weight > 0 and known_golds and measured and max(known_golds) < min(measured):
-            most = f"{max(known_golds):g} for the oracle"
-            message = f"'{name}' is {most}, and {min(measured):g} for no answer or a wrong one"
+        highest = max((value for value in golds if value is not None), default=None)
+        if reward.usual_weight > 0 and highest is not None and measured and highest < (least := min(measured)):
+            message = f"'{name}' is {highest:g} for the oracle, and {least:g} for no answer or a wrong one"
             yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")
+
+
+def _unearned(subject: Subject, played: _Plays) -> Iterator[Finding]:
+    """The first row whose own gold value, given as the answer, does not earn what it should."""
+    term = gold_term(subject)
+    for (split, index), got in played.oracle.items():
+        value = _value_of(got, term.name) if term is not None else None
+        if term is not None and value is not None and value < 1 and term.spec.range is None:
+            at = subject.gold_at(term)
+            message = f"the gold value of row {index + 1} of split '{split}', given as the answer, earns {value:g}"
+            hint = f"the answer that is read from it is {got.answer and got.answer[:60]!r}"
+            key = "value" if at.count(".") > 1 else "key"
+            yield subject.document.warning(at, message, hint, "gold-not-earned", at=key)
+            return
+
+
+def _value_of(got: Trajectory, name: str) -> float | None:
+    result = got.reward.terms.get(name)
+    return None if result is None else result.value

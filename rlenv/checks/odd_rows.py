@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
@@ -22,26 +19,10 @@ from rlenv.language.templates import Template, TemplateError, compile_template, 
 from rlenv.rewards.base import Term
 from rlenv.tasks.rows import load_tasks
 
-_MOJIBAKE: Final = re.compile(r"[ÃÅÄ][\x80-\xbfŸœŽ¼€‚ƒ„…†‡ˆ‰Š‹Œ˜™š›ž]|â€|Â[\xa0-\xbf]|ï»¿|\ufffd")
-_DAMAGED: Final = re.compile(rf"{_MOJIBAKE.pattern}|&(?:amp|lt|gt|quot|nbsp|#39);")
-_TOLD: Final = re.compile(r"(?i)\b(?:answer|solution|label|gold|result)\W{1,4}")
-_LOOKED_AT: Final = 1_000
-_SHAPES: Final = (
-    ("date", "2031-05-30", r"\d{4}-\d\d-\d\d"),
-    ("date", "30.5.2031", r"\d\d?\.\d\d?\.\d{2,4}"),
-    ("date", "5/30/2031", r"\d\d?/\d\d?/\d{2,4}"),
-    ("date", "30 May 2031", r"(?:\d\d?(?:st|nd|rd|th|\.)? )?[A-Z][a-z]{2,8}\.? (?:\d\d?(?:st|nd|rd|th)?,? )?\d{4}"),
-    ("time", "24 hours", r"\d\d?:\d\d(?::\d\d)?"),
-    ("time", "12 hours", r"\d\d?(?::\d\d)? ?[apAP]\.?[mM]\.?"),
-    ("number", "commas", r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"),
-    ("number", "no commas", r"[-+]?\d+(?:\.\d+)?"),
-    ("number", "a unit", r"[-+]?[$€£]?\d[\d.,]*\s?(?:[^\W\d]{1,12}|[%°$€£])?"),
-    ("verdict", "yes or no", r"(?i:yes|no)"),
-    ("verdict", "true or false", r"(?i:true|false)"),
+_DAMAGED: Final = re.compile(
+    r"[ÃÅÄ][\x80-\xbfŸœŽ¼€‚ƒ„…†‡ˆ‰Š‹Œ˜™š›ž]|â€|Â[\xa0-\xbf]|ï»¿|\ufffd|&(?:amp|lt|gt|quot|nbsp|#39);"
 )
-"""Forms of values that are written in several ways, by what they are."""
-_OPTIONS: Final = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
-_LETTER: Final = re.compile(r"\(?([A-Za-z])[.)]?")
+_LOOKED_AT: Final = 1_000
 NO_GOLD: Final = re.compile(r"(?i)n/?a|none|null|nan|todo|tbd|\?+|xxx+|fixme|undefined")
 
 
@@ -61,7 +42,6 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     asked = asked_of(subject)
     yield from _same(subject, templates, asked)
     yield from _rows(subject, asked)
-    yield from _splits(subject)
     term = gold_term(subject)
     prompts = _prompts(subject, asked)
     golds = [[None] * len(one.split.rows) if term is None else all_golds(subject, term, one.split) for one in asked]
@@ -72,10 +52,6 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     for one, told in zip(asked, golds, strict=True):
         if given := _whole(told):
             yield from _outliers(subject, path, one, given)
-    if getattr(term.spec, "rule", "") in ("exact_match", "contains", "f1"):
-        yield from _mixed(
-            subject, path, term, [(one.split.name, _whole(told)) for one, told in zip(asked, golds, strict=True)]
-        )
 
 
 def gold_term(subject: Subject) -> Term | None:
@@ -171,43 +147,6 @@ def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Rende
             return
 
 
-def _splits(subject: Subject) -> Iterator[Finding]:
-    """Columns with odd names, rows with one id, files of other splits, and rows that are drawn."""
-    splits = list(subject.splits.values())
-    for one in splits:
-        spaced = next((name for name in one.columns if str(name) != str(name).strip("\ufeff \t")), None)
-        if spaced is not None:
-            message = f"the column {spaced!r} has blanks around its name"
-            yield subject.document.warning(f"tasks.{one.name}", message, "mend the file", "odd-column", at="key")
-        ids = [str(row["id"]) for row in one.rows if isinstance(row.get("id"), (str, int))]
-        if len(set(ids)) < len(ids):
-            twice = next(value for value, count in Counter(ids).items() if count > 1)
-            message = f"two of its rows have the id '{twice}'"
-            yield subject.document.warning(f"tasks.{one.name}", message, "mend them", "duplicate-rows", at="key")
-    spec = subject.loaded.spec
-    for name, source in spec.tasks.items():
-        for path in source.paths:
-            words = re.findall(r"[a-z]+", Path(path).name.lower())
-            other = next((one for one in spec.tasks if one != name and one in words and name not in words), None)
-            if other is not None and spec.tasks[other].path not in (None, source.path):
-                message = f"it reads {Path(path).name}, which is called like the split '{other}'"
-                yield subject.document.warning(f"tasks.{name}.path", message, "exchange the files", "other-split")
-        if source.function is not None and name in subject.splits:
-            again = load_tasks(subject.loaded, name)
-            first = subject.splits[name].rows[:20]
-            if [again[index] for index in range(min(len(again), len(first)))] != list(first):
-                message = "its rows are others each time that they are made"
-                hint = "draw from a seed: random.Random(1)"
-                yield subject.document.warning(f"tasks.{name}.function", message, hint, "unsteady")
-    if spec.roots and not any(
-        (path[-1] in ("path", "init", "copy_from", "function", "spec") and "task" in text) or "images" in path
-        for path, text in strings_in(subject.document.data, ())
-        if path[0] != "tasks"
-    ):
-        message = "no path is filled in by a row, so that nothing looks below them"
-        yield subject.document.warning("roots", message, "take 'roots' out", "unused-roots", at="key")
-
-
 def _differs_elsewhere(subject: Subject) -> bool:
     """True where a resource, a tool or the user may be another for each task."""
     if subject.loaded.spec.user is not None or subject.loaded.spec.prompt.images:
@@ -247,6 +186,12 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
             yield subject.document.warning(f"{place}.limit", message, "take it out", "idle-limit")
         by = subject.loaded.spec.tasks[one.split.name].report_by
         groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
+        if sources[one.split.name].function is not None:
+            again, before = load_tasks(subject.loaded, one.split.name), one.split.rows[:20]
+            if [again[index] for index in range(min(len(again), len(before)))] != list(before):
+                message = "its rows are others each time that they are made"
+                hint = "draw from a seed: random.Random(1)"
+                yield subject.document.warning(f"{place}.function", message, hint, "unsteady")
         if by is not None and len(rows) > 1 and len(groups) in (1, len(rows)):
             what = "one value for all rows" if len(groups) == 1 else "another value for each row"
             message = f"'{by}' has {what}, so that its groups say nothing"
@@ -300,19 +245,13 @@ def _twice(
 
 
 def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str]) -> Iterator[Finding]:
-    """Golds that are broken, that are questions, or that their prompt says."""
+    """Golds that are none, and golds and prompts with damaged characters."""
     name = one.split.name
-    for what, odd, least in (
-        ("is no gold value", [bool(NO_GOLD.fullmatch(gold)) for gold in golds], 0.0),
-        ("is no day of any calendar", [_is_no_day(gold) for gold in golds], 0.0),
-        ("is a question", [gold.endswith("?") for gold in golds], -1.0),
-        ("holds damaged characters (UTF-8 read as Latin-1)", [bool(_MOJIBAKE.search(gold)) for gold in golds], -1.0),
-        ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds], 0.0),
-        ("stands behind a word such as 'answer' in its own prompt", [_is_told(text, gold) for text, gold
-         in zip(one.users, golds, strict=False)], 0.5),
-    ):  # fmt: skip
-        count = sum(odd)
-        if count and count > least * len(golds) and (least or count * 2 <= len(golds)):
+    for what, odd in (
+        ("is no gold value", [bool(NO_GOLD.fullmatch(gold)) for gold in golds]),
+        ("holds damaged characters", [bool(_DAMAGED.search(gold)) for gold in golds]),
+    ):
+        if any(odd) and (2 * sum(odd) <= len(golds) or what != "is no gold value"):
             index = odd.index(True)
             message = f"the gold value of row {index + 1} of split '{name}' {what}: {golds[index][:40]!r}"
             yield subject.document.warning(path, message, "mend the row", "odd-gold")
@@ -324,109 +263,3 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence
         message = f"row {broken[0][0] + 1} of split '{name}' holds damaged characters, such as {broken[0][1]!r}"
         hint = "read the file as what it is"
         yield subject.document.warning(f"tasks.{name}", message, hint, "damaged-text", at="key")
-    yield from _options(subject, path, one, golds)
-
-
-def _mixed(subject: Subject, path: str, term: Term, told: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Finding]:
-    """Gold values in two forms of one thing, which are two texts, and lists that were written as texts."""
-    warn, said = subject.document.warning, fixed_text(subject)
-    golds = [(name, index, gold) for name, given in told for index, gold in enumerate(given)]
-    lists = [one for one in golds if one[2][:1] in tuple("[{(") and _is_literal(one[2])]
-    if lists and not re.search(r"(?i)list|json|array|tuple|pair|interval|coordinate|bracket|\bset\b|dict", said):
-        name, index, gold = lists[0]
-        message = (
-            f"the gold value of row {index + 1} of split '{name}' is a list that was written as text: {gold[:40]!r}"
-        )
-        yield warn(path, message, "give a list of accepted answers", "odd-gold")
-        return
-    shapes = [(name, index, gold, *_shape(gold)) for name, index, gold in golds]
-    families = {one[3] for one in shapes}
-    forms = Counter(one[4] for one in shapes if one[4])
-    rare, count = min(forms.items(), key=lambda pair: pair[1], default=("", 0))
-    if units := forms["a unit"]:
-        rare, count = "a unit", 5 * units
-    is_mixed = len(forms) > 1 if not units else count <= len(shapes)
-    if len(families) == 1 and "" not in families and len(shapes) > 2 and is_mixed:
-        name, index, gold = next(one[:3] for one in shapes if one[4] == rare)
-        other = next(one[2] for one in shapes if one[4] != rare)
-        message = f"the gold value of row {index + 1} of split '{name}' is {gold[:40]!r}, and another {other[:40]!r}"
-        yield warn(path, message, "write all of them in one form", "gold-form")
-        return
-
-
-def _shape(gold: str) -> tuple[str, str]:
-    """The family of a value that is written in several forms, and its form; "" where every form agrees with it."""
-    family, form = next(((family, form) for family, form, pattern in _SHAPES if re.fullmatch(pattern, gold)), ("", ""))
-    is_small = form == "no commas" and len(re.sub(r"\..*|\D", "", gold)) < 4
-    return family, "" if is_small else form
-
-
-def _is_literal(gold: str) -> bool:
-    try:
-        return isinstance(ast.literal_eval(gold), (list, tuple, set, dict))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-
-
-def _is_no_day(gold: str) -> bool:
-    try:
-        return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", gold)) and not date.fromisoformat(gold)
-    except ValueError:
-        return True
-
-
-def _is_told(text: str, gold: str) -> bool:
-    ends = (found.end() for found in _TOLD.finditer(text))
-    return any(
-        text[end:].startswith(gold) and not text[end + len(gold) : end + len(gold) + 1].isalnum() for end in ends
-    )
-
-
-def option_columns(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
-    """Columns that hold each row's options: by the row's place, label (or number) to text, in order."""
-    for name in dict.fromkeys(name for row in rows[:100] for name in row if _OPTIONS.search(str(name))):
-        found: dict[int, Mapping[str, str]] = {}
-        for at, row in enumerate(rows):
-            value = row.get(name)
-            if isinstance(value, Mapping) and set(value) >= {"label", "text"} and isinstance(value["text"], list):
-                value = dict(zip(map(str, value["label"]), value["text"], strict=False))
-            elif isinstance(value, (list, tuple)):
-                value = {str(number): one for number, one in enumerate(value)}
-            if isinstance(value, Mapping) and len(value) > 1:
-                found[at] = {str(key): str(one) for key, one in value.items()}
-        if 2 * len(found) >= len(rows) and found:
-            yield name, found
-
-
-def place_of(golds: Sequence[str], options: Mapping[str, str]) -> int | None:
-    """The place of a gold among the options, from 0: by its text, its label, its letter or its number."""
-    keys, texts = [*options], [one.strip().casefold() for one in options.values()]
-    for gold in map(str.strip, golds):
-        if gold.casefold() in texts:
-            return texts.index(gold.casefold())
-        if gold in keys:
-            return keys.index(gold)
-        if (letter := _LETTER.fullmatch(gold)) and (place := ord(letter[1].upper()) - ord("A")) < len(keys):
-            return place
-    return None
-
-
-def _options(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str]) -> Iterator[Finding]:
-    """A gold value that is not among the options of its row, or always the same one of them."""
-    user = subject.loaded.spec.prompt.user
-    texts, where = f"{user} {subject.loaded.spec.prompt.system}", f"of split '{one.split.name}'"
-    for column, options in option_columns(one.split.rows):
-        if not re.search(rf"\btask\.{re.escape(column)}\b", texts) or len(options) < len(one.split.rows):
-            continue
-        if "0" in golds and re.search(r"\bloop\.index\b(?!0)", user) and f"in task.{column}" in user:
-            message = "a gold value is 0, and the prompt numbers the options from 1"
-            yield subject.document.warning(path, message, "add 1, or write loop.index0", "odd-gold")
-            return
-        places = [place_of([gold], options[at]) for at, gold in enumerate(golds)]
-        lost = next((at for at, place in enumerate(places) if place is None and not golds[at].isdigit()), None)
-        if lost is not None:
-            message = f"the gold value of row {lost + 1} {where} is none of its '{column}': {golds[lost][:40]!r}"
-            yield subject.document.warning(path, message, "mend the row", "odd-gold")
-        elif len(places) >= 4 and len(set(places)) == 1 and places[0] is not None:
-            message = f"the right one of '{column}' is number {places[0] + 1} in all {len(places)} rows {where}"
-            yield subject.document.warning(path, message, "shuffle them", "constant-gold")

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from rlenv._base.text import strings_in
-from rlenv.checks.odd_parts import never_fits
-from rlenv.checks.odd_rows import all_golds, gold_term
+from rlenv.checks.odd_rows import all_golds
 from rlenv.checks.subject import ReadSplit, Subject, calls_in, prompt_texts
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.kinds import gold_in, gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
-from rlenv.language.templates import compile_template
+from rlenv.language.templates import TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
-from rlenv.trajectory import Trajectory
 
-NOISE: Final = "zq xv wk"
-LONG: Final = f"the answer '{NOISE}' behind 400 words"
+__all__ = ["check_terms"]
+
 _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
 _EXACT: Final = frozenset("exact_match json_match math_equal numeric_match sql_match tests".split())
 _NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-_WORDS: Final = re.compile(r"(?:[^\W\d_]{3,}|of|the|a|an)(?:[\s'-]+[^\W\d_]{2,}){1,}")
-_WORK: Final = r"work|working|solution|formula|expression|rationale|explanation|gold\w*"
 _GOLD_PATH: Final = re.compile(r"\s*\{\{-?\s*task\.(\w+)\s*-?\}\}\s*")
+_WRITTEN: Final = re.compile(r"\b(?:answer|message|transcript|first|second|state|resources)\b")
+_FAILS: Final = re.compile(r"\bassert|\braise\b|\bexit\(|\bunittest\b|\bpytest\b|\bcheck\w*\(|\bimport\b")
+_TRUTH: Final = re.compile(r"(?i)\b(?:right(?!ly? formatted)|correct|accurate|true)\b")
+_REFERENCE: Final = re.compile(
+    r"(?i)(?:right|correct|gold|reference|expected|true)(?: one| answer| solution| reply)?(?: is| was|:| =)\s*[\"']?"
+    r"\{\{-?\s*task\.(\w+)"
+)
+_FROM_TO: Final = re.compile(
+    r"(?i)(?:from|between|scores?|rate|grade|scale of|\()\s*(\d+)\s*(?:to|and|-|–|\.\.\.?|…)\s*(\d+)"
+)
+_STEP: Final = re.compile(r"(?m)^\W*(-?\d+(?:\.\d+)?)\s*[:=.)–-]")
 
 
 def check_terms(subject: Subject) -> Iterator[Finding]:
@@ -41,7 +46,16 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         if _is_gold(subject, term):
             for split in subject.splits.values():
                 yield from _golds(subject, path, term, split)
+    for name, reward in subject.loaded.spec.rewards.items():
+        path = f"rewards.{name}"
+        yield from _unread(subject, path, reward)
+        if reward.kind == "judge":
+            yield from _scale(subject, path, reward)
+            yield from _blind(subject, path, reward)
+        if reward.kind == "tests":
+            yield from _tests(subject, path, reward)
     yield from _together(subject)
+    yield from _shown_gold(subject)
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
         message = "there are tools and no oracle: nothing shows that the tasks can be solved"
@@ -57,65 +71,40 @@ def _is_gold(subject: Subject, term: Term) -> bool:
 
 
 def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
-    """Gold values that are empty, all alike, or of another kind than their rule compares, and schemas of nothing."""
+    """Gold values that are empty, all alike, or of another kind than their rule compares."""
     if term.spec.usual_weight < 0 or term.spec.when != "episode":
         return
     values, at = all_golds(subject, term, split), subject.gold_at(term)
+    key = "value" if at != path else "key"
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
     if empty is not None:
         message = f"row {empty + 1} of split '{split.name}' has an empty gold value: an empty answer earns it"
-        key = "value" if at != path else "key"
         yield subject.document.warning(at, message, "fill the column, or drop such rows", "empty-gold", at=key)
         return
-    if why := never_fits(getattr(term.spec, "schema_", None) or {}):
-        place = f"{path}.schema" if subject.document.has(f"{path}.schema") else path
-        yield subject.document.warning(place, f"no answer can fit the schema: {why}", "mend the schema", "never-fits")
-    yield from _values(subject, path, term, split, [gold for gold in values if gold is not None])
-
-
-def _values(subject: Subject, path: str, term: Term, split: ReadSplit, told: Sequence[str]) -> Iterator[Finding]:
-    """Golds that are all alike, or of another kind than their rule compares."""
+    given = [gold.strip() for gold in values if gold is not None]
+    if not given:
+        return
     rule, spec, where = getattr(term.spec, "rule", ""), term.spec, f"rows of split '{split.name}'"
-    given = [gold.strip() for gold in told]
-    first, most = next(iter(told), ""), max(Counter(told).values(), default=0)
     sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
-    is_said = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
-    few = 2 if is_said else 6 if len(first) < 2 or first.lower() in _LABELS else 3
-    counts = rule not in ("regex", "json_schema") and (not is_said or not any("{" in source for source in sources))
+    is_written = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
+    few = 2 if is_written else 6 if len(given[0]) < 2 or given[0].lower() in _LABELS else 3
+    counts = rule not in ("regex", "json_schema") and not (is_written and any("{" in source for source in sources))
     decimal = next((gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)), "")
-    short = next((gold for gold in given if 0 < len(gold) <= 2), "")
-    are_numbers = bool(given) and all(_NUMBER.fullmatch(gold) for gold in given)
-    sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else []
-    are_words = bool(given) and all(_WORDS.fullmatch(gold) for gold in given)
-    at = subject.gold_at(term)
+    short = next((gold for gold in given if len(gold) <= 2), "")
+    are_numbers = all(_NUMBER.fullmatch(gold) for gold in given)
+    sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else [0.0]
     for odd, place, message, hint, code in (
-        (rule == "f1" and are_numbers, f"{path}.rule",
-         f"the gold values are numbers, and f1 compares words: {first}.0 is another word than {first}",
+        (are_numbers and (rule == "f1" or (rule == "exact_match" and decimal)), f"{path}.rule",
+         f"the gold values are numbers, and {decimal or given[0]} is another text than {decimal or given[0] + '.'}0",
          "write rule: numeric_match", "other-rule"),
-        (rule == "exact_match" and are_numbers and decimal, f"{path}.rule",
-         f"the gold values are numbers, and {decimal}0 is another text than {decimal}",
-         "write rule: numeric_match", "other-rule"),
-        (rule == "numeric_match" and not getattr(spec, "tolerance", 0) and not getattr(spec, "relative_tolerance", 0)
-         and 2 * sum(bool(re.fullmatch(r"-?\d+\.\d{9,}", gold)) for gold in given) > len(given), at,
-         f"the gold values have decimals that nobody writes, such as {decimal}, and there is no tolerance",
-         "round them, or write tolerance: 0.005", "gold-form"),
-        (rule == "math_equal" and are_words, f"{path}.rule",
-         f"the gold values are words, such as {first[:40]!r}, and math_equal compares formulas",
-         "write rule: exact_match", "other-rule"),
         (rule == "contains" and short and getattr(spec, "max_chars", None) is None, at,
          f"a gold value is '{short}', which stands in most answers: a list of everything earns it",
          "compare the whole answer: rule: exact_match", "short-gold"),
-        (counts and len(told) == most >= few, at, f"all {most} {where} have the gold value {first[:40]!r}",
+        (counts and len({*given}) == 1 and len(given) >= few, at,
+         f"all {len(given)} {where} have the gold value {given[0][:40]!r}",
          "a constant answer earns it", "constant-gold"),
-        (counts and len(told) >= 10 and len(told) > most >= 0.8 * len(told), at,
-         f"{most} of {len(told)} {where} have the same gold value",
-         "a constant answer earns nearly all", "constant-gold"),
-        (rule == "numeric_match" and sizes and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0),
-         f"{path}.tolerance",
+        (rule == "numeric_match" and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0), f"{path}.tolerance",
          f"the tolerance is as large as the gold values of half of the {where}", "make it smaller", "any-answer"),
-        (rule == "exact_match" and any(len(gold.split()) > 25 for gold in told), at,
-         "a gold value has more than 25 words, which nobody writes to the letter",
-         "take f1, contains or a judge", "long-gold"),
     ):  # fmt: skip
         if odd:
             yield subject.document.warning(place, message, hint, code, at="key" if place == path else "value")
@@ -129,30 +118,16 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
         message = f"a weight of {spec.usual_weight:g} takes away for what is right: silence earns more"
         yield document.warning(f"{path}.weight", message, "write a weight above 0", "paid-for-silence")
-    if document.has(f"{path}.over_turns") and spec.when != "turn":
-        message = "'over_turns' is looked at with 'when: turn' alone"
-        yield document.warning(f"{path}.over_turns", message, "add when: turn, or take it out", "idle-key", at="key")
     if spec.when == "turn" and spec.usual_weight > 0 and spec.kind == "rule" and rule in _ENDS:
         message = "it compares an answer, which only the last turn has: each call on the way lowers the mean"
         yield document.warning(f"{path}.when", message, "take 'when: turn' out", "odd-turns")
-    if rule == "length":
-        least, most = getattr(spec, "min", None), getattr(spec, "max", None)
-        if most is not None and most <= 1:
-            yield document.warning(f"{path}.max", f"nothing fits into {most} characters", "raise it", "never-pays")
-        if not least and most is not None and most >= 1_000_000:
-            yield document.warning(f"{path}.max", "no action is longer: it always pays", "lower it", "always-pays")
-    if rule == "tool_called" and not getattr(spec, "min", 1) and getattr(spec, "max", None) is None:
-        yield document.warning(path, "it asks for no call: it always pays", "write min: 1", "always-pays", at="key")
     is_share = rule in (*_GOOD, "contains", "regex", "json_schema", "tool_called", "turn_count", "tool_call_count")
-    if is_share and spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
-        message = f"the rule gives 0 to 1, and the range {list(spec.range)} leaves little of it"
+    if (is_share or spec.kind == "judge") and spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
+        message = f"the term gives 0 to 1, and the range {list(spec.range)} leaves little of it"
         yield document.warning(f"{path}.range", message, "take 'range' out", "odd-range")
     if is_share and spec.clip is not None and (spec.clip[0] >= 1 or spec.clip[1] <= 0):
         message = f"the rule gives 0 to 1, and {list(spec.clip)} makes one value of all"
         yield document.warning(f"{path}.clip", message, "take 'clip' out", "constant-term")
-    if spec.on_invalid == "retry" and spec.kind == "rule" and not is_own(spec):
-        message = "a rule gives the same value each time it is asked"
-        yield document.warning(f"{path}.on_invalid", message, "take it out", "idle-key")
     others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.usual_weight > 0]
     tells = rule in _ENDS or spec.kind in ("judge", "verify", "tests")
     if not spec.required and tells and all(_is_form(one) or getattr(one, "rule", "") == "length" for one in others):
@@ -175,6 +150,9 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if spec.gate is not None and spec.usual_weight < 0 and name in forbids:
         message = f"success forbids it, and where '{spec.gate}' does not hold it costs nothing: what fails may do it"
         yield document.warning(f"{path}.gate", message, "take the gate out", "wrong-gate")
+    if spec.clip is not None and spec.usual_weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
+        message = f"what is wrong earns {spec.clip[0]:g} too"
+        yield document.warning(f"{path}.clip", message, f"write clip: [0, {spec.clip[1]:g}]", "paid-for-nothing")
     if spec.gate is not None and _holds_always(spec.gate):
         message = f"'{spec.gate}' holds for every value of a share"
         yield document.warning(f"{path}.gate", message, "compare with a value above 0", "idle-gate")
@@ -206,27 +184,26 @@ def _holds_always(source: str) -> bool:
 
 
 def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
-    """Counts that the limits never let be reached, or always."""
+    """Counts that the limits never let be reached, or always; and those of which less is paid for more."""
     rule, limits, document = getattr(spec, "rule", ""), subject.limits, subject.document
-    most = {"turn_count": limits.turns, "tool_call_count": limits.turns * limits.calls_per_turn,
-            "tool_called": limits.tool_calls}.get(rule)  # fmt: skip
-    if most is None:
+    calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if subject.tools else 0
+    limit = {"turn_count": limits.turns, "tool_call_count": calls, "tool_called": limits.tool_calls}.get(rule)
+    least, most = getattr(spec, "min", None), getattr(spec, "max", None)
+    if rule in ("turn_count", "tool_call_count", "length") and spec.usual_weight < 0 and most is not None and not least:
+        message = f"a weight of {spec.usual_weight:g} takes away from what stays within 'max'"
+        hint = f"write min: {most + 1} in its place, or a weight above 0"
+        yield document.warning(f"{path}.weight", message, hint, "wrong-sign")
+    if limit is None:
         return
-    if rule == "tool_call_count":
-        most = min(most, limits.tool_calls) if subject.tools else 0
-    key = "turns" if rule == "turn_count" else "tool_calls"
-    least, highest = getattr(spec, "min", None), getattr(spec, "max", None)
-    if least is not None and least > most and spec.usual_weight:
-        what = f"limits.{key} is {getattr(limits, key)}" if subject.tools or key == "turns" else "there are no tools"
-        message = f"it asks for {least} at least, and {what}: it never pays"
-        yield document.warning(f"{path}.min", message, f"make it at most {most}", "never-pays")
-    if least in (None, 0) and highest is not None and highest >= most:
-        message = f"it allows {highest}, and limits.{key} is {getattr(limits, key)}: it always pays"
-        yield document.warning(f"{path}.max", message, f"make it less than {most}", "always-pays")
-    if rule == "turn_count" and least in (0, 1) and highest is None:
-        yield document.warning(
-            path, "every episode has a turn: it always pays", "ask for more", "always-pays", at="key"
-        )
+    if least is not None and least > limit and spec.usual_weight:
+        message = f"it asks for {least} at least, and no episode has more than {limit}: it never pays"
+        yield document.warning(f"{path}.min", message, f"make it at most {limit}", "never-pays")
+    lowest = 1 if rule == "turn_count" else 0
+    usual = 1 if rule == "tool_called" else 0
+    if (usual if least is None else least) <= lowest and (most is None or most >= limit):
+        message = f"it allows {lowest} to {'any number' if most is None else most}: it always pays"
+        place = f"{path}.max" if most is not None else path
+        yield document.warning(place, message, f"ask for less than {limit}, or more", "always-pays", at="key")
 
 
 def _together(subject: Subject) -> Iterator[Finding]:
@@ -286,7 +263,6 @@ def _together(subject: Subject) -> Iterator[Finding]:
             what = "the form" if some[0] in form else "a judge's taste"
             message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"
             yield document.warning(f"rewards.{some[0]}.weight", message, "lower it", "only-form")
-    yield from _shown_gold(subject)
 
 
 def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[str]) -> bool:
@@ -315,8 +291,6 @@ def _shown_gold(subject: Subject) -> Iterator[Finding]:
             message = f"it shows task.{column}, which is the right answer of '{golds[column]}'"
             yield warn(path, message, "take it out", "gold-in-prompt", find=f"task.{column}")
             return
-    columns = {path[1] for _, text in prompt_texts(spec.prompt) for path in compile_template(text).paths
-               if path[0] == "task" and path[1:]}  # fmt: skip
     for index, step in enumerate(spec.steps):
         for _, tool, given in calls_in(step):
             made, told = subject.tools.get(tool), set(re.findall(r"\btask\.(\w+)", str(given)))
@@ -324,11 +298,6 @@ def _shown_gold(subject: Subject) -> Iterator[Finding]:
                 message = f"the call is given task.{lost[0]}, which it is to find"
                 yield warn(("oracle", index, "call"), message, "ask for it", "wrong-oracle")
                 return
-    is_asked = columns & {"question", "problem", "query", "instruction", "text", "task"}
-    work = next((one for one in sorted(columns) if is_asked and re.fullmatch(_WORK, one)), None)
-    if work is not None and re.search(rf"task\.{work}\b", str(subject.document.get("oracle"))):
-        message = f"the prompt shows task.{work}, by which the oracle answers"
-        yield warn("prompt", message, "take it out", "gold-in-prompt", at="key")
 
 
 def _gold_columns(reward: RewardSpec) -> Sequence[str]:
@@ -346,56 +315,107 @@ def _gold_columns(reward: RewardSpec) -> Sequence[str]:
     return [one for one in found if f"task.{one}" not in str(getattr(reward, "arguments", ""))]
 
 
-@dataclass(slots=True)
-class OwnPlays:
-    """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
-
-    oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
-    ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
-    examples: dict[str, Trajectory] = field(default_factory=dict)
-    """The call that each tool gives as its example, on the first row."""
-    again: Trajectory | None = None
-    """The oracle on the first row, played once more with the seed of the first time."""
-    unknown: frozenset[str] = frozenset()
-    raised: dict[str, str] = field(default_factory=dict)
-    """What tools raised that they do not declare, by name."""
+def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """A judge, a call or hidden tests that are shown nothing of what the policy wrote, whatever that is."""
+    key = {"judge": "prompt", "verify": "arguments", "tests": "code"}.get(spec.kind)
+    if key is None or (spec.kind == "verify" and not _is_fixed(subject, getattr(spec, "tool", ""))):
+        return
+    texts = [getattr(spec, key), *(getattr(one, "prompt", None) for one in getattr(spec, "judges", ()))]
+    if any(_WRITTEN.search(filled) for text in texts if text for filled in _filled_in(text)):
+        return
+    name = "{{ message }}" if spec.kind == "judge" else "{{ answer }}"
+    message = "it reads nothing that the policy writes: each answer to a task earns the same"
+    yield subject.document.warning(f"{path}.{key}", message, f"write {name} where the answer goes", "unread-answer")
 
 
-def unearned(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
-    """The first row whose own gold value, given as the answer, does not earn what it should."""
-    term = gold_term(subject)
-    for (split, index), got in played.oracle.items():
-        value = value_of(got, term.name) if term is not None else None
-        if term is not None and value is not None and value < 1 and term.spec.range is None:
-            at = subject.gold_at(term)
-            message = f"the gold value of row {index + 1} of split '{split}', given as the answer, earns {value:g}"
-            hint = f"the answer that is read from it is {got.answer and got.answer[:60]!r}"
-            yield subject.document.warning(
-                at, message, hint, "gold-not-earned", at="value" if at.count(".") > 1 else "key"
-            )
+def _is_fixed(subject: Subject, name: str) -> bool:
+    """True for a tool whose results no episode changes: it reads a database that nobody writes, or nothing at all."""
+    tool = subject.tools.get(name)
+    return tool is not None and tool.kind in ("sql", "calculator", "search", "code", "command") and not tool.mutates
+
+
+def _filled_in(value: Any) -> Iterator[str]:
+    for _, text in strings_in(value, ()):
+        yield from re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
+
+
+def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Ends of a scale that rubric, prompt or schema say otherwise than `scale`, and a score under another name."""
+    document, prompt = subject.document, str(getattr(spec, "prompt", ""))
+    low, high = scale = getattr(spec, "scale", (1.0, 5.0))
+    key, rubric = getattr(spec, "key", "score"), [text for _, text in strings_in(document.get(f"{path}.rubric"), ())]
+    steps = [float(step) for text in rubric for step in _STEP.findall(text)]
+    spans = [(float(a), float(b)) for a, b in _FROM_TO.findall(f"{prompt} {' '.join(rubric)}")]
+    value = (getattr(spec, "schema_", None) or {}).get("properties", {}).get(key, {})
+    told = [
+        ("rubric", (min(steps), max(steps)) if len(steps) > 1 else scale),
+        ("prompt", spans[-1] if spans else scale),
+        ("schema", (value.get("minimum", low), value.get("maximum", high)) if isinstance(value, Mapping) else scale),
+    ]
+    for part, ends in told:
+        if ends != (low, high):
+            message = f"the {part} goes from {ends[0]:g} to {ends[1]:g}, and the scale from {low:g} to {high:g}"
+            place = f"{path}.{part}" if document.has(f"{path}.{part}") else path
+            yield document.warning(place, message, f"write scale: [{ends[0]:g}, {ends[1]:g}]", "other-scale", at="key")
+    keys = re.findall(r"[\"'](\w+)[\"']\s*:", prompt)
+    if keys and key not in keys:
+        message = f"the judge is told to write '{keys[-1]}', and the score is read from '{key}'"
+        yield document.warning(f"{path}.prompt", message, f"write {key}, or key: {keys[-1]}", "other-scale")
+
+
+def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Judges that are not told what was asked or what is right, or that compare with what was asked."""
+    document, prompt = subject.document, str(getattr(spec, "prompt", ""))
+    rewards, other = subject.loaded.spec.rewards, getattr(getattr(spec, "pairwise", None), "with_", None)
+    bare = re.sub(r"\{\{.*?\}\}", " ", prompt)
+    asks_truth = _TRUTH.search(bare) is not None
+    is_blind = not re.search(r"\b(?:task|transcript|resources|vars)\b", f"{prompt} {other or ''}")
+    if is_blind and (not getattr(spec, "rubric", None) or (document.has(f"{path}.prompt") and asks_truth)):
+        message = "the judge is told neither what was asked nor what is right"
+        yield document.warning(f"{path}.prompt", message, "add {{ task.question }}", "blind-judge")
+    gold = {name for step in subject.loaded.spec.steps for name in re.findall(r"task\.(\w+)", str(step.say or ""))}
+    shown = set(re.findall(r"\btask\.(\w+)", f"{prompt} {other or ''}"))
+    paid = [one for one in rewards.values() if one.usual_weight > 0]
+    is_alone = all(one.kind == "judge" or kind_of("rewards", one).form == "all" for one in paid)
+    if asks_truth and is_alone and shown and gold and not gold & shown:
+        lost = min(gold)
+        message = f"the judge is to say what is right, and is not told task.{lost}, which the oracle gives"
+        yield document.warning(f"{path}.prompt", message, f"add {{{{ task.{lost} }}}}", "blind-judge")
+    asked = {one[1] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task" and one[1:]}
+    for column in _REFERENCE.findall(f"{prompt} {document.get(f'{path}.rubric') or ''}"):
+        if column in asked:
+            message = f"the judge is told that task.{column} is right, which is what the prompt asks"
+            yield document.warning(f"{path}.prompt", message, "name the column of the right answer", "odd-pair")
+    if isinstance(other, str):
+        read = {one[1] for one in compile_template(other).paths if one[0] == "task" and one[1:]}
+        if read <= asked:
+            what = "what the prompt asks" if read else "the same text for every task"
+            message = f"the answer is compared with {what}"
+            hint = "name the column of a good answer"
+            yield document.warning(f"{path}.pairwise.with", message, hint, "odd-pair")
+
+
+def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
+    """Hidden tests that no row has, that are those of another task, or that nothing fails."""
+    document, prompt = subject.document, subject.loaded.spec.prompt
+    key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
+    given = getattr(spec, key, None)
+    rows = [(split, index, row) for split in subject.splits.values() for index, row in enumerate(split.rows[:1_000])]
+    is_fixed = not any("task" in text for text in _filled_in(given))
+    if is_fixed and len(rows) > 1 and any("task" in text for text in _filled_in(prompt.user)):
+        message = "every task has the same tests, and the prompt asks each for another thing"
+        yield document.warning(f"{path}.{key}", message, "name a column: {{ task.tests }}", "constant-gold")
+    programs: list[str] = []
+    for split, index, row in rows:
+        try:
+            filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
+        except (TemplateError, TypeError):
             return
-
-
-def longer(subject: Subject, played: OwnPlays) -> Iterator[Finding]:
-    """Functions that give more for the same wrong answer with many words before it."""
-    rewards, short = subject.loaded.spec.rewards, played.ways.get(f"the answer '{NOISE}'", {})
-    groups = {getattr(one, "of", ""): name for name, one in rewards.items()
-              if one.kind == "group" and one.usual_weight > 0 and one.gate is None}  # fmt: skip
-    for name, one in rewards.items():
-        pairs = [(value_of(short[key], name), value_of(got, name)) for key, got in played.ways.get(LONG, {}).items()]
-        is_paid = name in groups or (one.usual_weight > 0 and one.gate is None)
-        if is_paid and is_own(one) and pairs and all(a is not None and b is not None and b > a for a, b in pairs):
-            message = (
-                f"a wrong answer earns {said_of(pairs[0][0])}, and {said_of(pairs[0][1])} with 400 words before it"
-            )
-            path = f"rewards.{groups.get(name, name)}"
-            yield subject.document.warning(path, message, "add a gate: correct >= 1", "paid-for-length", at="key")
-
-
-def value_of(got: Trajectory, name: str) -> float | None:
-    result = got.reward.terms.get(name)
-    return None if result is None else result.value
-
-
-def said_of(value: float | None) -> str:
-    return "nothing" if value is None else f"{value:g}"
+        if not filled or filled in ("[]", "{}"):
+            message = f"row {index + 1} of split '{split.name}' has no tests"
+            yield document.warning(f"{path}.{key}", message, "fill the column, or drop such rows", "empty-gold")
+            break
+        programs += map(str, filled) if key == "programs" and isinstance(filled, list) else ()
+    if programs and not any(_FAILS.search(one) for one in programs):
+        message = "no program can fail: none has an assert, a raise or an exit"
+        yield document.warning(f"{path}.programs", message, "write assert f(1) == 2", "any-answer")

@@ -236,13 +236,3 @@ def _read_split(subject: Subject, name: str) -> None:
     columns = Counter(column for row in rows for column in row)
     if rows:
         subject.splits[name] = ReadSplit(name, rows, columns)
-
-
-def is_in(answer: str, text: str) -> bool:
-    """True where a text says an answer, as a word or as a number."""
-    numbers = [float(one.replace(",", "")) for one in re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)]
-    try:
-        value = float(answer.replace(",", ""))
-    except ValueError:
-        return answer.lower().strip() in text.lower()
-    return any(abs(one - value) <= 0.02 * max(abs(value), 1e-9) for one in numbers)

@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlenv.checks.files import check_files, check_servers, check_stores
-from rlenv.checks.odd_functions import check_functions
-from rlenv.checks.odd_measures import check_measures
 from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
-from rlenv.checks.odd_promises import check_promises
 from rlenv.checks.odd_prompts import check_prompts
 from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
@@ -46,13 +43,10 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
     check_prompts,
-    check_promises,
     check_parts,
     check_stores,
     check_values,
-    check_functions,
     check_terms,
-    check_measures,
 )
 
 

@@ -111,21 +111,8 @@ def half(number: int) -> float:
     return number / 2
 
 
-def third(number: int) -> float:
-    '''Gives a third of a number.
-
-    Args:
-        numeral: the number
-    '''
-    return number / 3
-
-
 def breaks(context):
     return float(sum(int(part) for part in context.answer.split("+")) == eval(context.task["answer"]))
-
-
-def size(context):
-    return len(context.final_text) / 10000
 
 
 def wrong(context):
@@ -175,11 +162,6 @@ def scripted(**more: Any) -> dict[str, Any]:
 
 
 CASES = [{"args": [1], "expected": 1}, {"args": [2], "expected": 2}]
-LABELLED = {
-    **rows(*({"question": f"q{n}", "answer": ("Good", "Bad")[n % 2]} for n in range(4))),
-    "tasks.test.rows": [{"question": "q", "answer": "Good"}],
-    "prompt.system": "Answer good or bad between <answer> and </answer>.",
-}
 TOWNS = ("Senn", "Ulm", "Dorrow", "Brint", "Halden")
 ORDERS = {
     "resources": {"db": {"kind": "sqlite", "init": "own.sql"}},
@@ -193,14 +175,6 @@ def golds(*given: str) -> dict[str, Any]:
     return rows(*({"question": f"q{n}", "answer": gold} for n, gold in enumerate(given))) | one
 
 
-SEARCHED = {
-    **rows(*({"question": f"Where is the well-known place number {n}?", "answer": a} for n, a in enumerate(TOWNS))),
-    "tasks.test.rows": [{"question": "Where is it?", "answer": "Senn"}],
-    "tools": {"find": {"kind": "search", "path": "own.jsonl", "top_k": 3}},
-    "oracle": None,
-}
-
-
 def gold(query: str) -> dict[str, Any]:
     check = {"kind": "verify", "tool": "query", "arguments": {"sql": "{{ answer }}"}, "compare": "rows"}
     return {"rewards.same": check | {"expect": {"arguments": {"sql": query}}}}
@@ -208,32 +182,10 @@ def gold(query: str) -> dict[str, Any]:
 
 ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     # what is written otherwise than it is meant
-    "anchors of one alternative each": (
-        "any-answer",
-        {"rewards.number": {"kind": "rule", "rule": "regex", "pattern": r"^\d{1,4}|none$", "weight": 0.1}},
-    ),
-    "a text that is tested as if it were true or false": (
-        "other-type",
-        {
-            "tasks": {
-                "train": {
-                    "rows": [{"question": "q", "much": one, "answer": n} for n, one in enumerate(("True", "False"))]
-                }
-            }
-        }
-        | {"prompt.user": "{{ task.question }} {% if task.much %}much{% endif %}"},
-    ),
     "damaged golds alone": (
         "odd-gold",
         golds("GemÃ¤lde", "MusÃ©e", "SchloÃŸ", "FundaÃ§Ã£o") | {"rewards.correct": EXACT},
     ),
-    "labels from 0 of options from 1": (
-        "odd-gold",
-        {"tasks": {"train": {"rows": [{"question": f"q{n}", "options": ["a", "b"], "answer": n} for n in (0, 1)]}}}
-        | {"prompt.user": "{{ task.question }}{% for one in task.options %} {{ loop.index }}. {{ one }}{% endfor %}"},
-    ),
-    "decimals that nobody writes": ("gold-form", rows(*({"question": f"q{n}", "answer": n / 7} for n in (1, 2, 3)))),
-    "a cue inside other words": ("hidden-cue", scripted(cues=[{"pattern": "no|never", "say": "{{ task.question }}"}])),
     "a judge of what is right who knows nothing": (
         "blind-judge",
         judged(prompt="Is what they answered right? {{ answer }}", rubric=["5: right", "1: wrong"]),
@@ -248,13 +200,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a length beside a judge that may be down": (
         "only-form",
         judged(required=False) | {"rewards.correct": {"kind": "rule", "rule": "length", "max": 60, "weight": 0.3}},
-    ),
-    "a rank that is the longest's": (
-        "wrong-sign",
-        {
-            "rewards.words": {"kind": "rule", "function": "own.py:size", "weight": 0},
-            "rewards.terse": {"kind": "group", "of": "words", "by": "rank", "weight": 0.2, "gate": "correct >= 1"},
-        },
     ),
     # rows
     "a prompt that names no column": ("same-prompt", {"prompt.user": "Say something."}),
@@ -280,10 +225,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {**rows({"question": "a", "answer": ""}, {"question": "b", "answer": "x"}), "rewards.correct": EXACT},
     ),
     "one gold for all": ("constant-gold", rows(*[{"question": f"q{n}", "answer": 5} for n in range(9)])),
-    "a long gold": (
-        "long-gold",
-        {**rows({"question": "a", "answer": "w " * 30}, {"question": "b", "answer": "x"}), "rewards.correct": EXACT},
-    ),
     "golds that the answer rule never reads": (
         "gold-not-earned",
         {
@@ -327,24 +268,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "a command's parameter": ("unread-parameter", {"tools.say": COMMAND | {"command": ["/bin/echo", "x"]}}),
     "a model's parameter": ("unread-parameter", asks(prompt="Hello {{ task.question }}")),
-    "parameters that contradict": (
-        "never-fits",
-        {
-            "tools.look.parameters": {
-                "type": "object",
-                "properties": {"place": {"type": "integer", "minimum": 3, "maximum": 1}},
-                "required": ["place"],
-            },
-            "tools.look.example": None,
-        },
-    ),
     "two of one description": (
         "same-description",
         {"tools.say": COMMAND | {"description": "Says what is at a place."}},
     ),
-    "a try longer than the call": ("idle-limit", {"tools.look.attempt_s": 30, "tools.look.timeout_s": 5}),
-    "a rate that no call survives": ("never-runs", {"calls.rate_per_s": 0.01}),
-    "faults for every call": ("never-runs", {"calls.faults": {"error": 1}}),
+    "a try longer than the call": ("limits", {"tools.look.attempt_s": 30, "tools.look.timeout_s": 5}),
     "braces in a description": ("literal-braces", {"tools.look.description": "Looks at {{ place }}."}),
     "tools without an oracle": ("no-oracle", {"oracle": None}),
     # what is never used
@@ -375,17 +303,12 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "a tolerance for any number": ("any-answer", {"rewards.correct.tolerance": 1e9}),
     "golds that stand everywhere": ("short-gold", {"rewards.correct": {"kind": "rule", "rule": "contains"}}),
-    "a schema that nothing fits": (
-        "never-fits",
-        {"rewards.correct": {"kind": "rule", "rule": "json_schema", "schema": {"type": "string", "enum": [1, 2]}}},
-    ),
     "more turns than there are": ("never-pays", {"rewards.long": {"kind": "rule", "rule": "turn_count", "min": 9}}),
     "more calls than there are": (
         "never-pays",
         {"rewards.long": {"kind": "rule", "rule": "tool_call_count", "min": 20}},
     ),
     "a count that always holds": ("always-pays", {"rewards.short": {"kind": "rule", "rule": "turn_count", "max": 6}}),
-    "turns summed at the end": ("idle-key", {"rewards.form.over_turns": "sum"}),
     "a weight that turns it around": ("paid-for-silence", {"rewards.correct.weight": -1, "rewards.form.weight": 1}),
     "only the form": ("only-form", {"rewards.correct.weight": 0}),
     "success of the form": ("only-form", {"success": "form >= 1"}),
@@ -393,7 +316,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a range that is not the rule's": ("odd-range", {"rewards.correct.range": [0, 100], "success": "correct > 0"}),
     "a gate that always holds": ("idle-gate", {"rewards.form.gate": "correct >= 0"}),
     "the same term twice": ("same-term", {"rewards.again": {"kind": "rule", "rule": "numeric_match", "weight": 0.3}}),
-    "retries of a rule": ("idle-key", {"rewards.correct.on_invalid": "retry"}),
     "a judge who is told nothing": ("blind-judge", judged(prompt="Good? {{ answer }}")),
     "another scale": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Score from 0 to 10.")),
     "a verdict of two tokens": ("odd-sampling", judged(sampling={"max_tokens": 2})),
@@ -417,19 +339,13 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # endpoints
     "no path": ("address", asks(endpoint={"base_url": "https://example.com"})),
-    "two ways to choose": ("idle-sampling", asks(sampling={"temperature": 0, "top_p": 0.5})),
-    "a key of its own": ("idle-sampling", asks(sampling={"extra": {"temperature": 1}})),
     "no time for a call": ("limits", {"calls.timeout_s": 0.001}),
     "no room for a result": ("limits", {"observation.max_chars": 16}),
-    "more turns promised than given": ("limits", {"prompt.system": "You have 12 turns. Write <answer>."}),
-    "a body that nobody reads": ("idle-key", {"tools.look.method": "GET", "tools.look.body": "{{ args.place }}"}),
     "a description that says nothing": ("no-description", {"tools.look.description": "TODO"}),
     "no call at all": ("always-pays", {"rewards.f": {"kind": "rule", "rule": "tool_called", "tool": "look", "min": 0}}),
-    "any length": ("always-pays", {"rewards.f": {"kind": "rule", "rule": "length", "max": 10_000_000}}),
     "a weight that is lost": ("lost-weight", {"rewards.correct.weight": 1e-9}),
     "form above all": ("only-form", {"rewards.form.weight": 100}),
     "a range beside a scale": ("odd-range", judged(range=[1, 5])),
-    "yes or no": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Say yes or no.")),
     "noise": ("odd-sampling", asks(sampling={"temperature": 9})),
     # golds and rules that do not fit each other
     "words compared where numbers are": ("other-rule", {"rewards.correct": {"kind": "rule", "rule": "f1"}}),
@@ -487,50 +403,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "shared-rows",
         rows({"id": 1, "question": "What is 7 + 6", "answer": 13}, {"id": 2, "question": "b", "answer": 6}),
     ),
-    "a whole number and a fraction": (
-        "gold-form",
-        {
-            **rows({"question": "a", "answer": 1.5}, {"question": "b", "answer": 2}),
-            "prompt.system": "Give it in cents, in <answer> and </answer>.",
-        },
-    ),
-    "decimals that the gold has not": (
-        "gold-form",
-        {
-            **rows({"question": "a", "answer": 1.2345}, {"question": "b", "answer": 2}),
-            "prompt.system": "Round to two decimals, in <answer> and </answer>.",
-        },
-    ),
-    "a label that the prompt lacks": (
-        "odd-gold",
-        {
-            **rows(
-                *({"question": f"q{n}", "answer": label} for n, label in enumerate(["red", "green", "blue", "red"]))
-            ),
-            "rewards.correct": EXACT,
-            "tasks.test": {"rows": [{"question": "x", "answer": "green"}]},
-            "prompt.system": "Say red, green or black in <answer> and </answer>.",
-        },
-    ),
-    "an option that is not there": (
-        "odd-gold",
-        {
-            **rows(
-                {"question": "a", "options": ["x1", "y1"], "answer": "z1"},
-                {"question": "b", "options": ["x2", "y2"], "answer": "y2"},
-            ),
-            "tasks.test.rows": [{"question": "c", "options": ["x3", "y3"], "answer": "y3"}],
-            "rewards.correct": EXACT,
-            "prompt.user": "{{ task.question }} {{ task.options | join(', ') }}",
-        },
-    ),
-    "golds that are questions": (
-        "odd-gold",
-        {
-            **rows({"question": "clock", "answer": "What ticks?"}, {"question": "b", "answer": "Who?"}),
-            "rewards.correct": EXACT,
-        },
-    ),
     "tasks that are drawn anew": ("unsteady", {"tasks.train": {"function": "own.py:draw"}}),
     "a key that the prompt lacks": (
         "answer-form",
@@ -544,17 +416,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     # what the prompt tells
     "a name that is nothing": ("unknown-tool", {"prompt.system": "Look with find_place. Put it in <answer>."}),
-    "a column twice and another never": (
-        "unread-column",
-        {
-            **rows(
-                {"question": "a", "answer": 1, "body": "It is a long text."},
-                {"question": "b", "answer": 2, "body": "c"},
-            ),
-            "tasks.test.rows": [{"question": "c", "answer": 3, "body": "Yet another text."}],
-            "prompt.user": "{{ task.question }} {{ task.question }}",
-        },
-    ),
     "a tool that no form calls": (
         "unreachable-tool",
         {
@@ -564,37 +425,17 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             }
         },
     ),
-    "fewer words than are paid": (
-        "limits",
-        {
-            "prompt.system": "At most 50 words in <answer>.".lower(),
-            "rewards.f": {"kind": "rule", "rule": "length", "unit": "words", "min": 90, "weight": 0.1},
-        },
-    ),
     # values
     "milliseconds": ("limits", {"tools.look.timeout_s": 30_000}),
-    "no port": ("address", asks(endpoint={"base_url": "https://example.com:99999/v1"})),
-    "a path twice": ("address", asks(endpoint={"base_url": "https://example.com/v1/v1"})),
     "a place that nobody filled in": ("unfinished", asks(endpoint={"model": "your-model"})),
     "a shell's sign": ("no-shell", {"tools.say": COMMAND | {"command": ["/bin/echo", "{{ args.word }}", "|", "wc"]}}),
-    "a constant response": ("constant-term", {"tools.look.response": "`1`"}),
-    "a stop that cuts a verdict": ("stop-text", judged(sampling={"stop": ["}"]})),
-    "a stop that is eaten": ("stop-text", talks(sampling={"stop": ["###STOP###"]})),
-    "a stop at a line's end": ("stop-text", asks(sampling={"stop": ["\n"]})),
-    "a stop of any reply": ("stop-text", scripted(stop="ok")),
     "results kept over tasks": (
         "shared-state",
         {"tools.look.cache": {"key": "arguments"}, "tools.look.query": {"q": "{{ task.question }}"}},
     ),
-    "a booking that is repeated": (
-        "odd-policy",
-        {"tools.book_it": COMMAND | {"mutates": True, "idempotent": True, "retries": 2}},
-    ),
     # terms
     "a gate for what is wrong": ("wrong-gate", {"rewards.form.gate": "correct < 1"}),
     "a sum over turns": ("paid-for-length", {"rewards.form.when": "turn", "rewards.form.over_turns": "sum"}),
-    "a rubric upside down": ("other-scale", judged(rubric=["1: perfect", "5: useless"])),
-    "lower is better": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Lower is better.")),
     "another key": ("other-scale", judged(prompt='{{ task.question }} {{ answer }} Write {"rating": 3}.')),
     "the question as the gold": (
         "odd-pair",
@@ -610,18 +451,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     # what is told, and what stands apart
-    "the work in the prompt": (
-        "gold-in-prompt",
-        {
-            **rows({"question": "a", "answer": 5, "work": "2 + 3"}, {"question": "b", "answer": 8, "work": "4 + 4"}),
-            "tasks.test.rows": [{"question": "c", "answer": 13, "work": "7 + 6"}],
-            "prompt.user": "{{ task.question }} {{ task.work }}",
-            "oracle": [
-                {"call": {"calculate": {"expression": "{{ task.work }}"}}},
-                {"say": "<answer>{{ results[-1] }}</answer>"},
-            ],
-        },
-    ),
     "a user who tells": ("gold-in-prompt", scripted(replies=["It is {{ task.answer }}."])),
     "an oracle that asks with the answer": (
         "wrong-oracle",
@@ -631,17 +460,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
                 {"say": "<answer>{{ task.answer }}</answer>"},
             ],
             "rewards.correct": {"kind": "rule", "rule": "numeric_match", "expect": "{{ task.answer }}"},
-        },
-    ),
-    "one answer that is not what its call gives": (
-        "odd-gold",
-        {
-            **rows(*({"question": f"{n} + 1", "answer": n + (2 if n == 3 else 1)} for n in range(1, 6))),
-            "oracle": [
-                {"call": {"calculate": {"expression": "{{ task.question[-5:] | replace('What is ', '') }}"}}},
-                {"say": "<answer>{{ task.answer }}</answer>"},
-            ],
-            "tasks.test.rows": [{"question": "7 + 1", "answer": 8}],
         },
     ),
     "a parameter that the function ignores": (
@@ -659,44 +477,15 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "odd-example",
         {"tools.calculate": {"kind": "calculator", "example": {"expression": "2 apples"}}},
     ),
-    "an example with a unit": ("gold-form", {"prompt.system": "Such as <answer>42 km</answer>."}),
-    "a judge who says yes": ("other-scale", judged(prompt="{{ task.question }} {{ answer }} Say pass or fail.")),
     "a type that is not the function's": (
         "other-type",
         {"tools.own": {"kind": "python", "function": "own.py:twice", "parameters": {"number": "string"}}},
-    ),
-    "a function that waits on the loop": (
-        "odd-policy",
-        {"tools.own": {"kind": "python", "function": "own.py:twice", "run_in": "loop"}},
     ),
     "every bug as a failure": (
         "odd-policy",
         {"tools.own": {"kind": "python", "function": "own.py:twice", "errors": ["Exception"]}},
     ),
-    "two rows of one id": (
-        "duplicate-rows",
-        {
-            **rows({"id": 1, "question": "a", "answer": 1}, {"id": 1, "question": "b", "answer": 2}),
-            "tasks.test.rows": [{"id": 2, "question": "c", "answer": 3}],
-        },
-    ),
-    "nearly one gold": (
-        "constant-gold",
-        rows(*({"question": f"q{number}", "answer": max(number, 8)} for number in range(10))),
-    ),
     "any file of the machine": ("unused-roots", {"roots": ["/"]}),
-    "more results than are shown": (
-        "limits",
-        {
-            "tools.look.description": "Shows the first 5 rows.",
-            "tools.find": {
-                "kind": "search",
-                "path": "own.jsonl",
-                "top_k": 2,
-                "description": "Gives the top 5 results.",
-            },
-        },
-    ),
     "an oracle that is too short": (
         "wrong-oracle",
         {"rewards.f": {"kind": "rule", "rule": "length", "min": 200, "unit": "words", "of": "answer"}},
@@ -740,12 +529,8 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "a request longer than its reward": ("limits", judged(endpoint={"timeout_s": 600})),
     # policies
-    "a file that nothing is kept in": ("idle-key", {"tools.look.cache": {"path": "kept.sqlite"}}),
     "kept for no time": ("idle-cache", {"tools.look.cache": {"ttl_s": 0.01}}),
     "a breaker at once": ("odd-policy", {"calls.breaker": {"failures": 1}}),
-    "tries that never come": ("idle-limit", {"tools.look.retries": 20}),
-    "only what is missing": ("never-runs", {"tools.look.expect_status": [404]}),
-    "only what failed": ("never-runs", {"tools.say": COMMAND | {"expect_status": [1]}}),
     "processor time above the call's": ("limits", {"tools.say": COMMAND | {"cpu_s": 60, "timeout_s": 5}}),
     # users
     "a cue that hides another": (
@@ -755,10 +540,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a cue that nobody meets": ("unmet-cue", scripted(cues=[{"pattern": "xyzzy", "say": "Yes."}])),
     "a user who ends at once": ("user-ends", scripted(replies=["###STOP###"])),
     # rows, prompts
-    "an image that is not there": ("no-image", {"prompt.user": "Look at the picture. {{ task.question }}"}),
-    "folders for no path": ("unused-roots", {"roots": ["."]}),
-    "labels with other capitals": ("gold-form", LABELLED | {"rewards.correct": EXACT}),
-    "a unit that no gold has": ("gold-form", {"prompt.system": "Answer with its unit between <answer> and </answer>."}),
     "what nobody has filled in": (
         "odd-column",
         rows({"question": "TODO", "answer": 5}, {"question": "b", "answer": 1}),
@@ -771,20 +552,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "oracle": None,
         },
     ),
-    "the file of another split": (
-        "other-split",
-        {"tasks.train": {"path": "test.jsonl"}, "tasks.test": {"path": "train.jsonl"}},
-    ),
     "a query that chance answers": ("gold-query", {**ORDERS, **gold("SELECT name FROM goods LIMIT 1")}),
-    "another engine": ("unknown-table", {**ORDERS, **gold("SELECT 1"), "prompt.system": "Write PostgreSQL."}),
-    "calls at once, of which one is run": (
-        "limits",
-        {"limits.calls_per_turn": 1, "prompt.system": "Make all calls at once. <answer>"},
-    ),
-    "a user who knows no row": (
-        "same-prompt",
-        scripted(cues=[{"pattern": "which", "say": "That one."}]) | {"tools": {}},
-    ),
     "a best answer that is punished": (
         "paid-for-silence",
         {"rewards.best": {"kind": "group", "of": "correct", "by": "rank", "weight": -0.5}},
@@ -805,24 +573,12 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "odd-column",
         {"prompt.user": "{{ task.question }}{% if task.answr is defined %}{{ task.answr }}{% endif %}"},
     ),
-    "a tolerance above the decimals": (
-        "any-answer",
-        {"prompt.system": "Give two decimals between <answer> and </answer>.", "rewards.correct.tolerance": 0.5},
-    ),
-    "numbers where a word is asked": (
-        "gold-form",
-        {"prompt.system": "Answer with one word between <answer> and </answer>."},
-    ),
     "a form that pays as much": ("only-form", {"rewards.form.weight": 1.0}),
     "a cue that another one answers": (
         "hidden-cue",
         scripted(
             cues=[{"pattern": "one", "say": "Any {{ task.question }}."}, {"pattern": "which one|what", "say": "That."}]
         ),
-    ),
-    "a docstring of another parameter": (
-        "unread-parameter",
-        {"tools.third": {"kind": "python", "function": "own.py:third"}},
     ),
     "a judge of an answer that nobody asks for": (
         "answer-form",
@@ -834,40 +590,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "tests that are all the same": ("constant-gold", {"rewards.t": TESTS | {"calls": [CASES[0]] * 3}}),
     # forms of golds
-    "dates in two forms": ("gold-form", golds("2031-05-30", "2031-06-01", "30 May 2031")),
-    "one unit": ("gold-form", golds("12", "30", "7 km", "9", "4", "81")),
-    "commas in some": ("gold-form", golds("1,200", "23450", "1,700")),
-    "verdicts of two kinds": ("gold-form", golds("yes", "no", "True")),
-    "a list as text": ("odd-gold", golds("['Bern', 'Berne']", "['Rome', 'Roma']")),
-    "texts that are added": (
-        "other-type",
-        {
-            "tasks.train": {"path": "sums.csv"},
-            "tasks.test.rows": [{"question": "d", "answer": "1", "more": "2"}],
-            "rewards.correct.expect": "{{ task.answer + task.more }}",
-            "oracle": None,
-        },
-    ),
     # what prompts make of columns
-    "a question that is cut": ("cut-column", {"prompt.user": "{{ task.question[:8] }}"}),
-    "a passage that is cut before its answer": (
-        "cut-column",
-        rows(*({"question": f"q{n}", "text": f"{'w ' * 30} in {town}", "answer": town} for n, town in enumerate(TOWNS)))
-        | {
-            "tasks.test.rows": [{"question": "c", "text": "In Senn.", "answer": "Senn"}],
-            "rewards.correct": EXACT,
-            "prompt.user": "{{ task.text | truncate(30) }} {{ task.question }}",
-        },
-    ),
-    "capitals that are lowered": (
-        "cut-column",
-        {"prompt.user": "Which are capital letters? {{ task.question | lower }}"},
-    ),
-    "a column at random": ("cut-column", {"prompt.user": "{{ task.question }} {{ task.question | random }}"}),
     # programs, requests and stores
     "an outage that is an answer": ("odd-policy", {"tools.look.expect_status": [200, 503]}),
     "a DELETE that changes nothing": ("odd-policy", {"tools.look.method": "DELETE"}),
-    "a POST that books": ("odd-policy", {"tools.look.method": "POST", "tools.look.description": "Books a place."}),
     "a key in clear": (
         "address",
         {
@@ -875,44 +601,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "tools.look.headers": {"X-Key": "{{ task.answer }}"},
         },
     ),
-    "a program that says no with 1": (
-        "odd-policy",
-        {"tools.say": COMMAND | {"command": ["/bin/grep", "-e", "{{ args.word }}"]}},
-    ),
     "a shell for what is written": (
         "no-sandbox",
         {"tools.say": COMMAND | {"command": ["/bin/bash", "-c", "{{ args.word }}"]}},
     ),
-    "a file that all write": (
-        "shared-state",
-        {"tools.say": COMMAND | {"command": ["/usr/bin/tee", "-a", "n"], "cwd": ".", "stdin": "{{ args.word }}"}},
-    ),
-    "faults that were left": ("faults-on", {"calls.faults": {"error": 0.2}}),
-    "a corpus without the golds": ("odd-gold", {**SEARCHED, "rewards.correct": EXACT}),
-    "a corpus with the questions": (
-        "gold-in-prompt",
-        {**SEARCHED, "rewards.correct": EXACT, "tools.find": {"kind": "search", "path": "asked.jsonl", "top_k": 2}},
-    ),
-    "titles that are texts": (
-        "odd-column",
-        {
-            "tools.find": {
-                "kind": "search",
-                "path": "asked.jsonl",
-                "top_k": 2,
-                "fields": {"title": "text", "text": "title"},
-            }
-        },
-    ),
-    "documents that are cut": (
-        "cut-answer",
-        {
-            **SEARCHED,
-            "rewards.correct": EXACT,
-            "tools.find": {"kind": "search", "path": "asked.jsonl", "top_k": 2, "max_chars": 20},
-        },
-    ),
-    "a table that nobody fills": ("no-rows", {**ORDERS, "rewards.correct": EXACT}),
     "a folder with the answers": (
         "gold-in-prompt",
         {"tasks.train": {"path": "train.jsonl"}, "resources": {"work": {"kind": "tempdir", "copy_from": "."}}},
@@ -922,23 +614,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "wrong-sign",
         {"rewards.brief": {"kind": "rule", "rule": "length", "of": "message", "max": 90, "weight": -0.1}},
     ),
-    "a penalty that adds": (
-        "wrong-sign",
-        {"rewards.penalty": {"kind": "rule", "rule": "contains", "expect": "so sorry", "of": "message", "weight": 0.1}},
-    ),
     "a floor": ("paid-for-nothing", {"rewards.correct.clip": [0.5, 1]}),
-    "a rank of length": (
-        "paid-for-length",
-        {
-            "rewards.long": {"kind": "rule", "rule": "turn_count", "min": 3, "weight": 0},
-            "rewards.most": {"kind": "group", "of": "long", "by": "rank", "weight": 0.5},
-        },
-    ),
-    "words that are paid": (
-        "paid-for-length",
-        {"rewards.size": {"kind": "rule", "function": "own.py:size", "weight": 0.1}},
-    ),
-    "the most lenient judge": ("same-judge", judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}], combine="max")),
     "programs that assert nothing": (
         "any-answer",
         {"rewards.t": {"kind": "tests", "programs": ["solve(1)", "solve(2)"]}},
@@ -960,56 +636,13 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"tools.spare": {"kind": "calculator", "offered": "{{ task.answer > 99 }}"}},
     ),
     "a gate that no row opens": ("never-pays", {"rewards.form.gate": "task.answer >= 99"}),
-    "a filter that leaves one": ("idle-limit", {"tasks.train.when": "task.answer == 8"}),
     "one database twice": ("unused-resource", {"resources": {"a": {"kind": "tempdir"}, "b": {"kind": "tempdir"}}}),
-    "a question that nothing shows": (
-        "unread-column",
-        rows(*({"question": f"What is {n} + 1?", "town": t, "answer": n + 1} for n, t in enumerate(TOWNS)))
-        | {"prompt.user": "The town is {{ task.town }}.", "tasks.test": None},
-    ),
-    "a question twice": (
-        "same-prompt",
-        rows(*({"question": f"What is {n} + 1, told in one number?", "answer": n + 1} for n in range(3)))
-        | {"prompt.user": "{{ task.question }} {{ task.question }}", "tasks.test": None},
-    ),
-    "questions that a reader has cut": (
-        "cut-column",
-        rows(
-            *(
-                {"question": f"Which town lies at all on the {n} waterways that are here?"[:40], "answer": n}
-                for n in range(31, 37)
-            )
-        )
-        | {"tasks.test": None},
-    ),
     "a list as Python writes it": (
         "odd-column",
         {"prompt.user": "{{ task.question }} {{ task.names }}", "tasks.test": None}
         | rows(*({"question": f"Which is {n}?", "names": "['a', 'b', 'c']", "answer": n} for n in range(3))),
     ),
-    "a day that there is not": (
-        "odd-gold",
-        {"rewards.correct": EXACT, "oracle": None, "tools": None}
-        | rows(*({"question": f"When is {n}?", "answer": f"2031-02-{n}"} for n in range(26, 31))),
-    ),
-    "steps of which one is left out": ("unfinished", {"prompt.system": "1. Look.\n2. Add.\n4. Write <answer>."}),
-    "examples of another form": (
-        "answer-form",
-        {"prompt.messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]},
-    ),
     "roles of another template": ("control-token", {"prompt.user": "Go on.\n### Human: {{ task.question }}"}),
-    "a budget that is none": (
-        "limits",
-        {"prompt.system": "You may look at most 3 times. Use <answer> and </answer>.", "limits.tool_calls": 8},
-    ),
-    "a query where labels are right": (
-        "gold-form",
-        {
-            **LABELLED,
-            "rewards.correct": EXACT,
-            "prompt.system": "Write one SQL query. Put it between <answer> and </answer>.",
-        },
-    ),
 }
 
 
@@ -1159,10 +792,6 @@ def test_a_comment_on_its_line_allows_a_warning_by_its_code(sound: Path) -> None
 
 WRITTEN = {
     "a comment that cuts a text": ("unfinished", "user: Write the sum of the two numbers after #### and no more"),
-    "lines that are joined": (
-        "answer-form",
-        "user: >-\n    What is printed?\n\n    a = {{ task.question }}\n    print(a)",
-    ),
 }
 
 
