@@ -24,7 +24,7 @@ _LITERAL = frozenset(("kind", "description", "pattern", "function", "rule", "gat
 _DICT_METHODS = frozenset(dir(dict))
 _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
-_REWARD = ("task", "resources", "vars", "answer", "item", "turn")
+_REWARD = ("task", "resources", "vars", "answer", "item", "turn", "said")
 _JUDGE = ("task", "vars", "answer", "message", "transcript", "first", "second")
 _RESOURCE = ("task", "vars")
 _WORLD = ("observation", "info", "render", "task", "vars")
@@ -107,7 +107,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
         yield Site(("observation", "template"), spec.observation.template, _OBSERVATION, shown)
     entries: list[tuple[str, Mapping[str, Spec], dict[str, Any]]] = [
         ("resources", spec.resources, {"observation": Stub(), "info": Stub(), "render": "text"}),
-        ("rewards", spec.rewards, {**stubs, "answer": "1", "item": Stub(), "turn": 0}),
+        ("rewards", spec.rewards, {**stubs, "answer": "1", "item": Stub(), "turn": 0, "said": ""}),
     ]
     for group, section, stand_ins in entries:
         for name, entry in section.items():
@@ -260,7 +260,7 @@ def _is_empty(value: Any, reward: Spec) -> bool:
 
 
 def _needs_episode(template: Template) -> bool:
-    return bool(template.names & {"resources", "answer", "item", "result", "results", "observation", "info"})
+    return bool(template.names & {"resources", "answer", "item", "said", "result", "results", "observation", "info"})
 
 
 def _columns(

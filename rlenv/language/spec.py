@@ -42,7 +42,7 @@ class TaskSource(Spec):
     key: Text | None = None
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
     function: Text | None = None
-    """`module:function` or `file.py:function` that returns mappings; one that takes `index` returns that row alone."""
+    """`module:function` or `file.py:function` that returns rows, or a list; one with `index` returns that row."""
     args: Mapping[str, Any] = {}
     """With `function`: arguments by name; texts are templates over `vars`."""
     endless: Bool = False

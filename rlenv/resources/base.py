@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from rlenv.language.functions import failure, import_function, named_parameters
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ResourceSpec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
+from rlenv.resources import copy_of, lent
 from rlenv.secrets import logger
 
 __all__ = ["PYTHON", "TEMPDIR", "Folder", "PythonResource", "PythonResourceSpec", "Resource", "ResourceContext"]
@@ -91,6 +93,9 @@ class PythonResourceSpec(ResourceSpec):
     """`file.py:function`, relative to the spec, or `package.module:function`."""
     run_in: Literal["loop", "thread"] = "thread"
     """Where a plain function runs: `thread` where it may block; `loop` for a quick one."""
+    access: Literal["copy"] | None = None
+    """`copy`: the function is called once, and each episode has a private copy of the plain data, as JSON has it, that
+    it gives. Parts are copied when they are first read: opening and comparing tables costs what is touched."""
 
 
 class PythonResource:
@@ -110,12 +115,16 @@ class PythonResource:
         function: Callable[..., Any],
         parameters: tuple[str, ...],
         in_thread: bool,
+        is_copied: bool = False,
     ) -> None:
         self.name = name
         self.scope = scope
         self._function = function
         self._parameters = parameters
         self._in_thread = in_thread
+        self._is_copied = is_copied
+        self._made: list[Any] = []
+        self._making = threading.Lock()
 
     @asynccontextmanager
     async def open(self, context: ResourceContext) -> AsyncIterator[Any]:
@@ -132,6 +141,8 @@ class PythonResource:
     async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
         function = self._function
         with self._named():
+            if self._is_copied:
+                return await self._blocking(lambda: self._copied(given))
             if inspect.isasyncgenfunction(function):
                 return await self._async_manager(asynccontextmanager(function)(**given), stack)
             if inspect.isgeneratorfunction(function):
@@ -145,6 +156,12 @@ class PythonResource:
             if hasattr(type(made), "__enter__") and hasattr(type(made), "__exit__"):
                 return await self._manager(made, stack)
             return made
+
+    def _copied(self, given: Mapping[str, Any]) -> Any:
+        with self._making:
+            if not self._made:
+                self._made.append(lent(self._function(**given)))
+        return copy_of(self._made[0])
 
     async def _async_manager(self, manager: AbstractAsyncContextManager[Any], stack: AsyncExitStack) -> Any:
         host = Hosted(manager)
@@ -231,8 +248,25 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
         raise UsageError(
             "a resource of scope process is made once and has no task", key="function", hint="use scope: episode"
         )
+    is_copied = spec.access == "copy"
+    if is_copied and spec.scope == "process":
+        raise UsageError("episodes share what has scope: process", key="access", hint="use scope: episode")
+    if is_copied and {"task", "seed"} & set(names):
+        message = "what each episode has a copy of is made once, without a task and a seed"
+        raise UsageError(message, key="access", hint="take 'access' out, or the parameters")
+    if is_copied and (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise UsageError("a copy is made of what a plain function returns", key="access", hint="take it out")
     return PythonResource(
-        name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"
+        name,
+        scope=spec.scope,
+        function=function,
+        parameters=names,
+        in_thread=spec.run_in == "thread",
+        is_copied=is_copied,
     )
 
 

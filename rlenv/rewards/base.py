@@ -208,6 +208,11 @@ class RewardContext:
         return self.turns[-1].parsed.content if self.turns else ""
 
     @property
+    def said(self) -> str:
+        """All that the policy said, a message a line, outside thinking and calls."""
+        return "\n".join(turn.parsed.content for turn in self.turns)
+
+    @property
     def answer_at(self) -> Where:
         """The place of `answer`: its text in the last action, or the call that gave it; () where that is not known."""
         found = self.found

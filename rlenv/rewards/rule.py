@@ -6,6 +6,7 @@ What templates in reward terms may read, gold values, functions of a spec's auth
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +31,13 @@ __all__ += ["compile_accepted", "compile_for_context", "compile_rule", "has_cras
 __all__ += ["raised", "read", "scored", "where_answer", "where_of"]
 
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
+_OF_THE_POLICY = frozenset(("answer", "said"))
+_MAX_SAID = 65_536
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
 
 
 class UnfitAnswer(RewardError):
-    """A template over `answer` cannot be filled from this answer, and all else that it reads is there.
+    """A template over what the policy wrote cannot be filled from that, and all else that it reads is there.
 
     The policy wrote the answer, so that this is worth what a wrong answer is worth: a term that let it pass as
     something that could not be measured would let the policy choose when it is masked.
@@ -47,7 +50,8 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
     Args:
         value: the value as it stands in the spec.
         where: the key that holds it, for messages.
-        names: those of the names above that have a value here.
+        names: those of the names above that have a value here; `turn` (the number of the last, from 0) and `said` (what
+            the policy said in all, outside thinking and calls) may be among them.
 
     Returns:
         A function of a RewardContext (and `item`) that gives the filled value; raises RewardError where a name
@@ -61,8 +65,9 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         if "{" not in source:
             continue
         template = template_of(source, key=key, names=names)
-        if "answer" in template.names:
+        if _OF_THE_POLICY & set(template.names):
             over_answer.append(template)
+    reads_said = any("said" in template.names for template in over_answer)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _column(column[1], where)
     fill = compile_value(value)
@@ -75,11 +80,14 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
             "answer": context.answer,
             "item": item,
             "turn": len(context.turns) - 1,
+            "said": context.said[-_MAX_SAID:] if reads_said else "",
         }
         try:
             return fill(**values)
         except TemplateError as error:
-            if context.answer is not None and any(_fails_by_answer(template, values) for template in over_answer):
+            if (context.answer is not None or reads_said) and any(
+                _fails_by_answer(template, values) for template in over_answer
+            ):
                 raise UnfitAnswer(f"{where}: the answer does not fit: {error}") from error
             raise RewardError(f"{where}: {error}") from error
 
@@ -87,8 +95,8 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
 
 
 def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
-    """True if filling `template` fails although everything that it reads beside `answer` is there."""
-    if not all(_is_there(path, values) for path in template.paths if path[0] != "answer"):
+    """True if filling `template` fails although everything that it reads beside what the policy wrote is there."""
+    if not all(_is_there(path, values) for path in template.paths if path[0] not in _OF_THE_POLICY):
         return False
     try:
         template.value(**values)
@@ -350,21 +358,35 @@ class ValueRuleSpec(RuleSpec):
 
     rule: Literal["value"]
     value: Text
-    """A template over `task`, `vars`, `resources`, `answer` and `turn` (the last turn's number, from 0), such as
-    `{{ resources.game.points }}`."""
+    """A template such as `{{ resources.game.points }}` over `task`, `vars`, `resources`, `turn` (of the last,
+    from 0), `answer`, and `said`: all that the policy said, outside thinking and calls. Over these two it is 0 where it
+    gives no finite number, since the policy wrote what it reads."""
 
 
 def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
-    fill = compile_for_context(spec.value, where="value", names=_NAMES - {"item"} | {"turn"})
+    names = _NAMES - {"item"} | {"turn", "said"}
+    fill = compile_for_context(spec.value, where="value", names=names)
+    of_the_policy = _OF_THE_POLICY & set(template_of(spec.value, key="value", names=names).names)
 
     def measure(context: RewardContext) -> Measured:
+        if "answer" in of_the_policy and context.answer is None:
+            return NO_ANSWER
         try:
             found = fill(context)
         except UnfitAnswer as error:
             return Measured(0.0, str(error))
+        if of_the_policy and found is not None and not _is_finite(found):
+            return Measured(0.0, f"gave {str(found)[:80]!r}, which is no finite number")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return not isinstance(value, str) and math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False
 
 
 VALUE = Kind(ValueRuleSpec, _value)

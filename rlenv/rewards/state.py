@@ -27,6 +27,7 @@ from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, unde
 from rlenv.language.functions import import_function
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
+from rlenv.resources import Lent, LentList, Table
 from rlenv.resources.base import Folder
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context, is_async
@@ -42,6 +43,7 @@ _PLAIN_JSON: Final = (
 )
 _QUICK: Final = frozenset((str, int, bool, type(None)))
 _OF_THE_MACHINE: Final = frozenset((errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE))
+_LENT: Final = (Lent, LentList)
 _threads: Final = ThreadPool(size=64)
 _TABLES: Final[Mapping[str, str]] = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name",
@@ -179,7 +181,7 @@ class _Form:
         """The form of a value in others, whose ids `above` has with their depths."""
         self._left -= 1 + (len(value) // 64 if isinstance(value, (str, bytes, bytearray)) else 0)
         if self._left < 0:
-            raise RewardError(f"the state has more than {self._most:,} parts; name some under 'of', or give 'by'")
+            raise RewardError(f"the state has more than {self._most:,} parts; name some under 'of', or give 'function'")
         if value is None or isinstance(value, (str, bool)):
             return value
         if isinstance(value, float):
@@ -195,7 +197,7 @@ class _Form:
         if id(value) in above:
             return {"(above)": len(above) - above[id(value)]}
         if len(above) > _MOST_DEPTH:
-            raise RewardError("the state is nested too deep; name a part of it under 'of', or give 'by'")
+            raise RewardError("the state is nested too deep; name a part of it under 'of', or give 'function'")
         inside = {**above, id(value): len(above)}
         if isinstance(value, Mapping):
             return {self._key(key, inside): self.of(part, inside) for key, part in list(value.items())}
@@ -226,7 +228,7 @@ def _held(value: Any) -> dict[str, Any]:
         made = value.__reduce_ex__(4)
         if isinstance(made, str) or made[1:] != ((type(value),), None, None, None):
             return {"made": made}
-    raise RewardError(f"nothing says what the state of a {type(value).__name__} is; give 'by' a function that does")
+    raise RewardError(f"nothing says what the state of a {type(value).__name__} is; give 'function' one that does")
 
 
 def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:
@@ -295,11 +297,22 @@ class _UnreadGold(Exception):
 
 def _same(gold: Any, own: Any) -> bool:
     """True where both are plain values, written alike; where they are not, it is not known yet."""
+    if type(gold) is Table or type(own) is Table:
+        return False  # not all at once: most parts of two tables are one and the same
+    if type(gold) in _LENT or type(own) in _LENT:
+        return _alike(gold, own)
     with contextlib.suppress(TypeError, RecursionError):
         # What stands for others in JSON (null for NaN, the value of an enum) is unlike them itself.
         return orjson.dumps(gold, option=_PLAIN_JSON) == orjson.dumps(own, option=_PLAIN_JSON) and bool(gold == own)
     with contextlib.suppress(ValueError):  # of what is no plain value; such values are written at once
         return marshal.dumps(gold, _PLAIN_MARSHAL) == marshal.dumps(own, _PLAIN_MARSHAL)
+    return False
+
+
+def _alike(gold: Any, own: Any) -> bool:
+    """True where both are written alike and equal; mappings of a class of their own are read as mappings."""
+    with contextlib.suppress(TypeError, RecursionError):
+        return orjson.dumps(gold) == orjson.dumps(own) and bool(gold == own)
     return False
 
 
@@ -310,9 +323,22 @@ def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
     """
     if _same(gold, own):
         return ""
-    if levels and type(gold) is type(own) is dict and gold.keys() == own.keys() and {*map(type, gold)} == {str}:
-        said = [_difference(f"{name}.{key}", part, own[key], levels - 1) for key, part in gold.items()]
-        return next(filter(None, said), "")
+    if type(gold) is type(own) is Table:
+        if gold.keys() != own.keys():
+            return f"{name} differs in {', '.join(sorted(map(repr, gold.keys() ^ own.keys()))[:3])}"
+        left = dict(own.parts())
+        pairs = [(key, part, left[key]) for key, part in gold.parts() if part is not left[key]]
+        if _alike([part for _, part, _ in pairs], [part for _, _, part in pairs]):
+            return ""
+    elif levels and type(gold) is type(own) is dict and gold.keys() == own.keys() and {*map(type, gold)} == {str}:
+        pairs = [(key, part, own[key]) for key, part in gold.items()]
+    else:
+        return _unlike(name, gold, own)
+    return next(filter(None, (_difference(f"{name}.{key}", one, other, levels - 1) for key, one, other in pairs)), "")
+
+
+def _unlike(name: str, gold: Any, own: Any) -> str:
+    """Where the bytes of two states differ, "" where they do not."""
     try:
         wanted = _dumped(gold)
     except RewardError as error:

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlenv._base.bounded import size
 from rlenv._base.paths import is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean
 from rlenv.errors import SpecError, UsageError
-from rlenv.language.functions import check_positional, failure, import_function, needs
+from rlenv.language.functions import check_positional, failure, import_value, needs
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec, TaskSource
 from rlenv.language.templates import TemplateError, as_template, compile_value
@@ -311,7 +312,8 @@ class _Made:
         self.is_endless = source.endless
         """True where there is a row behind every other."""
         try:
-            self._function = import_function(self._target, base=loaded.base_of(f"{self._entry}.function"))
+            named = import_value(self._target, base=loaded.base_of(f"{self._entry}.function"))
+            self._function: Callable[..., Any] = named if callable(named) else lambda: named
             self._args: dict[str, Any] = compile_value(source.args)(vars=loaded.spec.vars)
             self._is_by_index = "index" not in source.args and needs(self._function, "index")
             names = (*self._args, *(("index",) if self._is_by_index else ()))
@@ -379,10 +381,12 @@ class _Made:
                 raise self._refusal(f"'{self._target}' gives more than {what}, which are kept; does it end?", hint)
 
     def _checked(self, index: int, row: Any) -> Row:
+        if not isinstance(row, (Mapping, type)):
+            dump = getattr(row, "model_dump", partial(asdict, row) if is_dataclass(row) else None)
+            row = self._told(dump) if callable(dump) else row
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            raise self._refusal(
-                f"row {index} of '{self._target}' is no mapping with text keys", "yield {'question': …}"
-            )
+            message = f"row {index} of '{self._target}' is no mapping with text keys"
+            raise self._refusal(message, "yield {'question': …}")
         return row
 
     def _by_index(self, index: int) -> Row:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ import pytest
 
 from rlenv.errors import ResourceError, SpecError, UsageError
 from rlenv.language.kinds import CompileContext
+from rlenv.resources import Table, copy_of, lent
 from rlenv.resources.base import TEMPDIR as KIND
 from rlenv.resources.base import ResourceContext, TempdirResource, TempdirSpec
 
 FUNCTIONS = '''
 import asyncio
+import json
 import threading
 from contextlib import asynccontextmanager, contextmanager
 
@@ -96,6 +101,24 @@ def odd(speed):
 
 def needs_task(task):
     return task
+
+
+LOADED = []
+
+
+def data():
+    LOADED.append(1)
+    return {"orders": {str(n): {"items": [{"n": n}], "state": "open"} for n in range(40)}, "n": 1}
+
+
+def odd_data():
+    return {"orders": {"a": {1, 2}}}
+
+
+def cancel(order: str, data) -> str:
+    """Cancels."""
+    data["orders"][order]["items"].append({"n": -1})
+    return json.dumps(data["orders"])
 
 
 def see(first, third) -> str:
@@ -313,6 +336,120 @@ def test_an_authors_mistake_says_what_to_change(make_environment: Make, entry: s
 
 
 # Folders that are gone when the episode is
+
+
+def test_each_episode_has_a_private_copy_of_data_that_is_loaded_once(make_environment: Make) -> None:
+    tools = """
+tools: {cancel: {kind: python, function: "tools.py:cancel", inject: [data], mutates: true}}
+"""
+    environment = made(make_environment, "data:, access: copy", tools=tools)
+    call = '<tool_call>{"name": "cancel", "arguments": {"order": "3"}}</tool_call>'
+
+    async def left(*actions: str) -> Any:
+        async with environment.start(task=0) as episode:
+            for action in actions:
+                await episode.step(action)
+            return copy.deepcopy(episode.resources["data"])
+
+    changed, other = asyncio.run(left(call)), asyncio.run(left())
+    assert changed["orders"]["3"]["items"] == [{"n": 3}, {"n": -1}]
+    assert other["orders"]["3"]["items"] == [{"n": 3}]
+    assert module(environment, "data")["LOADED"] == [1]
+
+
+SOURCE = {"wide": {str(n): {"deep": {"a": [n]}} for n in range(20)}, "list": [[1], {"b": 2}], "text": "x"}
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        lambda copied: copied["wide"]["3"],
+        lambda copied: copied["wide"].get("3"),
+        lambda copied: copied["wide"].setdefault("3", {}),
+        lambda copied: copied["wide"].pop("3"),
+        lambda copied: dict(copied["wide"])["3"],
+        lambda copied: {**copied["wide"]}["3"],
+        lambda copied: (lambda **named: named["3"])(**copied["wide"]),
+        lambda copied: (copied["wide"] | {})["3"],
+        lambda copied: ({} | copied["wide"])["3"],
+        lambda copied: copied["wide"].copy()["3"],
+        lambda copied: copy.copy(copied["wide"])["3"],
+        lambda copied: copy.deepcopy(copied["wide"])["3"],
+        lambda copied: pickle.loads(pickle.dumps(copied["wide"]))["3"],
+        lambda copied: list(copied["wide"].values())[3],
+        lambda copied: dict(copied["wide"].items())["3"],
+        lambda copied: [copied["wide"].popitem() for _ in range(17)][-1][1],
+    ],
+)
+def test_nothing_that_is_read_of_a_copy_belongs_to_another(reached: Callable[[Any], Any]) -> None:
+    shared = lent(SOURCE)
+    copied = copy_of(shared)
+    part = reached(copied)
+    part["deep"]["a"].append(-1)
+    part["new"] = 1
+    assert copy_of(shared) == SOURCE
+    assert lent(SOURCE) == shared
+
+
+def test_a_copy_is_a_dict_in_all_else() -> None:
+    copied = copy_of(lent(SOURCE))
+    wide = copied["wide"]
+    assert type(wide) is Table
+    assert wide == SOURCE["wide"]
+    assert json.dumps(copied) == json.dumps(SOURCE)
+    mine = {"deep": 1}
+    wide["3"] = mine
+    wide.update({"4": mine})
+    wide |= {"5": mine}
+    assert wide["3"] is wide["4"] is wide["5"] is mine  # what was put in is what comes out
+    del wide["6"]
+    assert list(wide) == [str(n) for n in range(20) if n != 6]
+    assert "6" not in wide
+    assert len(wide) == 19
+    wide.clear()
+    assert wide == {}
+    assert not wide
+
+
+def test_what_reads_past_a_copy_can_change_nothing() -> None:
+    shared = lent(SOURCE)
+    inside = dict.__getitem__(copy_of(shared)["wide"], "3")
+    for change in (
+        lambda: inside.update(a=1),
+        lambda: inside.__setitem__("a", 1),
+        lambda: inside["deep"]["a"].append(1),
+        lambda: inside["deep"]["a"].sort(),
+        lambda: inside["deep"].pop("a"),
+    ):
+        with pytest.raises(TypeError, match="shared by all episodes"):
+            change()
+    assert shared == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("data:, access: copy, scope: process", "use scope: episode"),
+        ("value:, access: copy", "without a task and a seed"),
+        ("first:, access: copy", "plain function"),
+        ("data:, access: read_only", "read_only"),
+    ],
+)
+def test_what_cannot_be_copied_is_the_authors_fault(make_environment: Make, entry: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        made(make_environment, entry)
+
+
+def test_data_that_json_has_no_word_for_is_named_by_its_place(make_environment: Make) -> None:
+    environment = made(make_environment, "odd_data:, access: copy")
+
+    async def main() -> Any:
+        async with environment.start(task=0) as episode:
+            return episode.trajectory
+
+    failure = asyncio.run(main()).failure
+    assert failure is not None
+    assert "orders.a is a set" in failure.message
 
 
 def compiled(base: Path, **keys: Any) -> TempdirResource:

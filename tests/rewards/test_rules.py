@@ -422,7 +422,26 @@ def test_value_is_what_a_template_gives(template: str, expected: float | None) -
     assert measure("value", where, value=template).value == expected
 
 
+def test_what_the_policy_said_may_be_counted_and_never_makes_its_reward_invalid() -> None:
+    where = reward_context(turns=[turn("It is 1,093.34."), turn("Done.", index=1)], task={"outputs": ["1093.34"]})
+    told = "{{ task.outputs | reject('in', said | replace(',', '')) | list | length == 0 }}"
+    assert measure("value", where, value=told).value == 1
+    assert measure("value", where, value="{{ said | length }}").value == len("It is 1,093.34.\nDone.")
+    for template in ("{{ said.split()[9] | int }}", "{{ 1 / (said | int) }}", "{{ said }}"):
+        assert measure("value", where, value=template).value == 0
+    with pytest.raises(RewardError, match="value"):
+        measure("value", where, value="{{ task.none + said }}")
+
+
 def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
-    assert measure("value", reward_context(answer="?"), value="{{ 1 / (answer | int) }}").value == 0
+    for answer, template in (
+        ("?", "{{ 1 / (answer | int) }}"),
+        ("nan", "{{ answer | float }}"),
+        ("1e999", "{{ answer | float }}"),
+        ("4", "{{ answer }}"),
+        (None, "{{ answer | length }}"),
+        (None, "{{ 1 / (answer | float) }}"),
+    ):
+        assert measure("value", reward_context(answer=answer), value=template).value == 0
     with pytest.raises(RewardError, match="value"):
         measure("value", reward_context(), value="{{ 1 / task.none }}")

@@ -23,6 +23,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RewardError, SpecError
+from rlenv.resources import copy_of, lent
 from rlenv.resources.base import Folder
 from rlenv.rewards.state import _difference, _dumped, _rows_dumped, snapshot
 from rlenv.trajectory import TermResult, Trajectory
@@ -404,8 +405,44 @@ def test_what_has_no_state_that_can_be_seen_is_no_equal_state() -> None:
     assert _dumped(Slotted(1)) != _dumped(Slotted(2))
     assert _dumped({"a": {3, 1}, (1, 2): b"x"}) == _dumped({(1, 2): b"x", "a": {1, 3}})
     assert _dumped(2**70) != _dumped(2**70 + 1)
-    with pytest.raises(RewardError, match="give 'by' a function"):
+    with pytest.raises(RewardError, match="give 'function' one"):
         _dumped(object())
-    with pytest.raises(RewardError, match="give 'by' a function"):
+    with pytest.raises(RewardError, match="give 'function' one"):
         _dumped(threading.Lock())
     assert asyncio.run(snapshot({"a": {"b": 1}}, "a.b")) == 1
+
+
+WIDE = {"orders": {str(n): {"lines": [n], "at": {str(k): {"seats": k} for k in range(20)}} for n in range(30)}}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda own: None, ""),
+        (lambda own: [list(own["orders"].values()), own["orders"]["3"]["at"]["4"]], ""),
+        (lambda own: own["orders"]["3"]["lines"].append(own["orders"]["3"]["lines"].pop()), ""),
+        (lambda own: own["orders"].update({"3": own["orders"].pop("3")}), ""),
+        (lambda own: own["orders"]["3"]["at"]["4"].update(seats=4.0), ""),
+        (lambda own: own["orders"]["3"]["at"]["4"].update(seats=5), "orders.3"),
+        (lambda own: own["orders"]["1"]["at"]["1"].update(seats=True), "orders.1"),
+        (lambda own: own["orders"]["3"]["lines"].append(None), "orders.3"),
+        (lambda own: own["orders"].pop("3"), "'3'"),
+        (lambda own: own["orders"].update({3: 1}), "3"),
+        (lambda own: own["orders"].clear(), "orders"),
+        (lambda own: own.update(orders=[]), "orders"),
+    ],
+)
+@pytest.mark.parametrize("is_read", [False, True])
+def test_copies_are_compared_by_what_differs_in_them_and_equal_where_their_data_is(
+    change: Any, where: str, is_read: bool
+) -> None:
+    shared = lent(WIDE)
+    gold, own = copy_of(shared), copy_of(shared)
+    if is_read:
+        list(gold["orders"].values())
+    change(own)
+    for one, other in ((gold, own), (own, gold)):
+        said = _difference("data", one, other)
+        assert bool(said) == bool(where)
+        assert where in said
+        assert bool(said) == (_dumped(one) != _dumped(other))

@@ -167,6 +167,18 @@ def test_a_function_in_a_file_beside_the_spec_gives_rows(tmp_path: Path) -> None
     assert list(tasks_of(tmp_path, '{function: "make.py:rows", limit: 2}')) == [{"question": "0"}, {"question": "1"}]
 
 
+def test_a_list_in_a_file_gives_rows_and_so_do_objects_that_say_their_fields(tmp_path: Path) -> None:
+    (tmp_path / "make.py").write_text(
+        "import dataclasses\n\nimport pydantic\n\n\nclass Model(pydantic.BaseModel):\n    n: int\n\n\n"
+        "@dataclasses.dataclass\nclass Data:\n    n: int\n\n\nROWS = [Model(n=1), Data(2), {'n': 3}]\nODD = [Data]\n"
+    )
+    assert list(tasks_of(tmp_path, '{function: "make.py:ROWS"}')) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    with pytest.raises(SpecError, match=r"row 0 of .make\.py:ODD. is no mapping"):
+        tasks_of(tmp_path, '{function: "make.py:ODD"}')
+    with pytest.raises(SpecError, match="args"):
+        tasks_of(tmp_path, '{function: "make.py:ROWS", args: {n: 1}}')
+
+
 def test_rows_may_stand_in_the_spec(tmp_path: Path) -> None:
     assert list(tasks_of(tmp_path, "{rows: [{question: a, n: 010}]}")) == [{"question": "a", "n": 10}]
 
