@@ -233,7 +233,7 @@ test-peers: $(READY) peers
 
 # What the trainer's adapter stands on in veRL; VERL=FOLDER looks at one that lies unpacked there (an older or newer wheel)
 contract: $(READY)
-	PYTHONPATH=trainers $(BIN)/python -m rlenv_verl.contract $(VERL)
+	PYTHONPATH=trainers $(BIN)/python tests/support/verl_contract.py $(VERL)
 
 # The tasks of examples/search_r1 are the official files, or a toy world that its tests make and validate it on.
 SPECS := $(filter-out examples/search_r1/%,$(wildcard specs/*.yaml examples/*/*.yaml))

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
+import rlenv_verl
 from rlenv.errors import UsageError
-from rlenv_verl import VERL_RANGE, contract
-from rlenv_verl.contract import CLAUSES, Clause, breach
+from rlenv_verl import VERL_RANGE
 from rlenv_verl.settings import compose, preset_names
 from rlenv_verl.settings.presets import load_preset
+from tests.support import verl_contract
+from tests.support.verl_contract import CLAUSES, Clause, breach, verl_version
 
-ADAPTER = Path(contract.__file__).parent
+ADAPTER = Path(rlenv_verl.__file__).parent
 
 
 def test_installed_verl_is_within_the_covered_range() -> None:
@@ -48,7 +50,7 @@ def test_verl_has_what_the_adapter_uses(clause: Clause) -> None:
         (Clause("json", "gone.away", "members", (), "x.py", "9"), "json.gone.away is gone"),
         (Clause("json.gone", "name", "members", (), "x.py", "9"), "is gone: there is no module json.gone"),
         (
-            Clause("rlenv_verl.contract", "Clause", "fields", ("kind", "colour"), "x.py", "9"),
+            Clause("tests.support.verl_contract", "Clause", "fields", ("kind", "colour"), "x.py", "9"),
             "has no field colour",
         ),
     ],
@@ -69,7 +71,7 @@ def test_every_import_from_verl_in_the_adapter_is_in_the_contract() -> None:
         for module, names in pattern.findall(path.read_text(encoding="utf-8")):
             for name in (part.split()[0] for part in names.split("#")[0].split(",")):
                 known = (module, name) in covered or (f"{module}.{name}", "") in covered
-                assert known, f"{path.name} imports {name} from {module}; add a clause to rlenv_verl/contract.py"
+                assert known, f"{path.name} imports {name} from {module}; add a clause to verl_contract.py"
 
 
 def test_every_file_that_a_clause_names_is_there() -> None:
@@ -81,9 +83,8 @@ def test_every_file_that_a_clause_names_is_there() -> None:
 def test_a_release_that_lacks_something_is_told_in_lines_and_not_in_tracebacks(tmp_path: Path) -> None:
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl" / "__init__.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "rlenv_verl.contract", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(verl_contract.__file__), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert all(re.match(r"- \w+ .+: .+\. Used by rlenv_verl/.+; there since veRL ", line) for line in lines[:-1])
@@ -127,5 +128,5 @@ def test_preset_resolves_in_verls_configuration(name: str) -> None:
     else:
         refused = ""
     if refused:
-        pytest.fail(f"presets/{name}.yaml does not fit veRL {contract.verl_version()}: {refused}", pytrace=False)
+        pytest.fail(f"presets/{name}.yaml does not fit veRL {verl_version()}: {refused}", pytrace=False)
     assert "file" in config["trainer"]["logger"]

@@ -17,7 +17,7 @@ MODULES = modules(ROOT)
 NEUTRAL = modules(Path(rlenv_train.__file__).parent)
 OF_TRAINERS = set("verl torch ray transformers vllm peft omegaconf hydra transfer_queue rlenv_verl".split())
 
-# A folder knows itself and those before it. `contract.py` knows none, and nobody knows it.
+# A folder knows itself and those before it.
 FOLDERS = ("estimators", "loop", "export", "cpu", "hf", "settings", "tiny", "run", "sft", "rehearse")
 # A command that hands over to another's, which stands on it.
 HANDED_OVER = {("rlenv_verl.run.train", "rlenv_verl.rehearse.command")}
@@ -31,7 +31,7 @@ def test_the_ground_floor_has_few_rooms() -> None:
 
 def test_folders_know_those_before_them_alone() -> None:
     place = {folder: at for at, folder in enumerate(FOLDERS)}
-    unknown = {_folder(name) for name in MODULES} - place.keys() - {"", "contract"}
+    unknown = {_folder(name) for name in MODULES} - place.keys() - {""}
     assert not unknown, f"{sorted(unknown)}: give it a place in FOLDERS"
     wrong = [
         f"{name} imports {other}"
@@ -70,8 +70,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_what_verl_loads_by_name_is_listed_in_one_page() -> None:
-    # Not a configuration's to name: a rehearsal's stand-ins, what `cpu.registries` hands to veRL, and a command.
-    inner = ("rlenv_verl.rehearse.", "rlenv_verl.cpu.rollout.", "rlenv_verl.contract")
+    # Not a configuration's to name: a rehearsal's stand-ins, and what `cpu.registries` hands to veRL.
+    inner = ("rlenv_verl.rehearse.", "rlenv_verl.cpu.rollout.")
     name = re.compile(r"\brlenv_verl(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?")
     named = set()
     for path in [*ROOT.rglob("*.yaml"), *ROOT.rglob("*.py")]:

@@ -8,4 +8,4 @@ from __future__ import annotations
 __all__ = ["VERL_RANGE"]
 
 VERL_RANGE = ">=0.9.1,<0.10"
-"""The releases of veRL whose interface the contract test covers."""
+"""The releases of veRL whose interface `tests/trainers/test_contract.py` covers."""

@@ -1,7 +1,7 @@
 """The parts of veRL that the adapter stands on, as a table, and a check of any veRL against it.
 
-    python -m rlenv_verl.contract              # the installed one
-    python -m rlenv_verl.contract FOLDER       # one that lies unpacked in a folder (a wheel's content, a checkout)
+    python tests/support/verl_contract.py           # the installed one
+    python tests/support/verl_contract.py FOLDER    # one that lies unpacked in a folder (a wheel's content, a checkout)
 
 A name that is gone is told in one line each: what it is, where rlenv uses it, and since which release veRL has it.
 """
@@ -387,7 +387,7 @@ def verl_version(package: str = "verl") -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Print every breach, one a line; exit code 1 where there is one."""
-    parser = argparse.ArgumentParser(prog="python -m rlenv_verl.contract", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="verl_contract.py", description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="a folder that holds the package verl")
     arguments = parser.parse_args(argv)
     if arguments.folder is not None:
@@ -396,7 +396,7 @@ def main(argv: list[str] | None = None) -> int:
         # A process of its own: whatever this one has imported of another veRL stays out of it.
         roots = [str(arguments.folder.resolve()), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(root for root in roots if root)}
-        command = [sys.executable, "-m", "rlenv_verl.contract"]
+        command = [sys.executable, __file__]
         return subprocess.run(command, env=environment, check=False).returncode
     found = [line for line in map(breach, CLAUSES) if line is not None]
     kept = len(CLAUSES) - len(found)
