@@ -18,8 +18,7 @@ import transformers
 import yaml
 
 from rlenv.collect.data import rows_of
-from rlenv_verl.sft import SftRun, read_steps
-from rlenv_verl.sft.dataset import ordered
+from rlenv_verl.sft import SftRun, ordered, read_steps
 from rlenv_verl.tiny import batch_of, take_step
 
 BAR = 1e-4

@@ -29,6 +29,7 @@ from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
 from rlenv.rewards.base import GroupContext, RewardContext, Term, weighing
 from rlenv.rewards.measure import (
+    Planned,
     Running,
     TurnResults,
     ask_group,
@@ -36,9 +37,9 @@ from rlenv.rewards.measure import (
     measure_async,
     measure_group,
     over_turns,
+    plan,
     reweighed,
 )
-from rlenv.rewards.plan import Planned, plan
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
 _NO_RESULTS: TurnResults = {}
@@ -54,7 +55,7 @@ class Scorer:
             positive weight at 1 or more.
 
     Raises:
-        UsageError: as `rlenv.rewards.plan.plan` does.
+        UsageError: as `rlenv.rewards.measure.plan` does.
     """
 
     def __init__(self, terms: Sequence[Term], *, success: str | None = None) -> None:

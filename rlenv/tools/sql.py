@@ -21,7 +21,7 @@ from pydantic import Field
 from rlenv.errors import UnknownEntry, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Text, ToolSpec
-from rlenv.resources.sql.engine import MAX_SIZE, Rows
+from rlenv.resources.sql import MAX_SIZE, Rows
 from rlenv.resources.sql.resource import Database, SqlResource
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 

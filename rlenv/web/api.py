@@ -19,9 +19,9 @@ from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.paired import compared
 from rlenv.runs.figures.query import COLUMNS
-from rlenv.runs.figures.reading import facets, reading_list
+from rlenv.runs.figures.report import reading_list
 from rlenv.runs.figures.rewards import scatter
-from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.snapshot import Snapshot, facets
 from rlenv.runs.figures.steps import counts, main_mode, recent, series
 from rlenv.runs.figures.tools import aligned, asked, by_task, drawn, members, over_steps, spread, tools
 from rlenv.runs.journal import loads

@@ -21,8 +21,7 @@ from aiohttp import web
 from rlenv import __version__
 from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.figures.query import parse
-from rlenv.runs.figures.reading import Hit, searched
+from rlenv.runs.figures.query import Hit, parse, searched
 from rlenv.runs.folder import STOP
 from rlenv.runs.journal import loads
 from rlenv.web.api import add_figure_routes, add_routes

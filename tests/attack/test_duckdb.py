@@ -14,8 +14,8 @@ import pytest
 
 from rlenv.errors import ToolFailed
 from rlenv.resources.base import ResourceContext
+from rlenv.resources.sql import Rows
 from rlenv.resources.sql.duckdb import workers
-from rlenv.resources.sql.engine import Rows
 from rlenv.resources.sql.resource import Database
 from tests.resources.sql.engines import DUCKDB, at_work, needs_duckdb
 

@@ -19,7 +19,7 @@ from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools._mcp.limits import TOO_LARGE, Events, MessageBudget
+from rlenv.tools._mcp import TOO_LARGE, Events, MessageBudget
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 

@@ -17,7 +17,7 @@ import pytest
 
 from rlenv.errors import ToolFailed
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sql.engine import Rows, cell_size
+from rlenv.resources.sql import Rows, cell_size
 from rlenv.resources.sql.resource import Database
 from rlenv.resources.sql.sqlite import workers
 from tests.resources.sql.engines import SQLITE, at_work, cpu_of

@@ -60,7 +60,7 @@ def _clause(where: str, kind: Kind, needs: str, used_by: str, since: str) -> Cla
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _ROWS = "verl.utils.dataset.rl_dataset"
-_OURS, _LOST = "loop/replay_buffer.py", "loop/lost.py"
+_OURS, _LOST = "loop/replay_buffer.py", "loop/__init__.py"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _FSDP = "verl.workers.engine.fsdp.transformer_impl"
@@ -255,12 +255,12 @@ CLAUSES: tuple[Clause, ...] = (
         "cpu/platform.py",
         "0.7.1",
     ),
-    _clause("verl.checkpoint_engine:CheckpointEngineRegistry", "members", "register", "cpu/checkpoint.py", "0.7.1"),
+    _clause("verl.checkpoint_engine:CheckpointEngineRegistry", "members", "register", "cpu/registries.py", "0.7.1"),
     _clause(
         "verl.checkpoint_engine:CheckpointEngine",
         "members",
         "prepare build_topology init_process_group send_weights receive_weights finalize",
-        "cpu/checkpoint.py",
+        "cpu/registries.py",
         "0.7.1",
     ),
     # supervised training
@@ -268,14 +268,14 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.trainer.sft_trainer:create_sft_dataset",
         "parameters",
         "data_paths data_config tokenizer processor max_samples",
-        "sft/dataset.py",
+        "sft/__init__.py",
         "0.9.1",
     ),
     _clause(
         "verl.trainer.sft_trainer",
         "says",
         "custom_cls parquet_files train/global_tokens val/loss drop_last=True",
-        "sft/dataset.py, sft/__init__.py",
+        "sft/__init__.py",
         "0.9.1",
     ),
     _clause(

@@ -15,7 +15,7 @@ from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
 from rlenv.tokens.bound import bind, said_of, thinking_of
 from rlenv.tokens.encoder import History
-from rlenv_verl.cpu.decode import Sampling
+from rlenv_verl.cpu import Sampling
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.export.weights import load_model
 
@@ -68,11 +68,8 @@ def _loaded(folder: str | Path) -> tuple[Any, Any]:
     """The tokenizer and the model of a folder."""
     import torch
     import transformers
-    from transformers.utils import logging
 
     library: Any = transformers  # its classes are partly annotated
-    silence: Any = logging.disable_progress_bar
-    silence()
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder)
         # In float32 from the start: transformers would round to what the configuration names, which beside the

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql.engine import Rows, cell_size, columns_of, columns_size
+from rlenv.resources.sql import Rows, cell_size, columns_of, columns_size
 
 if TYPE_CHECKING:
     import duckdb

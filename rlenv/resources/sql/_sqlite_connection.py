@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Rows, cell_size, columns_of, columns_size
+from rlenv.resources.sql import MAX_SIZE, MAX_SQL, Rows, cell_size, columns_of, columns_size
 
 _READS: Final = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE))
 _WRITES: Final = {

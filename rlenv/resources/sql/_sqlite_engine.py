@@ -7,8 +7,8 @@ import time
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, ToolFailed
+from rlenv.resources.sql import Rows, read
 from rlenv.resources.sql._sqlite_connection import SqliteConnection
-from rlenv.resources.sql.engine import Rows, read
 
 _MAX_FILES: Final = 8
 

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeVar
 from rlenv._base.paths import read_file
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
+from rlenv.resources.sql import Rows, StatementLimits, written
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
-from rlenv.resources.sql.engine import Rows, StatementLimits, written
 
 _T = TypeVar("_T")
 _QUICK_FILE_BYTES: Final = 16_000_000

@@ -20,7 +20,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql.engine import Opened, Rows, StatementLimits
+from rlenv.resources.sql import Opened, Rows, StatementLimits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]

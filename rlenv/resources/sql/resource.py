@@ -36,7 +36,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import ResourceSpec
 from rlenv.language.templates import TemplateError
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.resources.sql.engine import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits
+from rlenv.resources.sql import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits
 
 
 class Database:
@@ -292,13 +292,13 @@ class SqlWorkers:
     """Processes of one engine.
 
     Args:
-        engine: its class as `module:class` (see `rlenv.resources.sql.engine.WorkerEngine`).
+        engine: its class as `module:class` (see `rlenv.resources.sql.WorkerEngine`).
         can_sleep: whether a statement of it can wait for nothing but the time.
     """
 
     def __init__(self, engine: str, *, can_sleep: bool = False) -> None:
         waits = {"S": "timeout"} if can_sleep else {}
-        self.pool = Pool(Program("rlenv.resources.sql.engine:serve", {"engine": engine}, is_bare=True, waits=waits))
+        self.pool = Pool(Program("rlenv.resources.sql:serve", {"engine": engine}, is_bare=True, waits=waits))
 
     async def run(self, request: StatementRequest) -> WorkerAnswer:
         """The worker's answer to a statement.

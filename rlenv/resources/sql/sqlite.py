@@ -22,6 +22,7 @@ from typing import ClassVar, Final, Literal
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
+from rlenv.resources.sql import Opened, Rows, StatementLimits, read
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 from rlenv.resources.sql._sqlite_file import (
     HeldImage,
@@ -32,7 +33,6 @@ from rlenv.resources.sql._sqlite_file import (
     run_briefly,
     unique,
 )
-from rlenv.resources.sql.engine import Opened, Rows, StatementLimits, read
 from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]

@@ -1,6 +1,8 @@
 """One version of a run's rows, with what lists, filters and figures ask of them.
 
 The calls or the terms of a run, a column at a time: of a million rows what is not asked for is not read.
+
+What the rows of a list have in common: values of a column with how often each stands there.
 """
 
 from __future__ import annotations
@@ -306,4 +308,64 @@ def term_lists(episodes: Episodes, ids: Sequence[str]) -> dict[str, list[dict[st
             kept.append(place)
     for term in (held if len(kept) == len(held) else held.take(kept)).to_pylist():
         found.setdefault(term.pop("id"), []).append(term)
+    return found
+
+
+_WORDS: Final = ("split", "mode", "reason", "failure", "fate", "why")
+_MOST_VALUES: Final = 50
+"""Values of one column that are given, the most frequent ones."""
+_STEPS: Final = 24
+
+Facet = list[dict[str, Any]]
+
+
+def facets(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, Facet]:
+    """For the rows at some places how many have each value, the most frequent first.
+
+    Steps stand in up to 24 ranges of equal width (`0..9`), in order; tools and outcomes count episodes, not calls.
+    Values are as `rlenv.runs.figures.query` reads them.
+    """
+    found = {name: _sorted({word: n for word, n in rows.counted(name, places).items() if word}) for name in _WORDS}
+    success = rows.numbers("success")[places]
+    named = (("true", success == 1), ("false", success == 0), ("none", np.isnan(success)))
+    found["success"] = _sorted({name: int(holds.sum()) for name, holds in named})
+    for name, column in (("tool", "tool"), ("outcome", "outcome")):
+        found[name] = _called(rows, column, places)
+    found["step"] = _ranges(rows.numbers("step")[places].astype(np.int64))
+    return found
+
+
+def _sorted(counts: dict[str, int]) -> Facet:
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return [{"value": value, "count": count} for value, count in ordered if count][:_MOST_VALUES]
+
+
+def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
+    codes, words = rows.calls.words(column)
+    if not words:
+        return []
+    of = rows.calls.rows(column)
+    is_chosen = rows.chosen(places)[of] & (codes >= 0)
+    of, codes = of[is_chosen], codes[is_chosen]
+    # A policy may make up any number of names: of those that were called most the episodes are counted.
+    often = np.argsort(-np.bincount(codes, minlength=len(words)), kind="stable")[:_MOST_VALUES]
+    found = {}
+    for code in often.tolist():
+        seen = np.zeros(len(rows), dtype=bool)
+        seen[of[codes == code]] = True
+        found[words[code]] = int(seen.sum())
+    return _sorted(found)
+
+
+def _ranges(steps: NDArray[np.int64]) -> Facet:
+    if not len(steps):
+        return []
+    low, high = int(steps.min()), int(steps.max())
+    width = max(1, -(-(high - low + 1) // _STEPS))
+    sizes = np.bincount((steps - low) // width)
+    found = []
+    for index, size in enumerate(sizes.tolist()):
+        first, last = low + index * width, min(low + (index + 1) * width - 1, high)
+        if size:
+            found.append({"value": str(first) if first == last else f"{first}..{last}", "count": size})
     return found

@@ -19,7 +19,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import INTERNAL_ERROR, jsonrpc_message_adapter
 
 from rlenv._base.strict_json import TooMuchJson
-from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, MessageBudget, looked_at
+from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, TOO_LARGE, Events, MessageBudget, looked_at
 
 UNREACHABLE = -32081
 """The code of a request for which no connection came about; in the range that JSON-RPC leaves to implementations."""

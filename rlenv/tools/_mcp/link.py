@@ -20,8 +20,8 @@ from rlenv import secrets
 from rlenv.concurrency.deadline import Expired, Waited
 from rlenv.concurrency.scope import Hosted
 from rlenv.errors import ResourceError
+from rlenv.tools._mcp import TOO_LARGE
 from rlenv.tools._mcp.http import BROKEN, LOST, UNREACHABLE
-from rlenv.tools._mcp.limits import TOO_LARGE
 from rlenv.tools._mcp.server import Connection, McpServer, ServerDown, connect
 from rlenv.tools._wire import Breaks
 from rlenv.tools.base import asked_again

@@ -27,7 +27,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from rlenv.concurrency.processes import cause_of, ending, work_of
 from rlenv.secrets import redact
-from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, read_message, too_long
+from rlenv.tools._mcp import LARGE_BYTES, MAX_MESSAGE_BYTES, MessageBudget, read_message, too_long
 from rlenv.tools._process import MARK, sweep
 
 _SHOWN_OF_SKIPPED = 300

@@ -13,7 +13,7 @@ import pytest
 
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sql.engine import read, written
+from rlenv.resources.sql import read, written
 from rlenv.resources.sql.resource import StatementRequest, WorkerAnswer, limits_for
 from rlenv.resources.sql.sqlite import SqliteCopy
 from tests.resources.sql.engines import SQLITE, rows, run, toys

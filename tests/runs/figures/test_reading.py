@@ -14,8 +14,9 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.figures.query import parse
-from rlenv.runs.figures.reading import facets, reading_list, searched
+from rlenv.runs.figures.query import parse, searched
+from rlenv.runs.figures.report import reading_list
+from rlenv.runs.figures.snapshot import facets
 from tests.support.runs import played, row, snapshot
 
 

@@ -14,7 +14,7 @@ import torch
 @pytest.fixture
 def engine(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    from rlenv_verl.cpu.checkpoint import FileCheckpointEngine
+    from rlenv_verl.cpu.registries import FileCheckpointEngine
 
     return FileCheckpointEngine
 
@@ -81,6 +81,6 @@ def test_weights_before_the_sides_are_connected_are_an_error(engine: Any) -> Non
 def test_verl_finds_it_by_its_name(engine: Any) -> None:
     from verl.checkpoint_engine import CheckpointEngineRegistry
 
-    from rlenv_verl.cpu.checkpoint import BACKEND
+    from rlenv_verl.cpu.registries import BACKEND
 
     assert CheckpointEngineRegistry.get(BACKEND) is engine

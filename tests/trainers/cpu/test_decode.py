@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from rlenv_verl.cpu.decode import Sampling, _filtered, generate
+from rlenv_verl.cpu import Sampling, _filtered, generate
 
 
 @pytest.fixture(scope="module")

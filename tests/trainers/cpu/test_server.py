@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from rlenv_verl.cpu.decode import Sampling
+from rlenv_verl.cpu import Sampling
 from rlenv_verl.cpu.server import CpuServer, read_sampling
 
 

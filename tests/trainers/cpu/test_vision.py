@@ -17,7 +17,7 @@ from tests.trainers.conftest import quiet
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: Path, family: str) -> None:
-    from rlenv_verl.cpu.decode import Sampling, generate_seeing
+    from rlenv_verl.cpu import Sampling, generate_seeing
 
     model, made = model_parts(family)
     output, _ = run(tmp_path, made, [CALL % 3, CALL % 2, ANSWER], family=family)
@@ -42,7 +42,7 @@ def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: 
 
 @pytest.mark.slow
 def test_the_cpu_server_batches_requests_of_which_some_show_images(verl: Any, tmp_path: Path) -> None:
-    from rlenv_verl.cpu.decode import Sampling
+    from rlenv_verl.cpu import Sampling
     from rlenv_verl.cpu.server import CpuServer
 
     model, made = model_parts("Qwen3VLProcessor")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.cpu import answer_to_vllm
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.machine import TRIED, vllm_findings
 from rlenv_verl.settings.presets import load_preset
@@ -44,6 +43,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is answered to, for one test."""
     monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if "Vllm" not in type(one).__name__])
+    from rlenv_verl.cpu.platform import answer_to_vllm  # which answers by itself from then on
+
     answer_to_vllm()
     answer_to_vllm()
 

@@ -16,7 +16,7 @@ from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import PolicyError
 from rlenv.trajectory import Trajectory
-from rlenv_verl.cpu.decode import Generated
+from rlenv_verl.cpu import Generated
 from rlenv_verl.hf import load_policy
 from tests.trainers.conftest import quiet
 from tests.trainers.histories import FORGETFUL, SPEC, Said, conversation

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.loop.lost import SAID, LostWorker, Watched, told_at_the_end, watched_of
+from rlenv_verl.loop import SAID, LostWorker, Watched, told_at_the_end, watched_of
 
 
 class Died(Exception):

@@ -15,7 +15,7 @@ import pytest
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.runs.folder import open_run
 from rlenv_train.samples import EpisodeFigures
-from rlenv_verl.loop.lost import LostWorker
+from rlenv_verl.loop import LostWorker
 from tests.support.kept import keep
 
 

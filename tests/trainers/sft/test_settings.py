@@ -16,9 +16,8 @@ from rlenv_train.launch import Ending
 from rlenv_train.progress import begin_attempt
 from rlenv_verl.settings import sft_preset_names
 from rlenv_verl.settings.presets import load_sft_preset
-from rlenv_verl.sft import SftRun, compose_sft, read_steps
+from rlenv_verl.sft import HELD_OUT, RowsDataset, SftRun, compose_sft, read_steps
 from rlenv_verl.sft.command import finish, main
-from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset
 from tests.support.kept import everything, keep
 
 

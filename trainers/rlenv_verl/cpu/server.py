@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlenv_verl.cpu.decode import Generated, Sampling, generate, generate_seeing
+from rlenv_verl.cpu import Generated, Sampling, generate, generate_seeing
 
 # A wave starts when no request has come for this long. The episodes of a step ask at about the same time, spread by
 # their tools; waiting for the stragglers makes few large batches of what would be many small ones.

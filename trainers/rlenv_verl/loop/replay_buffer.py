@@ -30,7 +30,7 @@ from rlenv_train.keeping import Keeper
 from rlenv_train.progress import Curriculum
 from rlenv_train.samples import EpisodeFigures, step_figures, trained_tasks
 from rlenv_verl.estimators.rows import ADVANTAGES, RowLabel
-from rlenv_verl.loop.lost import LAST_S, Watched, watched_of
+from rlenv_verl.loop import LAST_S, Watched, watched_of
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta

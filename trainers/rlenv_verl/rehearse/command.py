@@ -24,7 +24,7 @@ from rlenv_train.launch import Ending, Peak, ending_lines, watched
 from rlenv_train.progress import driving
 from rlenv_train.specs import TrainedSpec
 from rlenv_verl.export import find_checkpoints
-from rlenv_verl.loop.lost import told_at_the_end
+from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.rehearse import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model, register
 from rlenv_verl.run import attempt_locks, begun, locked

@@ -22,7 +22,7 @@ from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, merge_metrics, plot_text, time_is_up_at
 from rlenv_train.specs import TrainedSpec, spec_and_overrides
-from rlenv_verl.loop.lost import told_at_the_end
+from rlenv_verl.loop import told_at_the_end
 from rlenv_verl.run import Run, attempt_locks, begun, changed_lines, locked
 from rlenv_verl.run.figures import MetricsFile, StepFigures, merged, series, show_summary, step_lines, without_failures
 from rlenv_verl.run.inputs import (
