@@ -46,27 +46,14 @@ def plain() -> dict[str, str]:
 
 
 @pytest.mark.verl_runs
-def test_the_real_probe_has_an_answer_on_this_machine(tmp_path: Path) -> None:
-    assert bf16_runs(keep=tmp_path / "bf16.json") in (True, False)
+def test_the_real_probe_has_an_answer_on_this_machine() -> None:
+    assert bf16_runs() in (True, False)
 
 
-def test_a_process_that_is_ended_by_its_instructions_is_told_from_other_failures(tmp_path: Path) -> None:
-    keep = tmp_path / "rlenv" / "bf16.json"
-    assert bf16_runs(plain(), program=DIES, keep=keep) is False
-    assert bf16_runs({**plain(), "ONEDNN_MAX_CPU_ISA": "AVX2"}, program=DIES, keep=keep) is True
-    assert bf16_runs(plain(), program="import no_such_module", keep=keep) is None
-
-
-def test_it_is_tried_once_for_each_machine(tmp_path: Path) -> None:
-    keep, tried = tmp_path / "bf16.json", tmp_path / "tried"
-    program = f"open({str(tried)!r}, 'a').write('x')"
-    assert [bf16_runs(program=program, keep=keep) for _ in range(3)] == [True, True, True]
-    assert tried.read_text() == "x"
-    keep.write_text("no json")
-    assert bf16_runs(program=program, keep=keep) is True
-    assert tried.read_text() == "xx"
-    # A cache that cannot be written costs the time of trying again and nothing else.
-    assert bf16_runs(program=program, keep=tried / "inside" / "bf16.json") is True
+def test_a_process_that_is_ended_by_its_instructions_is_told_from_other_failures() -> None:
+    assert bf16_runs(plain(), program=DIES) is False
+    assert bf16_runs({**plain(), "ONEDNN_MAX_CPU_ISA": "AVX2"}, program=DIES) is True
+    assert bf16_runs(plain(), program="import no_such_module") is None
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -100,32 +87,28 @@ def test_presets_for_cpus_are_float32_and_others_are_not_asked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_finding_names_the_keys_and_the_ways_out_that_were_tried(tmp_path: Path) -> None:
-    keep, config = tmp_path / "bf16.json", composed("cpu", **{f"{ACTOR}.model_dtype": "bf16"})
-    (found,) = processor_findings(config, plain(), keep=keep, program=DIES)
+def test_the_finding_names_the_keys_and_the_ways_out_that_were_tried() -> None:
+    config = composed("cpu", **{f"{ACTOR}.model_dtype": "bf16"})
+    (found,) = processor_findings(config, plain(), program=DIES)
     assert found.level == "error"
     assert f"take float32: {ACTOR}.model_dtype=fp32" in found.message
     assert "or export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in found.message
-    (found,) = processor_findings(config, plain(), keep=keep, program=ALWAYS_DIES)
+    (found,) = processor_findings(config, plain(), program=ALWAYS_DIES)
     assert "ONEDNN_MAX_CPU_ISA" not in found.message
-    assert processor_findings(config, plain(), keep=keep, program=RUNS) == []
-    (found,) = processor_findings(config, plain(), keep=keep, program="import no_such_module")
+    assert processor_findings(config, plain(), program=RUNS) == []
+    (found,) = processor_findings(config, plain(), program="import no_such_module")
     assert found.level == "unknown"
-    assert processor_findings(composed("cpu"), plain(), keep=keep, program=ALWAYS_DIES) == []
+    assert processor_findings(composed("cpu"), plain(), program=ALWAYS_DIES) == []
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_would_die_is_not_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what an earlier run of this machine found and kept."""
     from rlenv_verl.settings import machine as processor
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for isa, runs in (("", False), ("AVX512_CORE_FP16", True)):
-        known = processor._read(tmp_path / "cache" / "rlenv" / "bf16.json")
-        key = processor._machine(isa, processor._PROGRAM)
-        processor._write(tmp_path / "cache" / "rlenv" / "bf16.json", {**known, key: runs})
+    fp16 = "AVX512_CORE_FP16"
+    monkeypatch.setattr(processor, "bf16_runs", lambda env, **_: env.get("ONEDNN_MAX_CPU_ISA") == fp16)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     out = tmp_path / "run"
     argv = ["arithmetic", "--dry-run", "-o", str(out), f"{ACTOR}.model_dtype=bf16"]

@@ -9,13 +9,10 @@ announced says nothing, so it is tried, in a process of its own.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 from rlenv.preflight import Finding, Machine, Pass
 from rlenv_verl.settings import UNMEASURED, value_at
@@ -163,32 +159,14 @@ _NAMES: Final = ("bf16", "bfloat16", "auto")
 _LIMIT_S: Final = 300.0
 
 
-def bf16_runs(
-    environment: Mapping[str, str] | None = None, *, program: str = _PROGRAM, keep: Path | None = None
-) -> bool | None:
+def bf16_runs(environment: Mapping[str, str] | None = None, *, program: str = _PROGRAM) -> bool | None:
     """True if a process with these variables computes in bfloat16; None where that could not be found out.
-
-    Tried once for each start of the machine, kind of processor, torch and value of `ONEDNN_MAX_CPU_ISA`; the answer is
-    kept in a file.
 
     Args:
         environment: the process's variables; this process's own by default.
         program: what is tried, as Python.
-        keep: the file; `rlenv/bf16.json` in the user's cache by default.
     """
     variables = dict(os.environ if environment is None else environment)
-    path = keep or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv" / "bf16.json"
-    key = _machine(variables.get(_ISA, ""), program)
-    known = _read(path)
-    if key in known:
-        return known[key]
-    found = _tried(variables, program)
-    if found is not None:
-        _write(path, {**known, key: found})
-    return found
-
-
-def _tried(variables: Mapping[str, str], program: str) -> bool | None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", program],
@@ -205,41 +183,6 @@ def _tried(variables: Mapping[str, str], program: str) -> bool | None:
         return True
     # Anything else (no torch, no memory) says nothing of the processor.
     return False if done.returncode == -signal.SIGILL else None
-
-
-def _machine(isa: str, program: str) -> str:
-    """The machine for which the answer holds: it may be moved to another processor while it is down."""
-    boot = cpu = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        cpu = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    told = "\n".join([boot, cpu or platform.processor(), torch, isa, program])
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-
-def _read(path: Path) -> dict[str, bool]:
-    try:
-        found = json.loads(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(key): value for key, value in found.items() if isinstance(value, bool)}
-
-
-def _write(path: Path, known: Mapping[str, bool]) -> None:
-    """Whole or not at all; a cache that cannot be written is none."""
-    draft = path.with_name(f"{path.name}.{uuid4().hex}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(known), encoding="ascii")
-        os.replace(draft, path)
 
 
 def bf16_keys(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -280,19 +223,19 @@ def _of_the_rollout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def processor_findings(
-    config: Mapping[str, Any], environment: Mapping[str, str], *, keep: Path | None = None, program: str = _PROGRAM
+    config: Mapping[str, Any], environment: Mapping[str, str], *, program: str = _PROGRAM
 ) -> list[Finding]:
     """The findings about bfloat16 on this machine's processor; nothing is tried where the run has none on a CPU.
 
     Args:
         config: veRL's configuration, resolved.
         environment: the variables of the run's processes.
-        keep, program: as for `bf16_runs`.
+        program: as for `bf16_runs`.
     """
     keys = bf16_keys(config)
     if not keys:
         return []
-    runs = bf16_runs(environment, keep=keep, program=program)
+    runs = bf16_runs(environment, program=program)
     if runs:
         return []
     named = ", ".join(key.lstrip("+") for key, _ in keys)
@@ -304,7 +247,7 @@ def processor_findings(
         f"bfloat16 ends with 'Illegal instruction' on this processor, which announces instructions that it traps, and"
         f" this run computes in it ({named}); take float32: {fix}"
     )
-    if bf16_runs({**environment, _ISA: _WITHOUT_AMX}, keep=keep, program=program):
+    if bf16_runs({**environment, _ISA: _WITHOUT_AMX}, program=program):
         message += f"; or export {_ISA}={_WITHOUT_AMX}, with which bfloat16 was tried and runs, slower than float32"
     return [Finding("error", message)]
 
