@@ -1,6 +1,6 @@
 """Values within bounds, so that no result makes a record larger than its text may be, and as JSON can hold them.
 
-Frozen records made quickly, for the paths that every turn takes.
+Where true values follow each other, and frozen records made quickly, for the paths that every turn takes.
 
 A frozen dataclass sets each field through `object.__setattr__`, 1 to 2 µs a record. A draft of the same slots is filled
 by plain assignment and becomes the record at once, in a third of the time (docs/measurements/performance.md).
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import groupby
 from typing import Any, Final, ParamSpec, TypeVar
 
 _PLAIN = (int, float, type(None))  # bool is an int
@@ -251,3 +252,13 @@ def quick(record: Callable[_P, _T]) -> Callable[_P, _T]:
     exec("\n".join(lines), values)
     make: Callable[_P, _T] = values["make"]
     return make
+
+
+def stretches(values: Iterable[object]) -> list[tuple[int, int]]:
+    """Where true values follow each other, as (first, behind the last), in order."""
+    found, at = [], 0
+    for is_true, group in groupby(values, bool):
+        start, at = at, at + sum(1 for _ in group)
+        if is_true:
+            found.append((start, at))
+    return found

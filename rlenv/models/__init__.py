@@ -30,8 +30,10 @@ from rlenv.models.architecture import (
     made_once,
     named_after,
     number_in,
+    quiet,
     read_manifest,
     weights_in,
+    write_json,
 )
 from rlenv.models.chat_templates import judge_marks, judge_template, judge_tools, marks_in
 from rlenv.models.gguf import dequantised, found_in_package, gguf_in, is_package
@@ -39,8 +41,8 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import LoadedTokenizer, load_tokenizer
 from rlenv.tokens.verdict import opened_prompts
 
-__all__ = ["Looked", "first_prompts", "lacks", "local_model", "local_tokenizer", "looked_at", "shipped_templates"]
-__all__ += ["template_text", "weights_in"]
+__all__ = ["Looked", "first_prompts", "lacks", "local_model", "local_tokenizer", "looked_at", "quiet"]
+__all__ += ["shipped_templates", "template_text", "weights_in"]
 
 _FORM: Final = 1
 _OWN: Final = frozenset(
@@ -164,13 +166,13 @@ def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
     (new / "chat_template.jinja").write_text(source, encoding="utf-8")
     config = {name: value for name, value in _json(folder / "tokenizer_config.json").items() if name != "chat_template"}
     config |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
-    _write(new / "tokenizer_config.json", config)
+    write_json(new / "tokenizer_config.json", config)
     generation = _json(folder / "generation_config.json")
     if marks.ends:
         generation["eos_token_id"] = list(marks.ends)
     if marks.pad is not None:
         generation["pad_token_id"] = tokenizer.backend_tokenizer.token_to_id(marks.pad)
-    _write(new / "generation_config.json", generation)
+    write_json(new / "generation_config.json", generation)
     return {"made_of": str(folder), "digest": digest, "changed": list(marks.changed)}
 
 
@@ -184,10 +186,6 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no JSON object")
     return found
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def local_model(given: str, *, chat_template: str | Path | None = None, keep: Path | None = None) -> str:

@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -368,3 +370,27 @@ def _alone(target: Path) -> Iterator[bool]:
         yield is_alone
     finally:
         os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """As transformers writes its own."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers and peft without progress bars and without warnings about their own future."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if bars:
+            library.enable_progress_bar()

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.models.architecture import cache_folder, digest_of, made_once, named_after
+from rlenv.models.architecture import cache_folder, digest_of, made_once, named_after, quiet, write_json
 from rlenv.models.chat_templates import EndMarks, marks_of, written_by
 
 _CONTROL: Final = 3
@@ -192,7 +191,7 @@ def _write_weights(file: Path, folder: Path) -> None:
 
     library: Any = transformers
     try:
-        with _quiet():
+        with _unseen():
             model, report = library.AutoModelForCausalLM.from_pretrained(
                 str(file.absolute().parent), gguf_file=file.name, dtype=torch.float32, output_loading_info=True
             )
@@ -226,7 +225,7 @@ def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tup
         if values.get("tokenizer.ggml.model") == "gpt2":
             notes.append(f"how '{pre}' splits text is not known here: ids are those of transformers' own conversion")
         try:
-            with _quiet():
+            with _unseen():
                 tokenizer = library.AutoTokenizer.from_pretrained(str(file.absolute().parent), gguf_file=file.name)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{file} has no tokenizer that can be read: {str(error)[:200]}") from error
@@ -274,39 +273,23 @@ def _write_ends(marks: EndMarks, folder: Path) -> None:
         "pad_token_id": whole.token_to_id(marks.pad) if marks.pad is not None else None,
     }
     generation = {name: value for name, value in ids.items() if value is not None}
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config.pop("_model_name_or_path", None)  # a title from the file's metadata, which reads like a place
     first = marks.ends[0] if marks.ends else None
-    _write_json(path, {**config, **ids, "eos_token_id": first})
+    write_json(path, {**config, **ids, "eos_token_id": first})
     tokenizer["clean_up_tokenization_spaces"] = False
-    _write_json(folder / "tokenizer_config.json", tokenizer)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", tokenizer)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers without warnings about its own future, and without progress bars where nobody looks on."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity_error()
-    try:
-        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-            warnings.simplefilter("ignore")
-            if not sys.stderr.isatty():  # whoever looks on may see how far it is
-                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            yield
-    finally:
-        library.set_verbosity(level)
-        if bars:
-            library.enable_progress_bar()
+def _unseen() -> Iterator[None]:
+    """transformers in quiet, and without progress bars where nobody looks on."""
+    with quiet(), contextlib.ExitStack() as stack:
+        if not sys.stderr.isatty():  # whoever looks on may see how far it is
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        yield
 
 
 # Where a model is found: a GGUF file, a folder, or what an installed distribution carries

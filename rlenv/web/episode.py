@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlenv._base.bounded import encodable, plain
+from rlenv._base.bounded import encodable, plain, stretches
 from rlenv.errors import RlenvError, UsageError
 from rlenv.images import bare_image
 from rlenv.runs.figures.snapshot import Snapshot
@@ -315,24 +315,13 @@ def spans(prompt: int, response: int, turns: Sequence[tuple[int, int]], mask: Se
     What was sampled is told by the spans of turns, and by the mask where there are none.
     """
     found: list[tuple[int, int, str]] = [(0, prompt, "prompt")]
-    sampled = list(turns) if len(turns) else _stretches(mask)
+    sampled = list(turns) if len(turns) else stretches(mask)
     at = 0
     for start, end in sorted(sampled):
         found += [(prompt + at, prompt + start, "observation"), (prompt + start, prompt + end, "sampled")]
         at = max(at, end)
     found.append((prompt + at, prompt + response, "observation"))
     return [{"start": start, "end": end, "kind": kind} for start, end, kind in found if end > start]
-
-
-def _stretches(mask: Sequence[int]) -> list[tuple[int, int]]:
-    found, start = [], -1
-    for at, one in enumerate([*mask, 0]):
-        if one and start < 0:
-            start = at
-        elif not one and start >= 0:
-            found.append((start, at))
-            start = -1
-    return found
 
 
 def _pieces_of(run: OpenRun) -> Pieces | None:

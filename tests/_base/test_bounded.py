@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, drop_oldest, encodable, quick, sendable, size
+from rlenv._base.bounded import (
+    abridged,
+    bounded,
+    cut_end,
+    cut_middle,
+    drop_oldest,
+    encodable,
+    quick,
+    sendable,
+    size,
+    stretches,
+)
 from rlenv.episodes.episode import Step
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.tools.base import ToolContext, ToolOutput
@@ -171,3 +182,9 @@ def test_a_class_of_another_sort_is_refused() -> None:
 
     with pytest.raises(TypeError, match="slotted"):
         quick(Loose)
+
+
+def test_stretches_are_where_true_values_follow_each_other() -> None:
+    assert stretches([1, 1, 0, 1, 1, 0]) == [(0, 2), (3, 5)]
+    assert stretches([1, 1, 1]) == [(0, 3)]
+    assert stretches([0, 0]) == stretches([]) == []

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv import __version__
-from rlenv._base.bounded import cut_middle
+from rlenv._base.bounded import cut_middle, stretches
 from rlenv._base.text import figure, visible
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.paired import compared
@@ -77,11 +77,11 @@ def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
     drawn = [_axes(low, high, first, last, y)]
     for number, line in enumerate(lines):
         drawn.append(f'<g class="line-{number % 4}">')
-        for start, end in _stretches(line.low) if line.low and line.high else ():
+        for start, end in stretches(value is not None for value in line.low) if line.low and line.high else ():
             upper = [f"{x(steps[at]):.1f},{y(_number(line.high[at])):.1f}" for at in range(start, end)]
             lower = [f"{x(steps[at]):.1f},{y(_number(line.low[at])):.1f}" for at in reversed(range(start, end))]
             drawn.append(f'<polygon class="band" points="{" ".join(upper + lower)}"/>')
-        for start, end in _stretches(line.values):
+        for start, end in stretches(value is not None for value in line.values):
             points = [f"{x(steps[at]):.1f},{y(_number(line.values[at])):.1f}" for at in range(start, end)]
             if len(points) == 1:
                 at_x, at_y = points[0].split(",")
@@ -154,19 +154,6 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 def _number(value: Value) -> float:
     return 0.0 if value is None else float(value)
-
-
-def _stretches(values: Sequence[Value]) -> list[tuple[int, int]]:
-    """The stretches of values without a gap."""
-    found: list[tuple[int, int]] = []
-    start: int | None = None
-    for at, value in enumerate([*values, None]):
-        if value is not None and start is None:
-            start = at
-        elif value is None and start is not None:
-            found.append((start, at))
-            start = None
-    return found
 
 
 def _axes(low: float, high: float, first: int, last: int, y: object) -> str:

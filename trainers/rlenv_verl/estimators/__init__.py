@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial, wraps
 from itertools import pairwise
 from typing import Any
 
@@ -130,82 +130,72 @@ def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def grpo(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> Estimate:
+def _estimator(of: Callable[[Episodes, torch.Tensor, Any], Estimate]) -> Callable[..., Estimate]:
+    """An estimator as veRL calls it, of what it makes of the batch's episodes, their mask and the configuration."""
+
+    @wraps(of)
+    def estimator(
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        index: np.ndarray | None = None,
+        config: Any = None,
+        **_other: Any,
+    ) -> Estimate:
+        with torch.no_grad():
+            labels = range(len(response_mask)) if index is None else index.tolist()
+            episodes = episodes_of(token_level_rewards, response_mask, labels)
+            tokens, returns = of(episodes, response_mask, config)
+            ADVANTAGES.tell(episodes, tokens, response_mask)
+        return tokens, returns
+
+    return estimator
+
+
+@_estimator
+def grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """GRPO without masked rows.
 
-    Args:
-        token_level_rewards: shape (rows, response tokens); what a row earns is its sum.
-        response_mask: same shape; a row of zeros is a failed episode.
-        index: one label a row; see `rlenv_verl.estimators.rows`.
-        config: veRL's `algorithm` section.
-
-    Returns:
-        Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
+    veRL calls each estimator with `token_level_rewards`, shape (rows, response tokens), of which a row earns the sum;
+    with `response_mask` of the same shape, in which a row of zeros is a failed episode; with `index`, one label a row
+    (`rlenv_verl.estimators.rows`), and with `config`, its section `algorithm`. It gives advantages and returns, here
+    the same, in that shape, 0 where the mask is 0.
     """
-    with torch.no_grad():
-        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        advantages = group_advantages(episodes.rewards, episodes.is_valid, episodes.groups, by_std=_by_std(config))
-        tokens = episodes.to_rows(advantages)[:, None] * response_mask
-        ADVANTAGES.tell(episodes, tokens, response_mask)
+    advantages = group_advantages(episodes.rewards, episodes.is_valid, episodes.groups, by_std=_by_std(config))
+    tokens = episodes.to_rows(advantages)[:, None] * response_mask
     return tokens, tokens
 
 
-def rloo(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> Estimate:
-    """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740).
-
-    Arguments and results as in `grpo`; `config` is not used.
-    """
-    with torch.no_grad():
-        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        centred, _ = _centred(episodes)
-        tokens = episodes.to_rows(centred)[:, None] * response_mask
-        ADVANTAGES.tell(episodes, tokens, response_mask)
+@_estimator
+def rloo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
+    """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740); `config` is not used."""
+    tokens = episodes.to_rows(_centred(episodes)[0])[:, None] * response_mask
     return tokens, tokens
 
 
-def reinforce_plus_plus_baseline(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> Estimate:
+@_estimator
+def reinforce_plus_plus_baseline(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """A_{i,t} = whitened over the batch's tokens of (r_i - mean of its group) (arXiv:2501.03262, REINFORCE++-baseline).
 
-    Arguments and shapes as in `grpo`. The group's mean is over valid episodes, the episode itself included. One without
-    a valid sibling is outside of the whitening too.
+    The group's mean is over valid episodes, the episode itself included. One without a valid sibling is outside of the
+    whitening too.
     """
-    with torch.no_grad():
-        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        centred, count = _centred(episodes)
-        # r - mean over all k of the group is (k - 1)/k of r - mean over the others.
-        tokens = episodes.to_rows(centred * count / (count + 1))[:, None].expand_as(token_level_rewards)
-        tokens = whitened(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
-        ADVANTAGES.tell(episodes, tokens, response_mask)
+    centred, count = _centred(episodes)
+    # r - mean over all k of the group is (k - 1)/k of r - mean over the others.
+    tokens = episodes.to_rows(centred * count / (count + 1))[:, None].expand_as(episodes.own)
+    tokens = whitened(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
     return tokens, tokens
 
 
-def reinforce_plus_plus(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: np.ndarray | None = None,
-    config: Any = None,
-    **_other: Any,
-) -> Estimate:
+@_estimator
+def reinforce_plus_plus(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
     """A_t = whitened over the batch of G_t = Σ_{s ≥ t} γ^{s-t} r_s (REINFORCE++, arXiv:2501.03262).
 
     s and t count the tokens that the policy sampled in the episode, in all its rows: observations and a new row's
-    prompt take no time. γ is `algorithm.gamma`. There are no groups; arguments and shapes are otherwise as in `grpo`,
-    and the second result holds G_t.
+    prompt take no time. γ is `algorithm.gamma`. There are no groups, and the second result holds G_t.
     """
     gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
-    with torch.no_grad():
-        labels = range(len(response_mask)) if index is None else index.tolist()
-        episodes = episodes_of(token_level_rewards, response_mask, labels)
-        returns = _returns(episodes, response_mask, gamma)
-        tokens = whitened(returns, response_mask)
-        ADVANTAGES.tell(episodes, tokens, response_mask)
-    return tokens, returns
+    returns = _returns(episodes, response_mask, gamma)
+    return whitened(returns, response_mask), returns
 
 
 def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -257,14 +247,14 @@ def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
     return control
 
 
-for _name, _estimator in (
+for _name, _made in (
     (GRPO, grpo),
     (RLOO, rloo),
     (REINFORCE_PLUS_PLUS, reinforce_plus_plus),
     (REINFORCE_PLUS_PLUS_BASELINE, reinforce_plus_plus_baseline),
 ):
-    register_adv_est(_name)(_estimator)
-    register_adv_est(_name + SHUFFLED)(_shuffled(_estimator))
+    register_adv_est(_name)(_made)
+    register_adv_est(_name + SHUFFLED)(_shuffled(_made))
 
 MT_GRPO = "rlenv_mt_grpo"
 """MT-GRPO (arXiv:2505.11821), see `rlenv.rewards.credit.mt_grpo`; λ is `algorithm.turn_weight`, 1.0 by default."""
@@ -275,38 +265,28 @@ PROCESS_GRPO = "rlenv_process_grpo"
 
 def turn_spans(mask: torch.Tensor) -> list[tuple[int, int]]:
     """The runs of ones in one row of a response mask, as (first, behind the last), in order."""
-    spans: list[tuple[int, int]] = []
-    start: int | None = None
-    for index, value in enumerate([*mask.tolist(), 0]):
-        if value and start is None:
-            start = index
-        elif not value and start is not None:
-            spans.append((start, index))
-            start = None
-    return spans
+    edges = torch.diff(mask.bool().int(), prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int())
+    starts, ends = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def _spread(
-    token_level_rewards: torch.Tensor,
+    episodes: Episodes,
     response_mask: torch.Tensor,
-    index: np.ndarray,
     estimate: Callable[[list[list[float] | None], list[Any]], list[list[float]]],
 ) -> Estimate:
-    with torch.no_grad():
-        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
-        turns = [[(row, *span) for row in rows for span in turn_spans(response_mask[row])] for rows in episodes.rows]
-        rewards: list[list[float] | None] = [
-            [float(episodes.own[row, start:end].sum()) for row, start, end in found] or None for found in turns
-        ]
-        # A reward that stands on no turn's token (behind a cut, say) belongs to the last turn.
-        for total, known in zip(episodes.rewards, rewards, strict=True):
-            if known is not None:
-                known[-1] += float(total) - sum(known)
-        advantages = torch.zeros_like(token_level_rewards)
-        for found, values in zip(turns, estimate(rewards, list(episodes.groups)), strict=True):
-            for (row, start, end), value in zip(found, values, strict=False):
-                advantages[row, start:end] = value
-        ADVANTAGES.tell(episodes, advantages, response_mask)
+    turns = [[(row, *span) for row in rows for span in turn_spans(response_mask[row])] for rows in episodes.rows]
+    rewards: list[list[float] | None] = [
+        [float(episodes.own[row, start:end].sum()) for row, start, end in found] or None for found in turns
+    ]
+    # A reward that stands on no turn's token (behind a cut, say) belongs to the last turn.
+    for total, known in zip(episodes.rewards, rewards, strict=True):
+        if known is not None:
+            known[-1] += float(total) - sum(known)
+    advantages = torch.zeros_like(episodes.own)
+    for found, values in zip(turns, estimate(rewards, list(episodes.groups)), strict=True):
+        for (row, start, end), value in zip(found, values, strict=False):
+            advantages[row, start:end] = value
     return advantages, advantages
 
 
@@ -315,32 +295,16 @@ def _by_std(config: Any) -> bool:
 
 
 @register_adv_est(MT_GRPO)  # type: ignore[untyped-decorator]
-def mt_grpo(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Â_{i,t} = Â^O_i + λ · Â^T_{i,t} before the last turn and Â^O_i on it; a row of an all-zero mask gets zeros.
-
-    Arguments and results as in `grpo`.
-    """
+@_estimator
+def mt_grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
+    """Â_{i,t} = Â^O_i + λ · Â^T_{i,t} before the last turn and Â^O_i on it; a row of an all-zero mask gets zeros."""
     weight = 1.0 if config is None else float(config.get("turn_weight", 1.0))
-    by_std = _by_std(config)
-    return _spread(
-        token_level_rewards,
-        response_mask,
-        index,
-        lambda rewards, groups: credit.mt_grpo(rewards, groups, turn_weight=weight, by_std=by_std),
-    )
+    how = partial(credit.mt_grpo, turn_weight=weight, by_std=_by_std(config))
+    return _spread(episodes, response_mask, how)
 
 
 @register_adv_est(PROCESS_GRPO)  # type: ignore[untyped-decorator]
-def process_grpo(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Â_{i,t} = Σ_{j ≥ t} (r_i^j - mean(R)) / std(R) over the turns of the group; arguments as in `grpo`."""
-    by_std = _by_std(config)
-    return _spread(
-        token_level_rewards,
-        response_mask,
-        index,
-        lambda rewards, groups: credit.process_grpo(rewards, groups, by_std=by_std),
-    )
+@_estimator
+def process_grpo(episodes: Episodes, response_mask: torch.Tensor, config: Any) -> Estimate:
+    """Â_{i,t} = Σ_{j ≥ t} (r_i^j - mean(R)) / std(R) over the turns of the group."""
+    return _spread(episodes, response_mask, partial(credit.process_grpo, by_std=_by_std(config)))

@@ -16,8 +16,9 @@ import yaml
 from rlenv.errors import RlenvError, UsageError
 from rlenv.language.loader import load_spec
 from rlenv.language.shipped import find
+from rlenv.models import quiet
 from rlenv_verl.export import Checkpoint, choose, run_config, success_by_step, versions
-from rlenv_verl.export.weights import build_model, load_model, lora_config, plain_weights, quiet, split
+from rlenv_verl.export.weights import build_model, load_model, lora_config, plain_weights, split
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

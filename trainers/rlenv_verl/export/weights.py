@@ -8,9 +8,7 @@ of wrapped layers, `.lora_A` and `.lora_B` (with `.default` where an adapter's n
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 from rlenv.errors import UsageError
+from rlenv.models import quiet
 from rlenv_verl.export import Checkpoint
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -213,22 +212,3 @@ def _stored_dtype(folder: Path) -> torch.dtype | None:
                 stored: torch.dtype = file.get_tensor(name).dtype
                 return stored
     return None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers and peft without progress bars and without warnings about their own future."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
-    library.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        library.set_verbosity(level)
-        if bars:
-            library.enable_progress_bar()

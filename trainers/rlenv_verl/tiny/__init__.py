@@ -23,6 +23,7 @@ from tokenizers import (  # type: ignore[import-untyped]
 )
 
 from rlenv.collect.encode import EncodedRow
+from rlenv.models import quiet
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (PAD, START, END)
@@ -175,12 +176,10 @@ def new_model(tokenizer: Any, *, hidden: int = 128, layers: int = 3, heads: int 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights, configuration and tokenizer to `folder`, as `from_pretrained` and veRL read them."""
     import transformers
-    from transformers.utils import logging
 
     library: Any = transformers
-    silence: Any = logging.disable_progress_bar
-    silence()
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
     generation = library.GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     generation.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
