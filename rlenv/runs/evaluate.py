@@ -29,8 +29,6 @@ from rlenv.trajectory import Trajectory
 __all__ = ["MOST_SAMPLES", "Evaluation", "evaluate", "evaluate_async"]
 
 MOST_SAMPLES: Final = 1_000_000
-_OLD_SEEDS: Final = 1_000_000
-"""In a run of an older version sample i of every task has the run's seed times this, plus i."""
 _LOOK_TASKS: Final = 20
 OnEnd = Callable[[Trajectory, int, int], None]
 
@@ -153,14 +151,14 @@ class _Plan:
         tasks = environment.part(split, self.n)
         if self.until_width is not None:  # the first ones alone would be no sample of the split
             random.Random(self.seed).shuffle(tasks)
-        seeds = _seeds(stage)
-        facts = {"split": split, **({} if seeds is None else {"seeds": seeds})}
-        jobs = [Job(split, task, self._seed(seeds, split, task, at)) for task in tasks for at in range(self.k)]
+        _check_seeds(stage)
+        facts = {"split": split, "seeds": SEEDS}
+        jobs = [Job(split, task, seed_of(self.seed, split, task, at)) for task in tasks for at in range(self.k)]
         players = [policy] if opponent is None else [policy, opponent]
         actors = [actor_of(one, environment, concurrency=self.concurrency, say=stage.say) for one in players]
         try:
             actor = actors[0] if opponent is None else actors[0].against(actors[1], environment)
-            with stage.open(environment, actor, facts, seed=self.seed, seeds=seeds, k=self.k) as out:
+            with stage.open(environment, actor, facts, seed=self.seed, seeds=SEEDS, k=self.k) as out:
                 run = _Run(stage, environment, actor, jobs, self.k, out)
                 begun = time.monotonic()
                 trajectories = await stage.stoppable(run.play(self))
@@ -175,7 +173,7 @@ class _Plan:
                     "tasks": len(trajectories) // self.k,
                     "samples": self.k,
                     "seed": self.seed,
-                    "seeds": seeds,
+                    "seeds": SEEDS,
                     **({} if self.until_width is None else {"until_width": self.until_width, "tasks_most": len(tasks)}),
                     **plain(summary),
                 }
@@ -190,9 +188,6 @@ class _Plan:
         folder = None if out is None else out.path
         return Evaluation(environment, split, tuple(trajectories), summary, figures, folder, tuple(run.ids))
 
-    def _seed(self, seeds: str | None, split: str, task: int, sample: int) -> int:
-        return self.seed * _OLD_SEEDS + sample if seeds is None else seed_of(self.seed, split, task, sample)
-
     def batches(self, jobs: int) -> list[range]:
         """The jobs between two looks at the interval: whole tasks, at least as many as are played at once; all by
         default.
@@ -205,18 +200,11 @@ class _Plan:
         return [range(start, min(start + size, jobs)) for start in range(0, jobs, size)]
 
 
-def _seeds(stage: Stage) -> str | None:
-    """The rule of the seeds of episodes: a run that goes on keeps to what it began with, None for the old rule."""
+def _check_seeds(stage: Stage) -> None:
+    """Raises unless a run that goes on began with the rule by which seeds of episodes are made now."""
     info = read_info(stage.out) if stage.resume and stage.out else None
-    if info is None or info.kind != "eval":
-        return SEEDS
-    seeds = info.facts.get("seeds")
-    if seeds not in (None, SEEDS):
-        raise UsageError(f"{stage.out} has seeds of {seeds}, which another version of rlenv makes")
-    if seeds is None:
-        old = "all its tasks share the seeds of an older version, and what a world draws by them"
-        stage.say(f"the run in {stage.out} goes on as it began: {old}")
-    return seeds
+    if info is not None and info.kind == "eval" and info.facts.get("seeds") != SEEDS:
+        raise UsageError(f"{stage.out} has seeds that another version of rlenv makes", hint="start a new run")
 
 
 class _Run:

@@ -9,13 +9,12 @@ speaks where the event loop itself is held up.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -160,11 +159,9 @@ class KeptEpisodes:
 
     Args:
         folder: the run's.
-        records: where older versions wrote `failures.jsonl`, which stays readable.
     """
 
     folder: Path
-    records: Path
     _reader: RunReader | None = None
 
     def _table(self) -> pa.Table | None:
@@ -195,22 +192,15 @@ class KeptEpisodes:
         return Counter({tuple(row[name] for name in columns): row["count_all"] for row in found})
 
     def failed(self) -> list[Mapping[str, Any]]:
-        """Step, split and failure of those that failed, with those that an older version wrote down."""
-        found: list[Mapping[str, Any]] = list(self._older())
+        """Step, split and failure of those that failed."""
         table = self._table()
-        if table is not None:
-            import pyarrow.compute as pc
+        if table is None:
+            return []
+        import pyarrow.compute as pc
 
-            failed = table.filter(pc.not_equal(table["failure"], ""))
-            found += failed.select(["step", "split", "failure", "failure_message"]).to_pylist()
+        failed = table.filter(pc.not_equal(table["failure"], ""))
+        found: list[Mapping[str, Any]] = failed.select(["step", "split", "failure", "failure_message"]).to_pylist()
         return found
-
-    def _older(self) -> Iterator[Mapping[str, Any]]:
-        for part in sorted(self.records.glob("failures*.jsonl")):
-            for line in part.read_bytes().split(b"\n")[:-1]:
-                entry = json.loads(line)
-                told = {"failure": entry.get("reason", ""), "failure_message": entry.get("message", "")}
-                yield {"step": entry["step"], "split": entry["split"], **told}
 
     def failed_by_step(self, *, split: str) -> dict[int, int]:
         """The number of failed episodes of a split, by step."""

@@ -19,7 +19,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -226,15 +225,6 @@ class _Run(Protocol):
 _R = TypeVar("_R", bound=_Run)
 
 
-def _seconds(told: float | str) -> float:
-    if not isinstance(told, str):
-        return told
-    try:
-        return datetime.fromisoformat(told).timestamp()
-    except ValueError:
-        return 0.0
-
-
 def begin_attempt(run: _R, from_step: int, *, locks: Mapping[str, str] | None = None) -> _R:
     """The run with one more attempt that is running, kept in run.json.
 
@@ -291,7 +281,6 @@ def _fields(folder: Path) -> dict[str, Any]:
 
 
 _VERSION = 2
-_READ = (1, 2)
 
 
 def write_run(
@@ -339,17 +328,12 @@ def read_run(folder: Path, *, kinds: Sequence[str], command: str) -> dict[str, A
     version = fields.pop("version", None)
     if version is None and "format" in fields:
         raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
-    if version not in _READ:
+    if version != _VERSION:
         raise UsageError(f"{folder / 'run.json'} was written by another version of rlenv", hint="start a new run")
-    if version > 1:
-        fields["environment"] = fields.pop("variables")
-        for name in ("spec", "policy", "facts"):
-            del fields[name]
-    fields["attempts"] = tuple(
-        # Times of the first version are texts.
-        Attempt(**{**entry, "started": _seconds(entry.get("started", 0.0))})
-        for entry in fields["attempts"]
-    )
+    fields["environment"] = fields.pop("variables")
+    for name in ("spec", "policy", "facts"):
+        del fields[name]
+    fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return {**own, "folder": folder}
 

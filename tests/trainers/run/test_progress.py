@@ -83,7 +83,7 @@ def test_the_stage_of_a_run_is_read_off_its_episodes_and_what_they_wait_for(tmp_
         for sample in range(count):
             keeper.keep(replace(episode(), split=split), Facts(step=step, sample=sample))
 
-    stage = Stage(KeptEpisodes(tmp_path / "run", tmp_path), tmp_path / "watch", "train", a_step=8)
+    stage = Stage(KeptEpisodes(tmp_path / "run"), tmp_path / "watch", "train", a_step=8)
     assert stage.line() == "veRL is starting: Ray, its workers and the policy"
     ended(3, step=0, split="test")
     assert stage.line() == "validation at step 0: 3 episodes"

@@ -144,38 +144,34 @@ def test_nested_keys_are_joined_and_lists_are_values() -> None:
     assert list(flatten({"a": {"b": 1, "c": {"d": [2]}}})) == [("a.b", 1), ("a.c.d", [2])]
 
 
-def test_the_training_reward_leaves_failed_episodes_out(tmp_path: Path) -> None:
+def test_the_training_reward_leaves_failed_episodes_out() -> None:
     entry = figures_of(3, {"critic/score/mean": 0.6}, sources={})
     assert without_failures(entry, failed=0, episodes=8).reward == 0.6
     assert without_failures(entry, failed=2, episodes=8).reward == pytest.approx(0.8)
     assert without_failures(entry, failed=8, episodes=8).reward is None
-    lines = [{"step": 3, "split": split} for split in ("train", "train", "test")]
-    (tmp_path / "failures.77.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"cut')
-    assert KeptEpisodes(tmp_path, tmp_path).failed_by_step(split="train") == {3: 2}
 
 
-def test_failed_episodes_are_counted_with_those_of_older_files(tmp_path: Path) -> None:
+def test_failed_episodes_are_counted(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path)
     for message in ("no db", "no db", "late"):
         one = replace(episode(), failure=Failure("resource", message), reward=RewardBreakdown(None, {}), success=None)
         keeper.keep(one, Facts(step=3, mode="train"))
     keeper.close()
-    line = {"step": 1, "split": "train", "reason": "crash", "message": "oh"}
-    (tmp_path / "failures.jsonl").write_bytes(orjson.dumps(line) + b"\n")
-    found = KeptEpisodes(tmp_path, tmp_path)
-    assert found.failed_by_step(split="train") == {1: 1, 3: 3}
-    assert found.reasons(most=2) == {"resource: no db": 2, "crash: oh": 1}
+    found = KeptEpisodes(tmp_path)
+    assert found.failed_by_step(split="train") == {3: 3}
+    assert found.failed_by_step(split="test") == {}
+    assert found.reasons(most=2) == {"resource: no db": 2, "resource: late": 1}
     assert len(found) == 3
 
 
 def test_what_episodes_asked_of_judges_and_tools_is_summed_over_the_run(tmp_path: Path) -> None:
-    assert KeptEpisodes(tmp_path / "none", tmp_path).asked() == Spending()
+    assert KeptEpisodes(tmp_path / "none").asked() == Spending()
     keeper = Keeper(tmp_path)
     usage = (ModelUsage("judge good", "j", 2, 1, prompt_tokens=100, completion_tokens=10),)
     for step in range(3):
         keeper.keep(replace(episode(), usage=usage), Facts(step=step, mode="train"))
     keeper.close()
-    found = KeptEpisodes(tmp_path, tmp_path).asked()
+    found = KeptEpisodes(tmp_path).asked()
     assert (found.requests, found.failed, found.prompt_tokens, found.completion_tokens) == (6, 3, 300, 30)
     assert [one.role for one in found.roles] == ["judge good"]
 

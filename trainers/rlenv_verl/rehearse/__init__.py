@@ -364,7 +364,7 @@ def _validated(evidence: Evidence) -> Check:
         if any(name.startswith(("val-core/", "val-aux/")) for name in data)
     ]
     short = []
-    kept = KeptEpisodes(run.folder, run.records).by("step", "mode")
+    kept = KeptEpisodes(run.folder).by("step", "mode")
     for step in wanted:
         for mode in run.modes:
             has = kept[step, mode]

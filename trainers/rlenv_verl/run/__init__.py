@@ -99,11 +99,6 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     @property
-    def records(self) -> Path:
-        """The folder in which older versions wrote trajectories and failures, a file a step."""
-        return self.folder / "trajectories"
-
-    @property
     def checkpoints(self) -> Path:
         """veRL's checkpoints, one folder a step."""
         return self.folder / "checkpoints"
@@ -159,24 +154,11 @@ def begun(run: Run, from_step: int, *, locks: Mapping[str, Lock] | None = None) 
     return begin_attempt(run, from_step, locks=hashes)
 
 
-def forget_after(run: Run, step: int, *, validates: bool) -> None:
+def forget_after(run: Run, step: int) -> None:
     """Remove the figures of what is done anew, and checkpoints of later steps, which were cut while they were written.
 
-    Of the files that older versions wrote, the records too: of all later steps, and of `step`'s validation where it
-    `validates`. Kept episodes stay; `rlenv.runs.reader` leaves out those that do not count.
+    Kept episodes stay; `rlenv.runs.reader` leaves out those that do not count.
     """
-    for path in run.records.glob("step-*.jsonl"):
-        number = int(path.name.split("-")[1])
-        if number > step or (validates and number == step):
-            path.unlink()
-    for path in run.records.glob("failures*.jsonl"):
-        kept = []
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            entry = orjson.loads(line)
-            is_training = entry["split"] == run.train_split
-            if entry["step"] < step or (entry["step"] == step and (is_training or not validates)):
-                kept.append(line + b"\n")
-        path.write_bytes(b"".join(kept))
     if run.trained.exists():
         lines = run.trained.read_bytes().split(b"\n")[:-1]
         run.trained.write_bytes(b"".join(line + b"\n" for line in lines if orjson.loads(line)["step"] <= step))

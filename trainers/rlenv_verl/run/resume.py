@@ -9,7 +9,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
 from rlenv_verl.run import Run, attempt_locks, begun, forget_after
 from rlenv_verl.run.figures import StepFigures, phase_shares, series
 from rlenv_verl.run.inputs import validation_rows, write_rows
-from rlenv_verl.run.prepare import is_own_sampler
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import override
 
@@ -61,7 +60,6 @@ def resumed(
     checkpoint = last_checkpoint(run.checkpoints)
     step = step_of(checkpoint)
     config = compose(run.overrides)
-    run = _with_late_facts(run, config)
     total = config["trainer"]["total_training_steps"]
     if total is not None and step >= total:
         raise UsageError(f"{run.folder} has trained all of its {total} steps", hint="go further with --steps N")
@@ -80,9 +78,8 @@ def resumed(
     if dry_run:
         return run, more
     locks = attempt_locks(run, config, from_step=step, say=say)
-    forget_after(run, step, validates=validates)
+    forget_after(run, step)
     seal_abandoned(run.folder)
-    _keeps_in_its_folder(run)
     return begun(run, step, locks=locks), more
 
 
@@ -154,25 +151,6 @@ def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
         write_rows(folder / "data" / "validation.parquet", rows)
 
 
-def _with_late_facts(run: Run, config: Mapping[str, Any]) -> Run:
-    """The run with the sampler's word of where episodes are kept, which an older version did not write down."""
-    sampler = config["trainer"].get("v1", {}).get("sampler", {})
-    if not is_own_sampler(sampler) or "record_dir" in (sampler.get("sampler_kwargs") or {}):
-        return run
-    place = override("trainer.v1.sampler.sampler_kwargs.record_dir", str(run.folder), add=True)
-    return dataclasses.replace(run, overrides=(*run.overrides, place))
-
-
-def _keeps_in_its_folder(run: Run) -> None:
-    """Has the agent loops of a run that an older version prepared keep episodes as those of this one do."""
-    path = run.folder / "agent_loop.yaml"
-    loops = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if any(loop["record_dir"] == str(run.records) for loop in loops):
-        for loop in loops:
-            loop["record_dir"] = str(run.folder)
-        path.write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
-
-
 def _from(checkpoint: Path) -> list[str]:
     # By its path and not by veRL's `auto`, which trusts a file that may itself have been cut.
     return [override("trainer.resume_mode", "resume_path"), override("trainer.resume_from_path", str(checkpoint))]
@@ -214,7 +192,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
     """
     seal_abandoned(run.folder)
     trained = _keep_policy(run, run.folder / "trained")
-    episodes = KeptEpisodes(run.folder, run.records)
+    episodes = KeptEpisodes(run.folder)
     last_terms = {label: dict(terms) for entry in steps for label, terms in entry.terms.items()}
     summary: dict[str, Any] = {
         "environment": ", ".join(spec.id for spec in run.specs),

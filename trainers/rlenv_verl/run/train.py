@@ -332,7 +332,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
     merge_metrics(run.folder, run.attempts)
-    episodes = KeptEpisodes(run.folder, run.records)
+    episodes = KeptEpisodes(run.folder)
     steps = [_corrected(entry, plan, episodes) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)
 
