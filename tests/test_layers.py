@@ -57,6 +57,7 @@ ORDER = (
 )
 ROOMS = 32
 FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_train", "rlenv_verl"}
+FORBIDDEN |= {"inspect_ai", "verifiers", "rlenv_hosts", "rlenv_inspect", "rlenv_verifiers"}
 
 
 def _room(module: str) -> str:
@@ -132,7 +133,11 @@ def test_the_package_hands_out_what_users_type() -> None:
     assert set(rlenv.__all__) <= set(dir(rlenv))
 
 
-ADAPTER = modules(ROOT / "trainers" / "rlenv_train") | modules(ROOT / "trainers" / "rlenv_verl")
+ADAPTER = {
+    name: path
+    for package in ("rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_verifiers", "rlenv_verl")
+    for name, path in modules(ROOT / "trainers" / package).items()
+}
 
 
 def public() -> set[str]:

@@ -4,13 +4,16 @@ rLLM and ART record there what is sampled."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv.endpoints import connections
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import drive
+from rlenv.errors import PolicyError
 from rlenv.language.spec import SamplingSpec
+from rlenv.messages import Message, Sampled
+from rlenv.policies.base import PolicyContext, PolicySession
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
 
@@ -33,6 +36,7 @@ async def play_endpoint(
     mode: Literal["tools", "text"] = "tools",
     retries: int = 3,
     timeout_s: float = 600.0,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Trajectory:
     """Plays one episode to its end; the model at `base_url` acts. An endpoint that fails makes the reward invalid.
 
@@ -59,6 +63,8 @@ async def play_endpoint(
         retries: how often a request that fails unclearly is made again, with the mark of a retry that OpenAI's SDK
             sends. A gateway that keeps every answer and does not know it wants 0.
         timeout_s: for one request.
+        is_stopped: true once the host has ended the rollout, by a limit of its own. What the endpoint then refuses
+            truncates the episode (`host`), and it is scored.
 
     Raises:
         UsageError: no such split or row, or two logins for one request.
@@ -68,7 +74,43 @@ async def play_endpoint(
         http = await environment.scope().get(key, connections)
     asking: dict[str, Any] = {"mode": mode, "sampling": sampling, "seeded": False}
     asking |= {"api_key": api_key, "headers": headers, "http": http, "retries": retries, "timeout_s": timeout_s}
-    policy = OpenAIPolicy(base_url, model, **asking)
+    policy = _Stoppable(OpenAIPolicy(base_url, model, **asking), is_stopped)
     others = environment.opponent or policy
     async with environment.start(task=task, split=split, seed=seed, others=others) as episode:
-        return await drive(episode, policy, limit_s=episode.limits.episode_s)
+        try:
+            return await drive(episode, policy, limit_s=episode.limits.episode_s)
+        except _Stopped:
+            return await episode.truncate("host")
+
+
+class _Stopped(Exception):
+    """The host has ended the rollout."""
+
+
+class _Stoppable:
+    """A policy at an endpoint of a host that may end the rollout."""
+
+    name = OpenAIPolicy.name
+
+    def __init__(self, policy: OpenAIPolicy, is_stopped: Callable[[], bool]) -> None:
+        self._policy, self._is_stopped = policy, is_stopped
+
+    def start(self, context: PolicyContext) -> PolicySession:
+        return _Session(self._policy.start(context), self._is_stopped)
+
+    async def aclose(self) -> None:
+        await self._policy.aclose()
+
+
+class _Session:
+    def __init__(self, session: PolicySession, is_stopped: Callable[[], bool]) -> None:
+        self._session, self._is_stopped = session, is_stopped
+
+    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
+        try:
+            return await self._session.act(messages)
+        except PolicyError as error:
+            if not self._is_stopped():
+                raise
+            # The policy has used up what the host gives it. Were its reward invalid, it could leave out its own sample.
+            raise _Stopped from error

@@ -81,6 +81,14 @@ def test_an_endpoint_that_is_late_gives_no_number(make_environment: Any) -> None
     assert trajectory.reward.total is None
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_an_episode_that_its_host_stops_is_scored(is_stopped: bool, make_environment: Any) -> None:
+    refusing = ["I begin.", Reply(400, "rollout stopped")]
+    trajectory, _ = played(make_environment(GUESSING), refusing, is_stopped=lambda: is_stopped)
+    assert (trajectory.reward.total, trajectory.truncated) == (0.0 if is_stopped else None, True)
+    assert trajectory.reason == ("host" if is_stopped else "refused")
+
+
 def test_an_endpoint_that_passes_a_bad_moment_is_asked_again(make_environment: Any) -> None:
     trajectory, server = played(make_environment(), [Reply(503, "busy"), "<answer>5</answer>"])
     assert (trajectory.success, len(server.requests)) == (True, 2)

@@ -1,0 +1,134 @@
+"""Trainers that give an address for each rollout: what they call is played and scored, and no outage is a number."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.messages import Sampled
+from rlenv.testing.endpoint import FakeEndpoint
+from rlenv_hosts import chat
+
+SPEC = """
+rlenv: 1
+name: made
+tasks: {train: {rows: [{q: "2+3", answer: 5}, {q: "4+1", answer: 5}]}}
+prompt: {user: "{{ task.q }}"}
+rewards:
+  right: {kind: rule, rule: exact_match}
+"""
+DOWN = """
+endpoints: {gone: {base_url: "http://127.0.0.1:9/v1", model: m, retries: 0, timeout_s: 2}}
+  judged: {kind: judge, endpoint: gone, prompt: "Polite? {{ answer }}", required: true}
+"""
+ANSWER = Sampled("<answer>5</answer>", token_ids=(7, 8), logprobs=(-0.5, -1.0))
+
+
+def written(folder: Path, text: str = SPEC) -> str:
+    (folder / "made.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "made.yaml")
+
+
+def judged(folder: Path) -> str:
+    endpoints, judge = DOWN.strip().splitlines()
+    return written(folder, SPEC.replace("rewards:", f"{endpoints}\nrewards:").rstrip() + f"\n{judge}\n")
+
+
+def asked(play: Any, answers: Any = (ANSWER,)) -> tuple[Any, FakeEndpoint]:
+    async def main() -> tuple[Any, FakeEndpoint]:
+        async with FakeEndpoint(list(answers)) as server, asyncio.timeout(30):
+            return await play(server.base_url), server
+
+    return asyncio.run(main())
+
+
+def test_rows_are_addresses(tmp_path: Path) -> None:
+    spec = written(tmp_path)
+    assert chat.rows(spec)[1] == {"rlenv": spec, "split": "train", "task": 1, "seed": 0}
+    assert chat.rows(spec, prompts=True)[1]["question"] == "4+1"
+
+
+def test_terms_that_compare_answers_are_refused(tmp_path: Path) -> None:
+    spec = written(tmp_path, SPEC + "  best: {kind: group, of: right}\n")
+    with pytest.raises(rlenv.UsageError, match="the terms best of made compare"):
+        chat.rows(spec)
+
+
+def test_a_row_that_is_no_address_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(rlenv.UsageError, match="no split, task"):
+        asked(lambda url: chat.Agent().run({"rlenv": written(tmp_path)}, base_url=url))
+
+
+def test_an_agent_of_areal_gives_its_reward(tmp_path: Path) -> None:
+    row = chat.rows(written(tmp_path))[0]
+    agent = chat.Agent(temperature=0.5)
+    given, server = asked(
+        lambda url: agent.run(row, base_url=url, api_key="k", http_client=object(), proxy_client=None)
+    )
+    assert (type(given), given) == (float, 1.0)
+    assert (server.requests[0]["model"], server.requests[0]["temperature"]) == ("default", 0.5)
+    assert server.headers[0]["Authorization"] == "Bearer k"
+
+
+def test_an_agent_of_areal_in_a_process_of_its_own_reads_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = chat.rows(written(tmp_path))[0]
+
+    async def play(url: str) -> float:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        return await chat.Agent().run(row)
+
+    assert asked(play)[0] == 1.0
+
+
+def test_an_outage_raises_and_is_no_number(tmp_path: Path) -> None:
+    row = chat.rows(judged(tmp_path))[0]
+    with pytest.raises(rlenv.EpisodeError, match="the judge did not answer"):
+        asked(lambda url: chat.Agent().run(row, base_url=url))
+    with pytest.raises(rlenv.EpisodeError, match="no answer from the server"):
+        asyncio.run(chat.play({**row, "task": 0}, base_url="http://127.0.0.1:9/v1", model="m"))
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **held: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(held)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_the_flow_of_rllm_leaves_its_reward_for_the_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stand_in(monkeypatch, "rllm")
+    _stand_in(monkeypatch, "rllm.types", Episode=SimpleNamespace, Trajectory=SimpleNamespace)
+    task = SimpleNamespace(metadata=chat.rows(written(tmp_path))[0])
+    episode, _ = asked(lambda url: chat.rollout(task, SimpleNamespace(base_url=url, model="m", session_uid="7:0")))
+    assert (episode.is_correct, episode.trajectories[0].reward, episode.artifacts["answer"]) == (True, 1.0, "5")
+    assert episode.metrics == {"term/right": 1.0}
+    assert chat.evaluate(task, episode) == (1.0, True)
+
+
+def test_the_trajectory_of_art_has_choices_with_log_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("openai", "openai.types", "openai.types.chat"):
+        _stand_in(monkeypatch, name)
+    choice = SimpleNamespace(model_validate=lambda value: SimpleNamespace(**value))
+    _stand_in(monkeypatch, "openai.types.chat.chat_completion", Choice=choice)
+    _stand_in(monkeypatch, "art", Trajectory=SimpleNamespace)
+    row = chat.rows(written(tmp_path))[0]
+
+    async def play(url: str) -> Any:
+        model = SimpleNamespace(inference_base_url=url, inference_api_key="k", get_inference_name=lambda: "m")
+        return await chat.art_rollout(model, row)
+
+    made, server = asked(play)
+    assert server.requests[0]["logprobs"] is True
+    assert (made.reward, made.metrics) == (1.0, {"term/right": 1.0, "success": 1.0})
+    assert made.messages_and_choices[0] == {"role": "user", "content": "2+3"}
+    assert [each["logprob"] for each in made.messages_and_choices[1].logprobs["content"]] == [-0.5, -1.0]

@@ -1,0 +1,203 @@
+"""Specs for trainers that give an OpenAI-compatible address for each rollout, and record there what is sampled: AReaL's
+agents, rLLM, ART. None of them is imported before its function is called.
+
+A row of their data is the address of an episode, as `rows` writes it: `{"rlenv": "arithmetic", "split": "train",
+"task": 7, "seed": 0}`; the seed is the run's. The samples of a row have equal episodes; that they differ is left to the
+trainer's sampling. Where a reward cannot be measured `rlenv.EpisodeError` is raised: each of these trainers leaves a
+rollout out that has raised.
+
+Read in AReaL 1.0.4 (`areal/experimental/openai/proxy/workflow.py`), rLLM of 15 August 2026 (`rllm/types.py`,
+`rllm/engine/agentflow_engine.py`) and ART 0.5.23 (`art/trajectories/__init__.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import rlenv
+from rlenv.tasks.rows import seed_of
+
+__all__ = ["Agent", "art_rollout", "art_trajectory", "evaluate", "play", "rollout", "rows"]
+
+_KEY: Final = "EMPTY"
+
+
+@cache
+def _environment(spec: str) -> rlenv.Environment:
+    return rlenv.load(spec)
+
+
+def rows(spec: str, split: str | None = None, *, seed: int = 0, prompts: bool = False) -> list[dict[str, Any]]:
+    """The addresses of a split's tasks, one pass of a split without an end.
+
+    Args:
+        split: by default the first.
+        prompts: each also has `question`, its prompt as people read it, which rLLM wants.
+
+    Raises:
+        UsageError: no such split, or the spec has terms that compare the answers to one task, which are not measured
+            where each rollout is scored by itself.
+    """
+    environment = _environment(spec)
+    name = split or next(iter(environment.spec.tasks))
+    if compared := environment.parts.scorer.group_names:
+        raise rlenv.UsageError(
+            f"the terms {', '.join(compared)} of {environment.spec.name} compare the answers to one task, and these"
+            " trainers score each rollout by itself",
+            hint="train with rlenv train, or take them out of the rewards",
+        )
+    found = [{"rlenv": spec, "split": name, "task": index, "seed": seed} for index in environment.part(name, None)]
+    return [row | {"question": _prompt(environment, row)} for row in found] if prompts else found
+
+
+def _prompt(environment: rlenv.Environment, row: Mapping[str, Any]) -> str:
+    try:
+        messages = environment.prompt(environment.tasks(row["split"])[row["task"]], {})
+    except rlenv.RlenvError:  # it takes resources, or cannot be read
+        messages = ()
+    return messages[-1].content if messages else f"{environment.spec.name}/{row['split']}/{row['task']}"
+
+
+async def play(
+    address: Mapping[str, Any],
+    *,
+    base_url: str,
+    model: str,
+    api_key: str | None = None,
+    sampling: rlenv.SamplingSpec | None = None,
+) -> rlenv.Trajectory:
+    """Plays the episode of an address.
+
+    Raises:
+        EpisodeError: its reward could not be measured, or the endpoint has failed.
+        UsageError: the address is none.
+    """
+    if missing := [name for name in ("rlenv", "split", "task") if name not in address]:
+        raise rlenv.UsageError(f"a row has no {', '.join(missing)}", hint="rlenv_hosts.chat.rows writes them")
+    split, task = str(address["split"]), int(address["task"])
+    ended = await rlenv.play_endpoint(
+        _environment(str(address["rlenv"])), base_url=base_url, model=model, api_key=api_key,
+        task=task, split=split, seed=seed_of(int(address.get("seed", 0)), split, task), sampling=sampling,
+    )  # fmt: skip
+    if ended.failure is not None:
+        raise rlenv.EpisodeError(ended.failure.message, reason=ended.failure.reason)
+    return ended
+
+
+class Agent:
+    """AReaL's agent: `workflow: rlenv_hosts.chat.Agent`, by its proxy in the modes `inline` and `subproc`.
+
+    Args:
+        sampling: `temperature`, `top_p`, `max_tokens` of each request.
+    """
+
+    def __init__(self, **sampling: Any) -> None:
+        self._sampling = rlenv.SamplingSpec(**sampling)
+
+    async def run(
+        self,
+        data: Mapping[str, Any],
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        http_client: Any = None,
+        **more: Any,
+    ) -> float:
+        """The reward of the row's episode; raises where it is invalid, and AReaL rejects the rollout.
+
+        Connections are rlenv's own, which rollouts share: `http_client` is httpx's, and is not used.
+        """
+        address = base_url or os.environ["OPENAI_BASE_URL"]  # in the mode `subproc`
+        key = api_key or os.environ.get("OPENAI_API_KEY", _KEY)
+        ended = await play(data, base_url=address, model="default", api_key=key, sampling=self._sampling)
+        return _total(ended)
+
+
+async def rollout(task: Any, config: Any) -> Any:
+    """rLLM's flow: `rllm.rollout(rlenv_hosts.chat.rollout)`. An `rllm.types.Episode` with the reward of the task's row,
+    whose answer and end are its artifacts; raises where it is invalid, and rLLM plays it again (`retry_limit`)."""
+    from rllm.types import Episode, Trajectory
+
+    ended = await play(task.metadata, base_url=config.base_url, model=config.model, api_key=_KEY)
+    told = {"answer": ended.answer or "", "rlenv": ended.outcome()}
+    played = Trajectory(name="rlenv", task=task.metadata, reward=_total(ended), output=told["answer"])
+    about = {"is_correct": ended.success is True, "artifacts": told, "metrics": _terms(ended)}
+    return Episode(task=task.metadata, trajectories=[played], **about)
+
+
+def evaluate(task: Any, episode: Any) -> tuple[float, bool]:
+    """rLLM's evaluator: `rllm.evaluator(rlenv_hosts.chat.evaluate)`. What `rollout` has left in the episode."""
+    end = episode.artifacts["rlenv"]
+    return float(end["total"]), end["success"] is True
+
+
+async def art_rollout(model: Any, address: Mapping[str, Any], *, sampling: rlenv.SamplingSpec | None = None) -> Any:
+    """ART's rollout: the `art.Trajectory` of an address, for `art.TrajectoryGroup(art_rollout(model, row) for _ in …)`.
+
+    Raises where the reward is invalid, which the group keeps as an exception and does not train on.
+    """
+    asked = {"logprobs": True} | dict(sampling.extra if sampling is not None else {})
+    whole = (sampling or rlenv.SamplingSpec()).model_copy(update={"extra": asked})
+    ended = await play(
+        address, base_url=model.inference_base_url, model=model.get_inference_name(),
+        api_key=model.inference_api_key, sampling=whole,
+    )  # fmt: skip
+    return art_trajectory(ended, tools=_environment(str(address["rlenv"])).tool_schemas)
+
+
+def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
+    """The `art.Trajectory` of an episode: its messages, each of the policy's a choice with the log-probabilities that
+    the server gave; terms and success as metrics.
+
+    Raises:
+        EpisodeError: the reward is invalid.
+    """
+    import art
+    from openai.types.chat.chat_completion import Choice
+
+    said: list[Any] = [message.as_dict() for message in ended.messages]
+    for turn in ended.turns:
+        said.append(Choice.model_validate(_choice(turn)))
+        said += [message.as_dict() for message in (turn.observation.messages if turn.observation is not None else ())]
+    metrics = _terms(ended) | ({} if ended.success is None else {"success": float(ended.success)})
+    return art.Trajectory(
+        messages_and_choices=said, tools=[dict(tool) for tool in tools] or None, reward=_total(ended), metrics=metrics
+    )
+
+
+def _choice(turn: Any) -> dict[str, Any]:
+    """A turn as OpenAI's choice of a chat completion."""
+    calls = rlenv.Message("assistant", "", turn.parsed.calls).as_dict().get("tool_calls", [])
+    message: dict[str, Any] = {"role": "assistant", "content": turn.parsed.content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{turn.index}_{at}", **call, "function": _written(call["function"])}
+            for at, call in enumerate(calls)
+        ]
+    tokens = [f"token_id:{one}" for one in turn.token_ids] or [""] * len(turn.logprobs)
+    content = [
+        {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(tokens, turn.logprobs, strict=bool(turn.logprobs))
+    ]
+    reason = turn.finish_reason if turn.finish_reason in ("stop", "length", "tool_calls", "content_filter") else "stop"
+    told = {"content": content, "refusal": None} if content else None
+    return {"index": 0, "message": message, "finish_reason": reason, "logprobs": told}
+
+
+def _written(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+
+
+def _terms(ended: rlenv.Trajectory) -> dict[str, float]:
+    return {f"term/{name}": term.value for name, term in ended.reward.terms.items() if term.value is not None}
+
+
+def _total(ended: rlenv.Trajectory) -> float:
+    if ended.reward.total is None:
+        raise rlenv.EpisodeError("the reward could not be measured", reason="reward")
+    return float(ended.reward.total)

@@ -1,0 +1,218 @@
+"""Specs as a taskset of verifiers 0.4, with the harness that plays them; prime-rl takes them from there.
+
+    vf-eval rlenv_verifiers --env.taskset.spec letters.yaml -m MODEL --env.agent.runtime.type subprocess --no-push
+    vf-validate rlenv_verifiers --taskset.spec letters.yaml --runtime.type subprocess
+
+Each task is a row of the spec. The harness plays its episode in this process, against the endpoint that verifiers gives
+for the rollout and records at; tools, users and judges are the spec's. A reward that cannot be measured raises: the
+trace is not `ok`, its reward and metrics have no number, and prime-rl leaves it out. `rlenv export verifiers` makes a
+package of one spec.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final, Literal
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+import rlenv
+
+__all__ = ["RlenvHarness", "RlenvTaskset"]
+
+CONTRACT: Final[Mapping[str, str]] = {
+    "verifiers.v1:Taskset": "load bounded INFINITE",
+    "verifiers.v1:TasksetConfig": "id task system_prompt",
+    "verifiers.v1:Task": "key score validate data",
+    "verifiers.v1:Task.validate": "runtime",
+    "verifiers.v1:TaskData": "name prompt",
+    "verifiers.v1:Trace": "info nodes stop_condition",
+    "verifiers.v1:Harness": "launch APPENDS_SYSTEM_PROMPT EXECUTES_CODE NEEDS_CONTAINER",
+    "verifiers.v1:Harness.launch": "ctx trace runtime endpoint secret mcp_urls data",
+    "verifiers.v1:HarnessConfig": "id env forward_env mcp_header_env disabled_tools",
+    "verifiers.v1:ProgramResult": "exit_code stdout stderr",
+    "verifiers.v1:ModelContext": "model",
+    "verifiers.v1:TaskError": "",
+    "verifiers.v1:reward": "weight",
+    "verifiers.v1:metric": "",
+}
+"""The names of verifiers that this stands on, each with what is used of it."""
+
+_UNFINISHED: Final[Mapping[str, Any]] = {"total": None, "success": None, "failure": None, "terms": {}}
+_ENDPOINTS: Final = ("policy", "refused")
+"""The reasons of episodes that the model's endpoint has failed."""
+
+
+class RlenvData(vf.TaskData):
+    """A row of a spec by its address."""
+
+    spec: str
+    spec_set: dict[str, Any] = Field(default_factory=dict)
+    split: str
+    task: int
+
+
+class RlenvConfig(vf.TasksetConfig):
+    """Which rows: `--env.taskset.spec FILE --env.taskset.split train`."""
+
+    spec: str = ""
+    """A spec's file, or the name of one that ships with rlenv."""
+    spec_set: dict[str, Any] = Field(default_factory=dict)
+    """Replaces keys of the spec, by dotted path."""
+    split: str | None = None
+    """By default the first of the spec."""
+    group_terms: Literal["refuse", "drop"] = "refuse"
+    """What becomes of reward terms that compare the answers to one task: rollouts are scored one by one here."""
+
+
+@cache
+def _loaded(spec: str, overrides: str) -> rlenv.Environment:
+    return rlenv.load(spec, set=json.loads(overrides))
+
+
+def environment_of(spec: str, spec_set: Mapping[str, Any]) -> rlenv.Environment:
+    """The environment of a spec, one for each process.
+
+    Raises:
+        SpecError: the spec has faults.
+    """
+    return _loaded(spec, json.dumps(spec_set, sort_keys=True))
+
+
+class RlenvTask(vf.Task[RlenvData]):
+    """A row, and what its episode has earned: `trace.info["rlenv"]` holds the episode's end."""
+
+    @property
+    def key(self) -> str:
+        """The row's address: the same from wherever the spec is loaded."""
+        return f"{self._environment.id}:{self.data.split}:{self.data.task}"
+
+    @property
+    def _environment(self) -> rlenv.Environment:
+        return environment_of(self.data.spec, self.data.spec_set)
+
+    @vf.reward(weight=1.0)
+    async def rlenv(self, trace: vf.Trace) -> float:
+        """The total of the spec's reward; raises TaskError where it is invalid."""
+        end = trace.info.get("rlenv")
+        if end is None and not trace.nodes:  # vf-validate asks what doing nothing earns
+            start = self._environment.start(task=self.data.task, split=self.data.split)
+            async with start as episode:
+                end = (episode.trajectory if episode.is_ended else await episode.truncate("host")).outcome()
+        total = None if end is None else end["total"]
+        if total is None:
+            raise vf.TaskError(f"the reward could not be measured: {_why(end)}")
+        return float(total)
+
+    @vf.metric
+    async def terms(self, trace: vf.Trace) -> dict[str, float]:
+        """The terms that were measured, and the success; none of an episode whose reward is invalid."""
+        end = trace.info.get("rlenv") or _UNFINISHED
+        if end["total"] is None:
+            return {}
+        measured = {f"term/{name}": float(value) for name, value in end["terms"].items() if value is not None}
+        return measured | ({} if end["success"] is None else {"success": float(end["success"])})
+
+    async def validate(self, runtime: Any) -> bool | None:
+        """Whether the spec's oracle succeeds; None where it has none."""
+        environment, data = self._environment, self.data
+        if environment.spec.oracle is None:
+            return None
+        ended = await rlenv.play(environment, environment.oracle(), rlenv.Job(data.split, data.task))
+        if ended.failure is not None:
+            raise vf.TaskError(f"the oracle's reward could not be measured: {_why(ended.outcome())}")
+        return ended.success is True
+
+
+class RlenvTaskset(vf.Taskset[RlenvTask, RlenvConfig]):
+    """The rows of a split of a spec."""
+
+    def __init__(self, config: RlenvConfig) -> None:
+        super().__init__(config)
+        if not config.spec:
+            raise ValueError("no spec; give one with --env.taskset.spec FILE (of vf-validate: --taskset.spec)")
+        if config.system_prompt is not None:
+            raise ValueError("system_prompt: a spec has its own; replace it with spec_set, under prompt.system")
+        self._environment = environment = environment_of(config.spec, config.spec_set)
+        self.split = config.split or next(iter(environment.spec.tasks))
+        compared = environment.parts.scorer.group_names
+        if compared and config.group_terms == "refuse":
+            raise ValueError(
+                f"the terms {', '.join(compared)} of {environment.spec.name} compare the answers to one task, and"
+                " verifiers scores each rollout by itself; --env.taskset.group-terms drop leaves them out"
+            )
+        self.INFINITE = environment.tasks(self.split).is_endless
+
+    def load(self) -> Iterator[RlenvTask]:
+        """A task for each row, in order; without an end where the split has none."""
+        config, environment = self.config, self._environment
+        count = len(environment.tasks(self.split))
+        for index in itertools.count() if self.INFINITE else range(count):
+            name = f"{environment.spec.name}/{self.split}/{index}"
+            address = {"spec": config.spec, "spec_set": config.spec_set, "split": self.split, "task": index}
+            yield RlenvTask(RlenvData(name=name, prompt=self._prompt(index) or name, **address), config.task)
+
+    def _prompt(self, index: int) -> str:
+        """The row's prompt for people; "" where it takes resources, or the row cannot be read."""
+        try:
+            messages = self._environment.prompt(self._environment.tasks(self.split)[index], {})
+        except rlenv.RlenvError:
+            return ""
+        return messages[-1].content if messages else ""
+
+
+class RlenvHarnessConfig(vf.HarnessConfig):
+    """What a program or tools of verifiers' would be given is refused: the episode is played in this process."""
+
+
+class RlenvHarness(vf.Harness[RlenvHarnessConfig]):
+    """Plays the episode of a row against the rollout's endpoint."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    def __init__(self, config: RlenvHarnessConfig) -> None:
+        super().__init__(config)
+        if given := [
+            name for name in ("env", "forward_env", "mcp_header_env", "disabled_tools") if getattr(config, name)
+        ]:
+            raise ValueError(
+                f"{', '.join(given)}: an episode runs no program; tools and their settings stand in the spec"
+            )
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: RlenvData,
+    ) -> vf.ProgramResult:
+        """Plays to the end, and leaves it in the trace's info. A rollout that verifiers stops is scored too."""
+        trace.info["rlenv"] = dict(_UNFINISHED)
+        ended = await rlenv.play_endpoint(
+            environment_of(data.spec, data.spec_set),
+            base_url=endpoint,
+            model=ctx.model,
+            api_key=secret,
+            task=data.task,
+            split=data.split,
+            seed=None,
+            is_stopped=lambda: trace.stop_condition is not None,
+        )
+        end = trace.info["rlenv"] = {**ended.outcome(), "turns": len(ended.turns)}
+        # What the endpoint has failed is verifiers' own error, which it raises where the harness has failed too.
+        is_lost = ended.failure is not None and ended.failure.reason in _ENDPOINTS
+        return vf.ProgramResult(exit_code=int(is_lost), stdout="", stderr=_why(end) if is_lost else "")
+
+
+def _why(end: Mapping[str, Any] | None) -> str:
+    failure = None if end is None else end["failure"]
+    return f"{failure['reason']}: {failure['message']}" if failure else "the episode did not end"
