@@ -83,6 +83,11 @@ class ToolSession:
         """The tools as JSON schemas, in OpenAI's form."""
         return self.episode.tool_schemas
 
+    @property
+    def is_over(self) -> bool:
+        """True once no call is run any more: one has ended the episode, or it has ended otherwise."""
+        return self._is_over or self.episode.is_ending
+
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: str | None = None) -> ToolResult:
         """The result of a call, its text as the model reads it; never raises for what a model wrote.
 
