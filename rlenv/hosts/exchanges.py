@@ -1,0 +1,169 @@
+"""The requests that an agent made of its model, as the transcript that is scored and as the rows that are trained.
+
+An agent keeps its own history: it may ask beside it (a title, a summary), ask again, rewrite what was said, and call
+tools of its own. What counts is what its model wrote; what the agent says that it wrote is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlenv.endpoints.account import Completion
+from rlenv.messages import MalformedCall, Message, ToolCall
+from rlenv.runs.schema import Tokens
+
+__all__ = ["Exchange", "matched", "named_by", "rows_of", "transcript_of"]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer.
+
+    `names` are the environment's tools by the names under which the agent has offered them, None for a tool of the
+    agent's own. `is_delivered` is False where the agent was gone when the answer came.
+    """
+
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    completion: Completion
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    is_delivered: bool = True
+
+    @property
+    def message(self) -> Message:
+        """What the model wrote, its calls under the environment's own names and without those of the agent's tools.
+
+        A name that was not offered is the model's mistake, and stays.
+        """
+        calls = self.completion.message.tool_calls
+        kept = tuple(self._renamed(call) for call in calls if self.names.get(call.name or "", "") is not None)
+        return replace(self.completion.message, tool_calls=kept)
+
+    def _renamed(self, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+        name = self.names.get(call.name or "")
+        return call if name is None else replace(call, name=name)
+
+
+def named_by(offered: Any, tools: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    """The environment's tools by the names under which an agent offers them to its model.
+
+    Agents put the server's name before a tool's (`mcp__rlenv__search`). A tool of the agent's own may end in the same
+    word, so that the arguments must have the same names, too.
+
+    Args:
+        offered: the `tools` of a request.
+        tools: the parameters of the environment's, by name.
+    """
+    found: dict[str, str | None] = {}
+    for tool in offered if isinstance(offered, list) else ():
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            assert isinstance(function, Mapping)
+            keys = _keys(function.get("parameters"))
+            meant = [one for one, parameters in tools.items() if _ends_in(name, one) and _keys(parameters) == keys]
+            found[name] = name if name in tools else max(meant, key=len, default=None)
+    return found
+
+
+def _ends_in(name: str, tool: str) -> bool:
+    before = name.removesuffix(tool)
+    return name.endswith(tool) and (not before or not before[-1].isalnum())
+
+
+def _keys(parameters: Any) -> set[str]:
+    held = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return set(held) if isinstance(held, Mapping) else set()
+
+
+def transcript_of(exchanges: Sequence[Exchange]) -> list[Message]:
+    """What the model said in the order in which it did: each message with calls, and the last one of the conversation.
+
+    Left out are answers that nobody was there to read, those to a request that was made again, and messages without
+    calls behind which the agent went on. The conversation is that of the requests that offer tools, where any does: an
+    agent asks for titles and summaries without. One whose last message has calls of the agent's own has no end.
+    """
+    asked: dict[int, int] = {}
+    read = [one for one in exchanges if one.is_delivered]
+    for index, one in enumerate(read):
+        asked[hash(repr(one.request.get("messages")))] = index
+    read = [read[index] for index in sorted(asked.values())]
+    main = [one for one in read if one.names] or read
+    said = [one.message for one in read if one.message.tool_calls and one is not (main[-1] if main else None)]
+    if main and (main[-1].message.tool_calls or not main[-1].completion.message.tool_calls):
+        said.append(main[-1].message)
+    return said
+
+
+def matched(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Message]:
+    """The transcript with the ids of the calls that were made: of the same call, or else of one of the same tool, as
+    agents fill in what a model leaves out."""
+    said, left = list(transcript), list(made)
+    taken: dict[tuple[int, int], str | None] = {}
+    places = [(at, index, call) for at, one in enumerate(said) for index, call in enumerate(one.tool_calls)]
+    for is_exact in (True, False):
+        for at, index, call in places:
+            if (at, index) in taken or not isinstance(call, ToolCall):
+                continue
+            same = [one for one in left if one.name == call.name]
+            same = [one for one in same if dict(one.arguments) == dict(call.arguments)] if is_exact else same
+            if same:
+                left.remove(same[0])
+                taken[at, index] = same[0].id
+    return [
+        replace(
+            one, tool_calls=tuple(_with_id(call, taken.get((at, index))) for index, call in enumerate(one.tool_calls))
+        )
+        for at, one in enumerate(said)
+    ]
+
+
+def _with_id(call: ToolCall | MalformedCall, id: str | None) -> ToolCall | MalformedCall:
+    return call if id is None else replace(call, id=id)
+
+
+def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:
+    """The training rows: each sampled id stands in one of them, behind the very ids that it was sampled behind.
+
+    A request whose prompt goes on behind what a row holds goes on with that row; what lies between is the agent's and
+    the environment's, with mask 0. Where the agent, or the chat template, has written the history otherwise, a new row
+    begins. Answers without ids are in none; `logprobs` of a row are () where a server gave none for some answer in it.
+    """
+    rows: list[_Row] = []
+    for one in exchanges:
+        tokens = one.completion.tokens if one.is_delivered else None
+        if tokens is None or not tokens.ids or not tokens.prompt_ids:
+            continue
+        prompt = list(tokens.prompt_ids)
+        begun = [row for row in rows if prompt[: len(row.whole)] == row.whole]
+        row = max(begun, key=lambda row: len(row.whole), default=None)
+        if row is None:
+            rows.append(row := _Row(len(prompt), prompt))
+        row.add(prompt, tokens.ids, tokens.logprobs)
+    return [row.done() for row in rows]
+
+
+@dataclass(slots=True)
+class _Row:
+    start: int
+    whole: list[int]
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, prompt: list[int], ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        between = prompt[len(self.whole) :]
+        self.whole += [*between, *ids]
+        begun = len(self.mask) + len(between)
+        self.mask += [0] * len(between) + [1] * len(ids)
+        self.turns.append((begun, len(self.mask)))
+        if len(logprobs) != len(ids):
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += [0.0] * len(between) + list(logprobs)
+
+    def done(self) -> Tokens:
+        prompt, ids = self.whole[: self.start], self.whole[self.start :]
+        return Tokens(prompt, ids, self.mask, self.logprobs or (), self.turns)

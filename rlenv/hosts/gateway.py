@@ -1,0 +1,343 @@
+"""A reverse gateway: an agent that knows nothing of rlenv plays an episode against an endpoint of OpenAI's.
+
+    POST /episodes                     the driver opens an episode, and is told the agent's addresses
+    /agent/KEY/v1/chat/completions     the agent asks its model, in one piece or as events
+    /agent/KEY/v1/responses            the same in the other wire of OpenAI's
+    /v1/…                              the same with the key as API key
+    /agent/KEY/mcp                     the environment's tools, by MCP
+    POST /episodes/ID/finish           the driver is told the reward, and the training rows
+
+The model's own server is asked behind it, for token ids and log-probabilities too. Every request and answer is kept.
+What the model wrote is scored as the transcript of a `rlenv.ToolSession`: an agent's history is its own affair.
+
+A server that does not answer ends the episode with an invalid reward; a request that it refuses is the agent's own
+mistake, which it is told. An agent that never finishes is scored as truncated (`host`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from aiohttp import web
+
+from rlenv._base.bounded import drop_oldest, sendable
+from rlenv.dialects.built_in import broken_schemas, broken_value
+from rlenv.endpoints import REFUSED, Client
+from rlenv.endpoints.account import counted, read_chat
+from rlenv.episodes.environment import Environment
+from rlenv.errors import EndpointError
+from rlenv.hosts.desk import MOST_BYTES, Desk, Held, bearer_of, guarded, json_of, refusal
+from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, transcript_of
+from rlenv.hosts.mcp_server import held_by, over_http
+from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
+from rlenv.messages import Message
+from rlenv.runs.folder import KeptRun
+from rlenv.runs.schema import Facts, Tokens
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Gateway", "Recorded"]
+
+_ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
+"""vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
+_TOLD: Final = ("token_ids", "prompt_token_ids", "logprobs", "meta_info", "prompt_logprobs")
+_OVER: Final = "the episode is over: the model is not asked any more"
+_BEAT_S: Final = 10.0
+_MOST_RESPONSES: Final = 1_000
+_EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What an agent asked in one episode, and was answered."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The conversation behind each response, by its id."""
+    asked: int = 0
+    rows: list[Tokens] = field(default_factory=list)
+    """The training rows, once the episode has ended."""
+
+
+class Gateway:
+    """The gateway of one environment and one model; `application()` is served by aiohttp.
+
+    Args:
+        client: the model's server. What its endpoint says of sampling is what is sampled with; the rest is the agent's.
+        kept: the run that keeps the episodes with their rows; None keeps none. The exchanges of each stand in its
+            folder, in `exchanges/ID.jsonl`.
+        most_requests: of one episode; an agent that asks for more is told that the episode is over.
+        wants_ids: ask for token ids and log-probabilities; without them there are no rows.
+        options: of the `Desk`.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        client: Client,
+        *,
+        host: str = "127.0.0.1",
+        token: str = "",
+        kept: KeptRun | None = None,
+        most_requests: int = 500,
+        wants_ids: bool = True,
+        **options: Any,
+    ) -> None:
+        self.environment, self._client, self._kept = environment, client, kept
+        self._host, self._token, self._most, self._wants_ids = host, token, most_requests, wants_ids
+        self.desk = Desk(environment, keep=self._keep, scored=self._scored, aside=Recorded, **options)
+
+    def application(self) -> web.Application:
+        """The server."""
+        guard = guarded(self._host, token=self._token, is_open=lambda one: one.path.startswith(("/agent/", "/v1/")))
+        app = web.Application(middlewares=[guard], client_max_size=MOST_BYTES)
+        app.cleanup_ctx.append(held_by(aclosing(self._client), self.environment, self.desk))
+        app.add_routes(self.desk.routes(self._described))
+        for before in ("/agent/{key}/v1", "/v1"):
+            app.router.add_post(f"{before}/chat/completions", self._of_agent(self._chat))
+            app.router.add_post(f"{before}/responses", self._of_agent(self._respond))
+            app.router.add_get(f"{before}/models", self._of_agent(self._models))
+        app.router.add_route("*", "/agent/{key}/mcp", self._of_agent(self._tools))
+        return app
+
+    def _described(self, request: web.Request, held: Held) -> dict[str, Any]:
+        if held.trajectory is not None:
+            is_valid = held.trajectory.reward.total is not None
+            return {"rows": [_row(row, is_valid=is_valid) for row in held.aside.rows]}
+        root = f"{request.url.origin()}/agent/{held.key}"
+        return {"base_url": f"{root}/v1", "api_key": held.key, "mcp_url": f"{root}/mcp"}
+
+    def _of_agent(self, answer: Callable[[web.Request, Held], Any]) -> Callable[[web.Request], Any]:
+        """A route that the key of an episode opens, in the address or as API key."""
+
+        async def route(request: web.Request) -> web.StreamResponse:
+            held = self.desk.at(request.match_info.get("key") or bearer_of(request))
+            if held is None:
+                return refusal(401, "the key is that of no episode")
+            held.busy += 1
+            try:
+                result: web.StreamResponse = await answer(request, held)
+                return result
+            finally:
+                held.busy -= 1
+                held.touched = self.desk.now()
+
+        return route
+
+    async def _tools(self, request: web.Request, held: Held) -> web.StreamResponse:
+        return await over_http(request, held, self.desk)
+
+    async def _models(self, request: web.Request, held: Held) -> web.StreamResponse:
+        model = {"id": self._client.endpoint.model, "object": "model", "created": 0, "owned_by": "rlenv"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request, held: Held) -> web.StreamResponse:
+        body = await json_of(request)
+        options = body.get("stream_options")
+        with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+        async def answer() -> Exchange | web.Response:
+            return await self._asked(held, body, {key: body[key] for key in CHAT_FIELDS if key in body})
+
+        def whole(one: Exchange) -> dict[str, Any]:
+            return {**one.answer, "model": body.get("model") or one.answer.get("model")}
+
+        def events(one: Exchange) -> Iterable[tuple[str, str]]:
+            return (("", data) for data in chat_chunks(whole(one), with_usage=with_usage))
+
+        return await _given(request, answer, whole, events if body.get("stream") else None)
+
+    async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
+        body, record = await json_of(request), held.aside
+        before = body.get("previous_response_id")
+        if before is not None and before not in record.responses:
+            return refusal(404, f"there is no response '{str(before)[:60]}' in this episode")
+        chat = as_chat(body, record.responses[before] if before is not None else ())
+
+        async def answer() -> Exchange | web.Response:
+            return await self._asked(held, body, chat)
+
+        def whole(one: Exchange) -> dict[str, Any]:
+            made = as_response({**one.answer, "model": body.get("model") or one.answer.get("model")}, body)
+            record.responses[made["id"]] = [*chat["messages"], one.answer["choices"][0]["message"]]
+            drop_oldest(record.responses, most=_MOST_RESPONSES)
+            return made
+
+        def events(one: Exchange) -> Iterable[tuple[str, str]]:
+            return ((json.loads(data)["type"], data) for data in as_events(whole(one)))
+
+        return await _given(request, answer, whole, events if body.get("stream") else None)
+
+    # The model behind it
+
+    async def _asked(self, held: Held, body: Mapping[str, Any], chat: dict[str, Any]) -> Exchange | web.Response:
+        """The model's answer to an agent's request, or what the agent is told in its place."""
+        record, episode = held.aside, held.session.episode
+        deadline = episode.tools.begun + episode.limits.episode_s
+        if problem := _problem(body, chat):
+            return refusal(400, problem)
+        record.asked += 1
+        turns = sum(bool(one.message.tool_calls) for one in record.exchanges if one.is_delivered)
+        over = held.is_over or time.monotonic() >= deadline
+        if over or record.asked > self._most or turns >= episode.limits.turns:
+            return refusal(400, _OVER, code="episode_over")
+        sent = self._request(chat)
+        try:
+            with counted(episode.tools.account, "policy"):
+                answer = await self._client.post("/chat/completions", sent, deadline=deadline)
+                completion = self._client.counted(read_chat, answer)
+        except EndpointError as error:
+            return await self._failed(held, error, is_late=time.monotonic() >= deadline)
+        parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
+        if held.is_closing:
+            return refusal(400, _OVER, code="episode_over")
+        one = Exchange(sent, _plain(answer), completion, named_by(chat.get("tools"), parameters))
+        record.exchanges.append(one)
+        return one
+
+    def _request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
+        """The request that the model's server is sent: what it spells of control tokens is text, in all that comes from
+        tools and tasks."""
+        sent = {key: value for key, value in chat.items() if value is not None}
+        most = sent.pop("max_completion_tokens", None)
+        sent |= {"max_tokens": most} if most is not None else {}
+        sent["messages"] = [_safe(message) for message in chat["messages"]]
+        if sent.get("tools"):
+            sent["tools"] = list(broken_schemas(sent["tools"]))
+        own = self._client.body(None)
+        limits = [one["max_tokens"] for one in (sent, own) if type(one.get("max_tokens")) is int]
+        return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
+
+    async def _failed(self, held: Held, error: EndpointError, *, is_late: bool) -> web.Response:
+        """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
+        server's is one is asked beside it, since a request may have made it fail."""
+        if is_late or held.is_closing:
+            return refusal(400, _OVER, code="episode_over")
+        if error.status in REFUSED:
+            return refusal(400, str(error))
+        if (error.status is not None or error.is_garbled) and await self._answers():
+            return refusal(400, f"the model's server fails at this request: {error}")
+        held.session.episode.fail("policy", str(error))
+        return refusal(503, "the model does not answer; the episode is over", code="episode_over")
+
+    async def _answers(self) -> bool:
+        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None), "max_tokens": 1}
+        try:
+            await self._client.post("/chat/completions", ping, deadline=time.monotonic() + _BEAT_S)
+        except EndpointError:
+            return False
+        return True
+
+    # The end
+
+    def _scored(self, held: Held) -> Sequence[Message] | None:
+        said = transcript_of(held.aside.exchanges)
+        return matched(said, held.made) if held.aside.exchanges or held.made else None
+
+    def _keep(self, held: Held, trajectory: Trajectory) -> None:
+        rows = held.aside.rows = rows_of(held.aside.exchanges)
+        if self._kept is None:
+            return
+        facts = Facts(started=time.time() - trajectory.seconds, tokens=rows)
+        id = self._kept.append(trajectory, facts) or uuid4().hex
+        folder = self._kept.path / "exchanges"
+        lines = [json.dumps(sendable({"request": one.request, "answer": one.answer, "tokens": one.completion.tokens}))
+                 for one in held.aside.exchanges]  # fmt: skip
+        with suppress(OSError):  # a full disk has been told of by the run
+            folder.mkdir(exist_ok=True)
+            Path(folder, f"{id}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def _problem(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:
+    """What is wrong with an agent's request before anybody is asked; "" where nothing is."""
+    messages = chat.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, Mapping) for one in messages):
+        return "messages: expected a list with at least one message"
+    if body.get("n") not in (None, 1):
+        return f"n: found {body.get('n')!r:.20}; one answer at a time is given"
+    return ""
+
+
+def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("role") not in ("user", "tool"):  # what the agent's author and the model itself wrote
+        return {**message, "role": "system"} if message.get("role") == "developer" else message
+    return {**message, "content": broken_value(message.get("content"))}
+
+
+def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer without what the gateway alone has asked for."""
+    choice = {key: value for key, value in answer["choices"][0].items() if key not in _TOLD}
+    if calls := choice["message"].get("tool_calls"):
+        choice["message"] = {**choice["message"], "tool_calls": [_call(*one) for one in enumerate(calls)]}
+    kept = {key: value for key, value in answer.items() if key not in _TOLD}
+    usual = {"object": "chat.completion", "created": int(time.time()), "id": f"chatcmpl-{uuid4().hex}"}
+    return {**usual, **kept, "choices": [choice]}
+
+
+def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with all that clients expect of one; a server may leave out its id, or what has no arguments."""
+    name, arguments = call["function"].get("name"), call["function"].get("arguments")
+    said = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {
+        "id": call.get("id") or f"call_{index}",
+        "type": "function",
+        "function": {"name": str(name), "arguments": said},
+    }
+
+
+def _row(row: Tokens, *, is_valid: bool) -> dict[str, Any]:
+    """A training row as JSON; nothing of an episode without a reward is trained."""
+    mask = list(row.mask) if is_valid else [0] * len(row.mask)
+    ids, turns = list(row.ids), [list(turn) for turn in row.turns]
+    logprobs = list(row.logprobs) or None
+    return {"prompt_ids": list(row.prompt_ids), "ids": ids, "mask": mask, "logprobs": logprobs, "turns": turns}
+
+
+async def _given(
+    request: web.Request,
+    answer: Callable[[], Any],
+    whole: Callable[[Exchange], Mapping[str, Any]],
+    events: Callable[[Exchange], Iterable[tuple[str, str]]] | None,
+) -> web.StreamResponse:
+    """Answers in one piece, or as events: of a stream nothing but signs of life is sent until the whole is there."""
+    if events is None:
+        one = await answer()
+        if isinstance(one, web.Response):
+            return one
+        _note_delivery(request, one)
+        return web.json_response(sendable(whole(one)))
+    asked = asyncio.ensure_future(answer())
+    await asyncio.wait([asked], timeout=_BEAT_S)
+    if asked.done() and isinstance(asked.result(), web.Response):
+        refused: web.Response = asked.result()
+        return refused
+    stream = web.StreamResponse(headers=_EVENTS)
+    try:
+        await stream.prepare(request)
+        while not asked.done():
+            await stream.write(b": still here\n\n")
+            await asyncio.wait([asked], timeout=_BEAT_S)
+        one = asked.result()
+        if isinstance(one, web.Response):
+            told = json.loads(one.body or b"{}")  # type: ignore[arg-type]  # ours is bytes
+            await stream.write(b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n")
+            return stream
+        _note_delivery(request, one)
+        for kind, data in events(one):
+            await stream.write((f"event: {kind}\n" if kind else "").encode() + f"data: {data}\n\n".encode())
+    except ConnectionError:
+        one = await asked
+        if isinstance(one, Exchange):
+            one.is_delivered = False
+    return stream
+
+
+def _note_delivery(request: web.Request, one: Exchange) -> None:
+    one.is_delivered = request.transport is not None and not request.transport.is_closing()

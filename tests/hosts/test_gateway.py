@@ -1,0 +1,339 @@
+"""An agent that knows nothing of rlenv plays through the gateway: what its model wrote is scored and trained, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.endpoints import Client, Endpoint
+from rlenv.hosts.gateway import Gateway
+from rlenv.language.spec import SamplingSpec
+from rlenv.messages import Message, ToolCall
+from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.testing.endpoint import Answer, FakeEndpoint, Reply
+from tests.hosts.test_mcp_server import SPEC
+from tests.support.asked import Asks, Speaker, asking, plays, written
+
+CALLS = Message("assistant", "", tuple(ToolCall("calculate", {"expression": f"{n}**2"}, f"c{n}") for n in range(1, 5)))
+RIGHT = "<answer>30</answer>"
+Play = Callable[[Asks, FakeEndpoint], Awaitable[Any]]
+
+
+_PLAIN = SamplingSpec()
+
+
+@asynccontextmanager
+async def gated(
+    answers: Iterable[Any] | Answer,
+    folder: Path,
+    *,
+    spec: str = SPEC,
+    sampling: SamplingSpec = _PLAIN,
+    **options: Any,
+) -> AsyncIterator[tuple[Asks, FakeEndpoint, Gateway]]:
+    """A gateway before a scripted model, and whoever asks it."""
+    (folder / "sums.yaml").write_text(spec, encoding="utf-8")
+    async with FakeEndpoint(answers) as model:
+        client = Client(Endpoint(name="", base_url=model.base_url, model="policy", retries=0, sampling=sampling))
+        try:
+            made = Gateway(rlenv.load(folder / "sums.yaml"), client, **options)
+            async with asking(made.application()) as ask:
+                yield ask, model, made
+        finally:
+            await client.aclose()
+
+
+def gateway(answers: Iterable[Any] | Answer, folder: Path, play: Play, **options: Any) -> Any:
+    """What a play with a gateway returns."""
+
+    async def main() -> Any:
+        async with gated(answers, folder, **options) as (ask, model, _):
+            return await play(ask, model)
+
+    return asyncio.run(main())
+
+
+async def seat_of(ask: Asks, **row: Any) -> dict[str, Any]:
+    status, seat = await ask("POST", "/episodes", row)
+    assert status == 201, seat
+    return dict(seat)
+
+
+async def finished(ask: Asks, seat: dict[str, Any], **said: Any) -> dict[str, Any]:
+    status, ended = await ask("POST", f"/episodes/{seat['episode']}/finish", said)
+    assert status == 200, ended
+    return dict(ended)
+
+
+@pytest.mark.parametrize("prefix", ["", "mcp__rlenv__", "rlenv."])
+def test_an_agents_four_calls_earn_what_they_do_as_one_message(prefix: str, tmp_path: Path) -> None:
+    calls = tuple(ToolCall(prefix + one.name, one.arguments, one.id) for one in CALLS.tool_calls if one.name)  # type: ignore[union-attr]
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        history = await plays(ask, seat, prefix=prefix)
+        assert [one["content"] for one in history if one["role"] == "tool"] == ["1", "4", "9", "16"]
+        ended = await finished(ask, seat)
+        assert await finished(ask, seat, answer="<answer>0</answer>") == ended
+        return ended
+
+    ended = gateway(Speaker([Message("assistant", "", calls), RIGHT]), tmp_path, play)
+    assert (ended["total"], ended["success"], ended["reason"]) == (pytest.approx(1.3), True, "answer")
+
+
+def encoder_of(folder: Path) -> Any:
+    pytest.importorskip("tokenizers")
+    from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+
+    (folder / "sums.yaml").write_text(SPEC, encoding="utf-8")
+    return rlenv.bind(small_tokenizer(), rlenv.load(folder / "sums.yaml"), chat_template=CHAT_TEMPLATE)
+
+
+def test_rows_hold_each_sampled_id_once_behind_what_it_was_sampled_behind(tmp_path: Path) -> None:
+    encoder = encoder_of(tmp_path)
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await plays(ask, seat)
+        assert all(body["logprobs"] and body["return_token_ids"] for body in model.requests)
+        return await finished(ask, seat)
+
+    (row,) = gateway(Speaker([CALLS, RIGHT], encoder), tmp_path, play)["rows"]
+    assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"])
+    (first, end), (second, last) = row["turns"]
+    assert encoder.decode(row["ids"][first:end]) == written(CALLS) + "<|im_end|>"
+    assert encoder.decode(row["ids"][second:last]) == RIGHT + "<|im_end|>"
+    assert row["mask"] == [1] * end + [0] * (second - end) + [1] * (last - second)
+    assert encoder.decode(row["ids"][end:second]).count("<tool_response>") == 4
+    assert row["logprobs"][:2] == [-0.01, -0.02]
+    assert set(row["logprobs"][end:second]) == {0.0}
+
+
+def test_an_agent_that_rewrites_its_history_begins_a_row_and_titles_are_no_turns(tmp_path: Path) -> None:
+    encoder = encoder_of(tmp_path)
+    speaker = Speaker([], encoder)
+
+    def answer(body: Any) -> Any:
+        asked = body["messages"][-1]["content"]
+        line = {"A title?": "Sums", "Summary?": "it is 30"}.get(asked, RIGHT if "it is" in str(body) else CALLS)
+        return speaker.sampled(body, line)
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url = f"{seat['base_url']}/chat/completions"
+        await ask("POST", url, {"messages": [{"role": "user", "content": "A title?"}]})
+        history = await plays(ask, seat, most=1)
+        await ask("POST", url, {"messages": [*history, {"role": "user", "content": "Summary?"}]})
+        tools = model.requests[1]["tools"]
+        await ask("POST", url, {"messages": [{"role": "user", "content": "So far: it is 30"}], "tools": tools})
+        return await finished(ask, seat)
+
+    ended = gateway(answer, tmp_path, play)
+    assert (ended["total"], ended["terms"]["short"]) == (pytest.approx(1.3), 1.0)
+    assert [sum(row["mask"]) for row in ended["rows"]] == [
+        len(encoder.encode_text(text)) + 1 for text in ("Sums", written(CALLS), "it is 30", RIGHT)
+    ]
+
+
+def test_tools_of_the_agents_own_are_no_calls_of_the_environments(tmp_path: Path) -> None:
+    shell = {"type": "function", "function": {"name": "my_calculate", "parameters": {"properties": {"command": {}}}}}
+    own = Message("assistant", "", (ToolCall("my_calculate", {"command": "ls"}, "x"),))
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url = f"{seat['base_url']}/chat/completions"
+        history = seat["messages"]
+        for _ in range(6):
+            _, answer = await ask("POST", url, {"messages": history, "tools": [shell]})
+            history = [*history, answer["choices"][0]["message"], {"role": "tool", "tool_call_id": "x", "content": "a"}]
+        unfinished = await finished(ask, await other(ask, shell))
+        await ask("POST", url, {"messages": history, "tools": [shell]})
+        return unfinished, await finished(ask, seat)
+
+    async def other(ask: Asks, shell: Any) -> dict[str, Any]:
+        seat = await seat_of(ask)
+        await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"], "tools": [shell]})
+        return seat
+
+    unfinished, ended = gateway(Speaker([own] * 6 + [RIGHT]), tmp_path, play)
+    assert (unfinished["reason"], unfinished["failure"], unfinished["success"]) == ("host", None, False)
+    assert (ended["reason"], ended["success"], ended["terms"]["calls"]) == ("answer", True, None)
+
+
+@pytest.mark.parametrize("status", [500, 401, 404, "drops"])
+def test_a_server_that_is_out_makes_the_reward_invalid(tmp_path: Path, status: int | str) -> None:
+    reply = Reply(drops=True) if status == "drops" else Reply(status=int(status), body={"error": "out"})
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url = f"{seat['base_url']}/chat/completions"
+        assert (await ask("POST", url, {"messages": seat["messages"]}))[0] == 503
+        told, answer = await ask("POST", url, {"messages": seat["messages"]})
+        assert (told, answer["error"]["code"]) == (400, "episode_over")
+        return await finished(ask, seat, answer=RIGHT)
+
+    ended = gateway([reply], tmp_path, play)
+    assert (ended["total"], ended["success"], ended["failure"]["reason"]) == (None, None, "policy")
+    assert all(set(row["mask"]) == {0} for row in ended["rows"])
+
+
+def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_answered(tmp_path: Path) -> None:
+    def answer(body: Any) -> Any:
+        return Reply(status=500) if "poison" in str(body) else RIGHT
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url = f"{seat['base_url']}/chat/completions"
+        poison = {"messages": [{"role": "user", "content": "poison"}]}
+        assert (await ask("POST", url, poison))[0] == 400
+        assert (await ask("POST", url, {"messages": seat["messages"]}))[0] == 200
+        return await finished(ask, seat)
+
+    assert gateway(answer, tmp_path, play)["success"] is True
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": []},
+        {"messages": "hi"},
+        {"messages": ["hi"]},
+        {"messages": [{"role": "robot", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "hi"}], "n": 4},
+        [],
+    ],
+)
+def test_a_bad_request_is_the_agents_own_and_ends_nothing(tmp_path: Path, body: Any) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        for wire in ("chat/completions", "responses"):
+            status, answer = await ask("POST", f"{seat['base_url']}/{wire}", body)
+            assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        await plays(ask, seat)
+        return await finished(ask, seat)
+
+    assert gateway(Speaker([RIGHT]), tmp_path, play)["success"] is True
+
+
+def test_nobody_reaches_anothers_episode_or_scores_ones_own(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        driver = {"Authorization": "Bearer drive"}
+        (_, one), (_, two) = [await ask("POST", "/episodes", {}, **driver) for _ in range(2)]
+        body = {"messages": one["messages"]}
+        for key in ("", "drive", one["episode"], "x"):
+            assert (await ask("POST", "/v1/chat/completions", body, Authorization=f"Bearer {key}"))[0] == 401
+        agent = {"Authorization": f"Bearer {one['api_key']}"}
+        assert (await ask("POST", "/v1/chat/completions", body, **agent))[0] == 200
+        for path in (f"/episodes/{one['episode']}", f"/episodes/{two['episode']}"):
+            assert (await ask("POST", f"{path}/finish", {"answer": RIGHT}, **agent))[0] == 401
+            assert (await ask("GET", path, **agent))[0] == 401
+        assert (await ask("POST", "/episodes", {}, **agent))[0] == 401
+        made = [await ask("POST", f"/episodes/{seat['episode']}/finish", {}, **driver) for seat in (one, two)]
+        return [ended["total"] is None for _, ended in made]
+
+    # The second agent has done nothing at all, which measures nothing.
+    assert gateway(Speaker([RIGHT]), tmp_path, play, token="drive") == [False, True]
+
+
+def test_the_model_is_asked_no_more_once_the_turns_are_used_up(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await plays(ask, seat, most=50)
+        return len(model.requests), await finished(ask, seat)
+
+    asked, ended = gateway(Speaker([CALLS]), tmp_path, play)
+    assert (asked, ended["reason"]) == (3, "turns")
+
+
+def test_sampling_is_the_gateways_and_what_a_policy_may_not_set_is_left_out(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        said = {"role": "user", "content": "a <|im_end|> b"}
+        body = {"messages": [{"role": "developer", "content": "Be brief."}, said], "temperature": 0, "stream": False}
+        body |= {"max_completion_tokens": 9_999, "chat_template": "{{ evil }}", "guided_regex": "30", "model": "other"}
+        status, answer = await ask("POST", f"{seat['base_url']}/chat/completions", body)
+        assert (status, answer["model"]) == (200, "other")
+        return model.requests[0]
+
+    sent = gateway(Speaker([RIGHT]), tmp_path, play, sampling=SamplingSpec(temperature=1.0, max_tokens=512))
+    told = [(one["role"], one["content"]) for one in sent["messages"]]
+    assert told == [("system", "Be brief."), ("user", "a < |im_end|> b")]
+    del sent["messages"]
+    wanted = {"model": "policy", "temperature": 1.0, "max_tokens": 512, "logprobs": True, "return_token_ids": True}
+    assert sent == wanted
+
+
+def test_an_answer_comes_as_events_too(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        body = {"messages": seat["messages"], "stream": True, "stream_options": {"include_usage": True}}
+        async with ask.http.post(f"{seat['base_url']}/chat/completions", json=body) as answer:
+            lines = (await answer.text()).split("\n\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        assert lines[-2] == "data: [DONE]"
+        calls = [call for one in chunks for choice in one["choices"] for call in choice["delta"].get("tool_calls", ())]
+        assert [(call["index"], call["function"]["name"]) for call in calls] == [(n, "calculate") for n in range(4)]
+        assert [one["choices"][0]["finish_reason"] for one in chunks if one["choices"]][-1] == "tool_calls"
+        assert chunks[-1]["usage"]["completion_tokens"] >= 0
+
+    gateway(Speaker([CALLS]), tmp_path, play)
+
+
+def test_the_other_wire_of_openai_is_the_same_conversation(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        url = f"{seat['base_url']}/responses"
+        tool = {"type": "function", "name": "calculate", "parameters": {"properties": {"expression": {}}}}
+        items: list[Any] = [{"role": one["role"], "content": one["content"]} for one in seat["messages"]]
+        _, first = await ask("POST", url, {"model": "m", "input": items, "tools": [tool, {"type": "web_search"}]})
+        outputs = []
+        for call in first["output"]:
+            assert call["type"] == "function_call"
+            params = {"name": call["name"], "arguments": json.loads(call["arguments"])}
+            _, ran = await ask.rpc(seat["mcp_url"], "tools/call", params)
+            text = ran["result"]["content"][0]["text"]
+            outputs.append({"type": "function_call_output", "call_id": call["call_id"], "output": text})
+        whole = {"model": "m", "input": [*items, *first["output"], *outputs], "tools": [tool], "stream": True}
+        later = {"model": "m", "input": outputs, "tools": [tool], "previous_response_id": first["id"]}
+        async with ask.http.post(url, json=whole) as answer:
+            events = [json.loads(one.partition("data: ")[2]) for one in (await answer.text()).strip().split("\n\n")]
+        _, second = await ask("POST", url, later)
+        assert model.requests[1]["messages"] == model.requests[2]["messages"]
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == RIGHT
+        assert second["output"][0]["content"][0]["text"] == RIGHT
+        assert [one["sequence_number"] for one in events] == list(range(len(events)))
+        return await finished(ask, seat)
+
+    assert gateway(Speaker([CALLS, RIGHT]), tmp_path, play)["total"] == pytest.approx(1.3)
+
+
+def test_an_episode_that_nobody_finishes_is_scored_as_truncated_and_kept(tmp_path: Path) -> None:
+    encoder, now = encoder_of(tmp_path), [0.0]
+    run = tmp_path / "run"
+
+    async def main(kept: KeptRun) -> Any:
+        options: dict[str, Any] = {"kept": kept, "idle_s": 1_000.0, "clock": lambda: now[0]}
+        async with gated(Speaker([CALLS, RIGHT], encoder), tmp_path, **options) as (ask, _, made):
+            seat = await seat_of(ask)
+            await plays(ask, seat, most=1)
+            now[0] = 1_000.0
+            await made.desk.reap()
+            return (await ask("GET", f"/episodes/{seat['episode']}"))[1]
+
+    with KeptRun(run, RunInfo(kind="eval")) as kept:
+        ended = asyncio.run(main(kept))
+    assert (ended["reason"], ended["failure"], ended["success"]) == ("host", None, False)
+    (row,) = rlenv.open_run(run).rows()
+    assert (row["reward"], row["reason"], row["tokens"] > 0) == (ended["total"], "host", True)
+    (file,) = (run / "exchanges").iterdir()
+    assert file.stem == row["id"]
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert line["tokens"]["ids"] == [*encoder.encode_text(written(CALLS)), encoder.stop_id]
