@@ -118,6 +118,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",
         "sql": "rlenv.tools.sql:KIND",
+        "verl": "rlenv.tools.verl:KIND",
     },
     "resources": {
         "duckdb": "rlenv.resources.sql.duckdb:KIND",
@@ -149,6 +150,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "math_equal": "rlenv.rewards.rules.mathematics:MATH_EQUAL",
         "numeric_match": "rlenv.rewards.rules.text:NUMERIC_MATCH",
         "python": "rlenv.rewards.rule:PYTHON",
+        "reasoning_gym": "rlenv.rewards.rules.generated:REASONING_GYM",
         "regex": "rlenv.rewards.rules.text:REGEX",
         "rl_factory_search": "rlenv.rewards.rules.presets:RL_FACTORY_SEARCH",
         "search_r1": "rlenv.rewards.rules.presets:SEARCH_R1",

@@ -370,7 +370,7 @@ def _unasked(document: SourceDocument) -> Iterator[Finding]:
         yield document.fault("prompt.images", message, "add 'user: TEXT'", at="key")
 
 
-_TASK_SOURCES = ("path", "function", "hf", "harbor", "rows")
+_TASK_SOURCES = ("path", "function", "hf", "harbor", "reasoning_gym", "rows")
 _OF_A_SOURCE = {"key": "path", "args": "function", "endless": "function"}
 
 
@@ -388,7 +388,7 @@ def _task_sources(document: SourceDocument) -> list[Finding]:
             unknown = any(key not in TaskSource.model_fields for key in source)
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
-                message = "expected 'path', 'function', 'hf', 'harbor' or 'rows'; found none"
+                message = "expected 'path', 'function', 'hf', 'harbor', 'reasoning_gym' or 'rows'; found none"
                 faults.append(document.fault(path, message, hint, at="key"))
         elif len(given) > 1:
             message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"

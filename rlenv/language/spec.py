@@ -12,29 +12,27 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlenv.language.dialect import Bool, ByRow, DialectSpec, Float, Int, Prose, Spec, Text
+from rlenv.language.sources import DatasetSpec, ReasoningGymSpec
 
 __all__ = ["AnswerSpec", "Bool", "BreakerSpec", "CacheSpec", "CallsSpec", "DatasetSpec", "DelaySpec", "EnvSpec"]
 __all__ += ["FaultsSpec", "Float", "Int", "LimitsSpec", "ObservationSpec", "OracleFunction", "OracleStep", "PromptSpec"]
-__all__ += ["Prose", "ResourceSpec", "RewardSpec", "SamplingSpec", "Spec", "TaskSource", "Text", "ToolSpec", "UserSpec"]
-
-
-class DatasetSpec(Spec):
-    """A dataset in the layout of the Hugging Face hub: on the hub, in its cache, or in a folder."""
-
-    path: Text
-    """`organisation/name` on the hub, or a folder relative to the spec."""
-    name: Text | None = None
-    """One of the dataset's configurations (subsets); needed where it has several and none is called `default`."""
-    split: Text | None = None
-    """One of its splits; the one that is called like this split of the spec otherwise."""
-    revision: Text | None = None
-    """A branch, tag or commit on the hub; a commit makes sure that the rows stay the same."""
-    columns: Mapping[str, Text] = {}
-    """Columns by the name that templates read, such as `{question: problem}`; all under their own names otherwise."""
+__all__ += [
+    "Prose",
+    "ReasoningGymSpec",
+    "ResourceSpec",
+    "RewardSpec",
+    "SamplingSpec",
+    "Spec",
+    "TaskSource",
+    "Text",
+    "ToolSpec",
+    "UserSpec",
+]
 
 
 class TaskSource(Spec):
-    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf`, `harbor` or `rows`."""
+    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf`, `harbor`,
+    `reasoning_gym` or `rows`."""
 
     path: Text | tuple[Text, ...] | None = None
     """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz). Or several, one
@@ -51,6 +49,8 @@ class TaskSource(Spec):
     """A dataset of the Hugging Face hub."""
     harbor: Text | None = None
     """A folder of tasks in Harbor's format, or one of them, relative to the spec."""
+    reasoning_gym: ReasoningGymSpec | None = None
+    """Generated tasks of reasoning-gym."""
     rows: tuple[Mapping[str, Any], ...] | None = None
     """Rows written in the spec itself."""
     when: Text | None = None

@@ -23,6 +23,7 @@ from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec, TaskSource
 from rlenv.language.templates import TemplateError, as_template, compile_value
 from rlenv.tasks.files import Row, UnfitFile, filled, joined, open_rows, task_files
+from rlenv.tasks.generated import generated
 from rlenv.tasks.harbor import HarborTasks
 from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 
@@ -195,6 +196,8 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
     elif source.harbor is not None:
         folders = harbor_tasks(loaded, split)
         read, count, name = folders.__getitem__, len(folders), source.harbor
+    elif source.reasoning_gym is not None:
+        (read, count), name = generated(loaded, f"{key}.reasoning_gym", source.reasoning_gym), "reasoning_gym"
     else:
         places = task_files(loaded, split)
         read, count = joined([_open(loaded, place, path, source.key, key) for place, path in places])
@@ -202,7 +205,7 @@ def _loaded_tasks(loaded: LoadedSpec, split: str) -> Tasks:
     if count == 0:
         at = next(
             f"{key}.{part}"
-            for part in ("rows", "function", "hf", "harbor", "path")
+            for part in ("rows", "function", "hf", "harbor", "reasoning_gym", "path")
             if getattr(source, part) is not None
         )
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])

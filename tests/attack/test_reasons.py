@@ -167,6 +167,7 @@ EPISODE: dict[str, list[Row]] = {
 }  # fmt: skip
 ELSEWHERE = {
     "python": "a function of the author's own; it reads whose failure a result is",
+    "reasoning_gym": "reads the answer alone: tests/peers/test_reasoning_gym.py",
     "judge": "reads no outcome; what its endpoint fails by is in tests/rewards/test_judge.py",
     "tests": "reads no outcome; what its sandboxes fail by is in tests/rewards/test_tests.py",
     "workspace": "reads no outcome; what its machines fail by is in tests/rewards/test_workspace.py",

@@ -107,6 +107,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 ELSEWHERE = {
     "math_equal": "below, in processes of its own",
+    "reasoning_gym": "in a process of its own: tests/peers/test_reasoning_gym.py",
     "tool_called": "reads no text: test_reasons.py",
     "skyrl_synsql": "its form is below, its calls in test_reasons.py",
     "python": "a function of the author's",
