@@ -286,7 +286,9 @@ class Desk:
     async def reap(self) -> None:
         """Leaves the episodes that nobody asks anything of, and forgets those that have ended as long ago."""
         last = self.now() - self.idle_s
-        for held in [held for held in self._by_id.values() if held.touched <= last and not held.busy]:
+        for held in [held for held in self._by_id.values() if held.touched <= last]:
+            if held.busy and held.touched > last - held.session.episode.limits.episode_s:
+                continue  # a call may take as long; whoever reads no answer does not keep the episode open for ever
             if held.trajectory is not None:
                 del self._by_id[held.id], self._by_key[held.key]
                 continue

@@ -50,6 +50,8 @@ _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 _TOLD: Final = ("token_ids", "prompt_token_ids", "logprobs", "meta_info", "prompt_logprobs")
 _OVER: Final = "the episode is over: the model is not asked any more"
 _BEAT_S: Final = 10.0
+_MOST_RECEIVED: Final = 256_000_000
+"""Bytes of all requests of one episode, which are kept until it is forgotten."""
 _MOST_RESPONSES: Final = 1_000
 _EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -62,6 +64,8 @@ class Recorded:
     responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The conversation behind each response, by its id."""
     asked: int = 0
+    received: int = 0
+    """Bytes of all requests."""
     rows: list[Tokens] = field(default_factory=list)
     """The training rows, once the episode has ended."""
 
@@ -144,7 +148,8 @@ class Gateway:
         with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
 
         async def answer() -> Exchange | web.Response:
-            return await self._asked(held, body, {key: body[key] for key in CHAT_FIELDS if key in body})
+            chat = {key: body[key] for key in CHAT_FIELDS if key in body}
+            return await self._asked(held, body, chat, len(await request.read()))
 
         def whole(one: Exchange) -> dict[str, Any]:
             return {**one.answer, "model": body.get("model") or one.answer.get("model")}
@@ -162,7 +167,7 @@ class Gateway:
         chat = as_chat(body, record.responses[before] if before is not None else ())
 
         async def answer() -> Exchange | web.Response:
-            return await self._asked(held, body, chat)
+            return await self._asked(held, body, chat, len(await request.read()))
 
         def whole(one: Exchange) -> dict[str, Any]:
             made = as_response({**one.answer, "model": body.get("model") or one.answer.get("model")}, body)
@@ -177,16 +182,19 @@ class Gateway:
 
     # The model behind it
 
-    async def _asked(self, held: Held, body: Mapping[str, Any], chat: dict[str, Any]) -> Exchange | web.Response:
+    async def _asked(
+        self, held: Held, body: Mapping[str, Any], chat: dict[str, Any], size: int
+    ) -> Exchange | web.Response:
         """The model's answer to an agent's request, or what the agent is told in its place."""
         record, episode = held.aside, held.session.episode
         deadline = episode.tools.begun + episode.limits.episode_s
         if problem := _problem(body, chat):
             return refusal(400, problem)
         record.asked += 1
+        record.received += size
         turns = sum(bool(one.message.tool_calls) for one in record.exchanges if one.is_delivered)
         over = held.is_over or time.monotonic() >= deadline
-        if over or record.asked > self._most or turns >= episode.limits.turns:
+        if over or record.asked > self._most or record.received > _MOST_RECEIVED or turns >= episode.limits.turns:
             return refusal(400, _OVER, code="episode_over")
         sent = self._request(chat)
         try:
@@ -260,6 +268,9 @@ def _problem(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:
     messages = chat.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, Mapping) for one in messages):
         return "messages: expected a list with at least one message"
+    for key in ("tools", "stop"):
+        if not isinstance(chat.get(key), list | None if key == "tools" else list | str | None):
+            return f"{key}: expected a list"
     if body.get("n") not in (None, 1):
         return f"n: found {body.get('n')!r:.20}; one answer at a time is given"
     return ""

@@ -149,11 +149,8 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     """A chat completion as the response to the request `body`."""
     choice = answer["choices"][0]
     message, usage = choice["message"], answer.get("usage") or {}
-    spaces = [
-        one.get("name")
-        for one in body.get("tools") or ()
-        if isinstance(one, Mapping) and one.get("type") == "namespace"
-    ]
+    tools = body.get("tools") if isinstance(body.get("tools"), list) else []
+    spaces = [one.get("name") for one in tools if isinstance(one, Mapping) and one.get("type") == "namespace"]
     output: list[dict[str, Any]] = []
     if text := message.get("content"):
         part = {"type": "output_text", "text": text, "annotations": []}
@@ -182,7 +179,7 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
         "output": output,
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": body.get("tools") or [],
+        "tools": tools,
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
         "usage": {

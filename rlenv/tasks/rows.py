@@ -27,16 +27,7 @@ from rlenv.tasks.generated import generated
 from rlenv.tasks.harbor import HarborTasks
 from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 
-__all__ = [
-    "PASS",
-    "SEEDS",
-    "STEP_SEEDS",
-    "UNMEASURED",
-    "Tasks",
-    "harbor_tasks",
-    "load_tasks",
-    "seed_of",
-]
+__all__ = ["PASS", "SEEDS", "STEP_SEEDS", "UNMEASURED", "Tasks", "harbor_tasks", "load_tasks", "seed_of"]
 __all__ += ["shuffled", "spread", "task_files"]
 
 PASS = 1_000

@@ -208,6 +208,8 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
         {"messages": ["hi"]},
         {"messages": [{"role": "robot", "content": "hi"}]},
         {"messages": [{"role": "user", "content": "hi"}], "n": 4},
+        {"messages": [{"role": "user", "content": "hi"}], "tools": 7, "input": [{"type": "shell"}]},
+        {"messages": [[]], "input": [[]]},
         [],
     ],
 )
