@@ -12,7 +12,9 @@ RlenvError
 │   ├── UnfitFile          a file that holds no task rows (rlenv.tasks.files)
 │   ├── QueryFault         a query over episodes that is none (rlenv.runs.figures.query)
 │   ├── SpecChanged        a spec that others wrote since the page that saves it read it (rlenv.web.jobs)
-│   └── Unconfirmed        a request of the viewer's that has to be confirmed (rlenv.web.guard)
+│   ├── Unconfirmed        a request of the viewer's that has to be confirmed (rlenv.web.guard)
+│   ├── Full               no more episodes may be held open for clients (rlenv.hosts.desk)
+│   └── Unknown            no episode of that name is held (rlenv.hosts.desk)
 ├── TemplateError          a template that cannot be compiled or filled (rlenv.language.templates)
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
 │   ├── ContentsLost       it does not write each content once, in order (rlenv.tokens.layouts)
