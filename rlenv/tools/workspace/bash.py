@@ -164,7 +164,7 @@ def _viewed(text: str, given: Any) -> str:
     lines = text.splitlines()
     first, last = given or (1, -1)
     last = len(lines) if last == -1 else last
-    if not 1 <= first <= last <= max(len(lines), 1):
+    if not 1 <= first <= max(last, 1) <= max(len(lines), 1):
         raise ToolFailed(f"view_range: the file has {len(lines)} lines; found {list(given)}", reason="bad_arguments")
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first)) or "(empty)"
 

@@ -53,6 +53,8 @@ def test_a_file_is_made_viewed_and_changed(reachable: Path) -> None:  # noqa: F8
         assert set((await ask("view", "sub")).text.split("\n")) >= {"a b.txt"}
         assert (await ask("str_replace", "sub/a b.txt", old_str="last\n")).outcome == "ok"  # no new_str takes it out
         assert not list((workspace.layer / "app" / "sub").glob(".*"))
+        assert (await ask("create", "none", file_text="")).outcome == "ok"
+        assert [(await ask("view", "none", **of)).text for of in ({}, {"view_range": [1, -1]})] == ["(empty)"] * 2
 
     edited(reachable, work)
 
