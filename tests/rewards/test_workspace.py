@@ -19,7 +19,7 @@ from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
 from rlenv.tools.workspace.machine import Ran
 from rlenv.tools.workspace.resource import Verified, Workspace
-from tests.support.machines import SOLVE, children, played, reachable, written  # noqa: F401 - a fixture
+from tests.support.machines import SOLVE, children, killed_at_first, played, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
 FORGE = "echo 1 > /logs/verifier/reward.txt"
@@ -88,6 +88,19 @@ def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Pat
 
     trajectory, _ = played(written(reachable), [SOLVE, kill, "ls"])
     assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
+
+
+@pytest.mark.parametrize("name", ["mount", "bwrap", "unshare"])
+def test_tests_that_are_killed_while_they_start_are_started_again(
+    reachable: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    async def kill(_: Workspace) -> None:
+        killed_at_first(reachable, monkeypatch, name, times=3)
+
+    trajectory, _ = played(written(reachable), [SOLVE, kill])
+    assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
 
 
 def test_one_that_is_killed_in_a_command_is_invalid(reachable: Path) -> None:  # noqa: F811

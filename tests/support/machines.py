@@ -75,14 +75,15 @@ def played(spec: Path, acts: Sequence[str | Callable[[Any], Awaitable[None]]]) -
     return asyncio.run(play())
 
 
-def killed_at_first(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Programs of these names that are killed at their first call, as by somebody outside."""
+def killed_at_first(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, times: int = 1) -> None:
+    """Programs of these names that are killed at their first calls, as by somebody outside."""
     programs, marks = folder / "programs", folder / "marks"
     programs.mkdir()
     marks.mkdir()
     marks.chmod(0o777)
     for name in names:
-        text = f'#!/bin/sh\nmkdir {marks}/{name} 2>/dev/null && kill -9 $$\nexec {shutil.which(name)} "$@"\n'
+        dies = "".join(f"mkdir {marks}/{name}{time} 2>/dev/null && kill -9 $$\n" for time in range(times))
+        text = f'#!/bin/sh\n{dies}exec {shutil.which(name)} "$@"\n'
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

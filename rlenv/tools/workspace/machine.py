@@ -44,6 +44,8 @@ _KEPT: Final = 65_536
 _ROOM: Final = 65_536
 _ENDED: Final = b'"exit-code":'
 """A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""The statuses of what starts a machine, where that was killed, or one of its mounts."""
 _BOOT_S: Final = 30.0
 _GRACE_S: Final = 2.0
 """Seconds that what was interrupted may take to end."""
@@ -156,7 +158,7 @@ class Machine:
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
         self._input: asyncio.WriteTransport | None = None
-        self._status = -1
+        self._status, self._words = -1, b""
         self._began = 0.0
         self._killed = (0, 0)
         self._rest = b""
@@ -182,8 +184,9 @@ class Machine:
             if ran.code != 0:
                 raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
         except (OSError, TimeoutError, MachineFailed) as error:
+            is_cut = await self._is_killed()
             await self.end()
-            raise MachineFailed(f"it did not come up: {error or 'it took too long'}") from error
+            raise MachineFailed(f"it did not come up: {error or 'it took too long'}", is_cut=is_cut) from error
         except BaseException:
             await self.end()
             raise
@@ -218,6 +221,16 @@ class Machine:
             protocol = asyncio.StreamReaderProtocol(self._reader)
             self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
             self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(into, "wb", 0))
+
+    async def _is_killed(self) -> bool:
+        """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
+        if self._process is not None and self._reader.at_eof():  # all of it has ended, or is about to
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE_S):
+                    await ended(self._process)
+            if self._process.poll() in _KILLED:
+                return _ENDED not in self._told() and not self._is_out_of_memory()
+        return False
 
     async def _said(self) -> str:
         with contextlib.suppress(TimeoutError):
@@ -295,8 +308,8 @@ class Machine:
     def _told(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""
         with contextlib.suppress(OSError):
-            return os.read(self._status, 1 << 16)
-        return b""
+            self._words += os.read(self._status, 1 << 16)
+        return self._words
 
     def _interrupt(self, number: signal.Signals) -> None:
         """A signal to all that the command started."""

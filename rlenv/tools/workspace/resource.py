@@ -51,7 +51,8 @@ _SAID: Final = 300
 _WORKDIR: Final = "/app"
 _SETUP_S: Final = 600.0
 _BY_ROW: Final = ("workdir", "user", "env", "setup", "memory_mb", "disk_mb")
-_TRIES: Final = 3
+_TRIES, _MOST_LOST = 2, 8
+"""Boots that fail before the files are at fault, and those that are killed before the host is."""
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command runs."""
 
@@ -162,6 +163,10 @@ class Workspace(Told):
                 raise
             self.log.append(Command(command, ran.code, ran.why))
             if ran.why in ("ended", "cut", "full"):
+            except MachineFailed as error:
+                tries[error.is_cut] -= 1
+                if not tries[1]:
+                    raise
                 await self._end()
             elif self._looking is None or self._looking.done():
                 self._looking = asyncio.ensure_future(self._look())
@@ -169,8 +174,9 @@ class Workspace(Told):
 
     async def _of_the_episode(self) -> Machine | None:
         """A boot over the layer; None where that alone is what stands in its way, and nobody has killed it."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(MachineFailed):
+        tries = [_TRIES, _MOST_LOST]
+        while tries[0]:
+            try:
                 return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
         base = self.folder / f"empty-{self.boots}"
         try:

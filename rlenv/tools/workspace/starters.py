@@ -48,8 +48,8 @@ _INSIDE = (
     'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
 )
 _FIRST = (
-    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
-    'mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,max=64 devpts "$RLENV_PTS" || exit 1; '
+    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit; '
+    'mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,max=64 devpts "$RLENV_PTS" || exit; '
     "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
     '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
     'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
@@ -60,7 +60,7 @@ _OCI: Final = (
     'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
 )
 _OCI_FIRST: Final = (
-    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit 1; '
+    'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit; '
     """echo 1000 > /proc/self/oom_score_adj; "$@"; echo '"exit-code":' > /proc/self/fd/"$RLENV_STATUS"; exit 1"""
 )
 # The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
