@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import Field
 
+from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
@@ -80,7 +81,8 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
             if (term := made.get(repr(filled))) is None:
                 term = made[repr(filled)] = make(name, filled, context)
             if row.get("last"):
-                await _ran(workspace, row["last"])
+                with bounded_by_itself():  # what it takes is the episode's doing
+                    await _ran(workspace, row["last"], float(filled.time_s))
             assert term.measure_async is not None
             return await term.measure_async(one)
 
@@ -170,14 +172,15 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
         if (command or who is user) and tuple(who) != tuple(workspace.user):
             await workspace.freeze()
             workspace.user = who
-        if command and await _ran(workspace, command) != 0:
-            return False
+        with bounded_by_itself():  # what it takes is the episode's doing
+            if command and await _ran(workspace, command, min(task.get("agent_s", _COMMAND_S), _COMMAND_S)) != 0:
+                return False
     return True
 
 
-async def _ran(workspace: Workspace, command: str) -> int | None:
+async def _ran(workspace: Workspace, command: str, most_s: float) -> int | None:
     try:
-        return (await workspace.run(f"(\n{command}\n)", _COMMAND_S)).code
+        return (await workspace.run(f"(\n{command}\n)", most_s)).code
     except MachineFailed as error:
         raise RewardError(f"the machine is not there: {error}") from error
 

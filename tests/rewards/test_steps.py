@@ -93,6 +93,23 @@ STEPS = {
 TWO = QUIET + '[[steps]]\nname = "a"\nmin_reward = 0.5\n[[steps]]\nname = "b"\n'
 
 
+HANGS = {
+    "a hook over what was left": ["mkfifo x"],
+    "a hook by a function of the shell": ["timeout() { trap '' INT; while :; do :; done; }; export -f timeout"],
+    "the next set-up over what was left": ["echo 1 > a; rm -f made; mkfifo made"],
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_no_policy_masks_itself_by_what_hangs_between_its_commands_and_the_tests(reachable: Path, name: str) -> None:  # noqa: F811
+    toml = TWO.replace("min_reward = 0.5\n", "") + "[steps.verifier]\ntimeout_sec = 1\n"
+    toml += '[agent]\ntimeout_sec = 3\n[verifier]\ntimeout_sec = 1\n[[verifier.collect]]\ncommand = "cat /app/x"\n'
+    spec = written(reachable, toml, **{**STEPS, "steps/b/workdir/setup.sh": "timeout 9 touch given; echo > made"})
+    limited = spec.read_text() + "limits: {reward_s: 2}\n"
+    spec.write_text(limited)
+    assert worth(played(spec, HANGS[name])) < 1
+
+
 def test_a_step_is_a_turn_of_the_users(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, TWO, **STEPS)
     trajectory = played(spec)
