@@ -138,7 +138,11 @@ def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> I
     if not fetches:
         if (noted := _noted(note)) is not None:
             return noted
-        what = f"the image '{name}' has not been fetched" if context is None else f"'{context.name}' has not been built"
+        what = (
+            f"the image '{name}' has not been fetched"
+            if context is None
+            else f"'{'/'.join(context.parts[-2:])}' has not been built"
+        )
         raise UsageError(f"{what} on this machine", hint="fetch and build what the spec names: rlenv images SPEC")
     engine = shutil.which("podman") or shutil.which("docker")
     if engine is None:

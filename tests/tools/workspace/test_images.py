@@ -140,7 +140,7 @@ def test_a_run_finds_its_images_or_does_not_begin(
     spec = written(reachable, "FROM scratch\n")
     assert main([command[0], str(spec), *command[1:]]) != 0
     said = capsys.readouterr()
-    assert "'a' has not been built on this machine; fetch and build what the spec names: rlenv images SPEC" in (
+    assert "'images/a' has not been built on this machine; fetch and build what the spec names: rlenv images SPEC" in (
         said.err + said.out
     )
 
