@@ -27,9 +27,8 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
-from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.resource import KIND, WorkspaceResource, WorkspaceSpec
-from rlenv.tools.workspace.starters import groups
+from rlenv.tools.workspace.starters import groups, swept
 
 BARS: Mapping[str, float] = {"boot+end": 25.0, "command": 0.3, "episode": 120.0, "memory": 1.0}
 """Milliseconds of processor time, and MB a machine; for bubblewrap."""

@@ -166,7 +166,7 @@ def test_separate_tests_see_what_is_published_alone(reachable: Path) -> None:  #
     spec = written(reachable, toml, **{"tests/test.sh": tests + GIVES.format("echo ${n:-0}")})
     act = "mkdir -p /logs/artifacts /logs/verifier; echo 3 | tee n other /tmp/n; echo 9 > /logs/verifier/reward.txt"
     assert worth(played(spec, [act])) == 1
-    link = "echo 3 | tee n /tmp/n; mkdir -p /logs; ln -s /tmp /logs/artifacts"
+    link = "echo 3 | tee n /tmp/n; rmdir /logs/artifacts; ln -s /tmp /logs/artifacts"
     assert worth(played(spec, [link])) == 0
 
 

@@ -182,6 +182,45 @@ def test_what_is_collected_is_a_part(reachable: Path) -> None:  # noqa: F811
         played(written(reachable, collect="true", keep=["/"]), [])
 
 
+CHAIN = """
+import os
+def down():
+    for _ in range(15): os.mkdir("d" * 250); os.chdir("d" * 250)
+down(); os.symlink("/".join(["d" * 250] * 15) + "/answer", "answer"); down(); os.symlink("/tests/expected", "answer")
+os.chdir("/app"); os.symlink("/".join(["d" * 250] * 15) + "/answer", "answer")
+"""
+LINKS = {
+    "at once": "ln -s /tests/expected answer",
+    "relative": "ln -s ../tests/expected answer",
+    "by a folder": "ln -s ../tests a; ln -s a/expected answer",
+    "by the root": "ln -s / a; ln -s a/tests/expected answer",
+    "by the root of a process": "ln -s /proc/self/root/tests/expected answer",
+    "by a file that is open": "exec 3< /etc/hostname; ln -s /dev/fd/3 answer",
+    "by the image's links": "ln -s /bin/../../tests/expected answer",
+    "by what is called so": "ln -s expected /tests; mkdir -p /logs; ln -s /logs/../tests/expected answer",
+    "deeper than a path": f"python3 - <<'END'\n{CHAIN}\nEND",
+    "from a folder that is closed": "mkdir a; ln -s /tests/expected a/b; ln -s a/b answer; chmod 500 a .",
+}
+
+
+@pytest.mark.parametrize("keep", ["/app", "/"])
+@pytest.mark.parametrize("name", LINKS)
+def test_no_link_leads_to_what_the_tests_hold(reachable: Path, name: str, keep: str) -> None:  # noqa: F811
+    spec = written(reachable, run='[ "$(cat /app/answer)" = "$(cat /tests/expected)" ]', by="status", keep=[keep])
+    (reachable / "tests" / "expected").write_text("42")
+    trajectory, _ = played(spec, [LINKS[name]])
+    assert (trajectory.reward.total, trajectory.failure) == (0.0, None)
+
+
+def test_other_links_are_kept(reachable: Path) -> None:  # noqa: F811
+    run = '[ "$(cat /app/a/link /app/twice /logs/artifacts/x)" = "$(printf "42\n42\n43")" ] && test -x /app/python'
+    spec = written(reachable, run=run, by="status", keep=["/"])
+    acts = "mkdir a -p /logs/artifacts; echo 42 > real; ln -s ../real a/link; ln -s a/../a/link twice"
+    more = "ln -s /usr/bin/python3 python; echo 43 > y; ln -s /app/y /logs/artifacts/x; ln -s gone nowhere; ln -s me me"
+    trajectory, _ = played(spec, [f"{acts}; {more}"])
+    assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
+
+
 def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F811
     _, shown = played(written(reachable), ["ls /tests /logs 2>&1; find / -name test.sh 2>/dev/null; echo end"])
     assert "test.sh" not in shown[0]

@@ -8,15 +8,12 @@ import errno
 import hashlib
 import io
 import os
-import re
 import shutil
 import stat
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -26,17 +23,22 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools.workspace.images import AS_IT_IS, Image, inside
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
-from rlenv.tools.workspace.starters import groups
+from rlenv.tools.workspace.starters import remove, run_on
 
-__all__ = ["Told", "changes", "content", "kept_of", "laid", "made_here", "packed", "packed_layer", "published"]
-__all__ += ["remove", "swept", "swept_once", "taped", "unlink_out", "unpacked", "written_to"]
+__all__ = ["GIVEN", "Told", "changes", "content", "kept_of", "laid", "packed", "packed_layer", "published", "taped"]
+__all__ += ["unlink_hidden", "unpacked", "written_to"]
 
 _threads: Final = ThreadPool(size=8)
 _MOST_READ: Final = 16_000_000
 """Bytes of a file that are read."""
-_MOST_LOST: Final = 4
-_PREFIX: Final = "rlenv-machine-"
+GIVEN: Final = ("/logs", "/logs/artifacts")
+"""Folders that each machine has at first; the last is the user's own."""
 _LEAST: Final = 1_024
+_DEEPEST: Final = 4_000
+"""Bytes of a path that the kernel takes, nearly."""
+_MOST_LOOKS, _MOST_LINKS = 100_000, 40
+_HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
+"""What only tests hold, and what leads there."""
 _OPAQUE: Final = "user.overlay.opaque"
 _MOST_PACKED: Final = 100_000_000
 _MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000
@@ -69,12 +71,55 @@ def laid(base: Path, tests: Path | None) -> Path:
     return upper
 
 
-def unlink_out(folder: Path) -> None:
-    """Removes links that may lead out of the folder, to what tests hold or read."""
-    for place, folders, files in os.walk(folder):
-        for path in (os.path.join(place, name) for name in (*folders, *files)):
-            if os.path.islink(path) and ((to := os.readlink(path)).startswith("/") or ".." in to.split("/")):
-                os.unlink(path)
+def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
+    """Removes what leads to what tests hold from the layers over an image: links, and what is too deep to be looked at.
+
+    No link is followed here, and what is looked at is bounded: beyond it all links are removed. What a link names is
+    looked for in `lowers`, in the first one first, and what is of `binds` in the host's files.
+    """
+    looks, folders = iter(range(_MOST_LOOKS)), [*map(str, lowers)]
+    rest = [(folder, tuple[str, ...]()) for folder in folders[:-1]]
+    while rest:
+        at, parts = rest.pop()
+        with contextlib.suppress(FileNotFoundError), os.scandir(at) as entries:
+            for entry in list(entries):
+                if len(os.fsencode(entry.path)) > _DEEPEST:
+                    run_on("rm", "-rf", "--", entry.name, at=Path(at))
+                elif entry.is_dir(follow_symlinks=False):
+                    rest.append((entry.path, (*parts, entry.name)))
+                elif entry.is_symlink() and _is_hidden(parts, os.readlink(entry.path), folders, binds, looks):
+                    run_on("rm", "-f", "--", entry.name, at=Path(at))
+
+
+def _is_hidden(
+    place: Sequence[str], target: str, lowers: Sequence[str], binds: Sequence[str], looks: Iterator[int]
+) -> bool:
+    """True where a link in the folder `place` leads to what tests hold, or what it names can be looked at no more."""
+    path, rest, links = list(place), ["/" if target.startswith("/") else "", *target.split("/")][::-1], 0
+    while rest:
+        if (part := rest.pop()) == "/":
+            path = []
+        elif part == "..":
+            path = path[:-1]
+        elif part not in ("", "."):
+            path.append(part)
+            if next(looks, None) is None or any(path[: len(one)] == one for one in _HIDDEN):
+                return True
+            if to := _target(path, [*lowers, *(["/"] if f"/{path[0]}" in binds else ())]):
+                links, path = links + 1, path[:-1]
+                rest += ["/" if to.startswith("/") else "", *to.split("/")][::-1]
+            if links > _MOST_LINKS:
+                return False  # the kernel follows no more
+    return path in ([], ["logs"])
+
+
+def _target(path: Sequence[str], lowers: Sequence[str]) -> str:
+    """The target of a link, "" of anything else; what is not there may be when the tests run."""
+    for lower in lowers:
+        with contextlib.suppress(OSError):
+            at = os.path.join(lower, *path)
+            return os.readlink(at) if stat.S_ISLNK(os.lstat(at).st_mode) else ""
+    return ""
 
 
 def written_to(folder: Path, most: int) -> int:
@@ -100,68 +145,24 @@ def written_to(folder: Path, most: int) -> int:
     return size
 
 
-def remove(folder: Path) -> None:
-    """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
-    with contextlib.suppress(OSError):
-        if os.geteuid() != 0:
-            _run("chmod", "-R", "u+rwX", str(folder))
-        _run("rm", "-rf", "--", str(folder))
-
-
-def guard(folder: Path) -> None:
-    """Closes a machine's folder to other users of this machine: what stands in it may run as who is root inside."""
-    if os.geteuid() == 0:
-        os.chown(folder, 0, OUTSIDE_ROOT)
-    folder.chmod(0o710)
-
-
 def opened_up(layer: Path) -> Path:
     """A layer in which nothing is closed to this user: inside, where the policy is root, nothing was."""
     if os.geteuid() != 0:
-        _run("chmod", "-R", "u+rX", str(layer))
+        run_on("chmod", "-R", "u+rX", str(layer))
     return layer
 
 
-def _run(*argv: str) -> None:
-    """Runs a program on folders of ours; once more where somebody outside has killed it half-way."""
-    for _ in range(_MOST_LOST):
-        if subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True).returncode >= 0:
-            return
-
-
-@lru_cache(maxsize=1)
-def swept_once() -> None:
-    """`swept`, once in a process."""
-    swept()
-
-
-def swept() -> None:
-    """Removes the machines' folders of processes that were killed."""
-    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
-        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
-            remove(path)
-    for folder in groups(f"{_PREFIX}*"):
-        found = re.search(rf"{_PREFIX}(\d+)-(\d+)-", str(folder))
-        if found is None or found[2] != _begun(int(found[1])):
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
-
-
-def _begun(pid: int) -> str:
-    """When a process began, in ticks of the system since its start; "" where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
 def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
-    """The part of a layer that is kept: a copy of it, in which no link leads out."""
+    """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
     opened_up(layer)
     if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
-        return layer
+        plain = (
+            status and not stat.S_ISLNK(status.st_mode) and 2 * len(path) < _DEEPEST for path, status in _walked(layer)
+        )
+        if all(plain):
+            return layer
+        run_on("cp", "--archive", "--link", "--no-target-directory", str(layer), str(target))
+        return target
     target.mkdir()
     own(target)
     for one in keep:
@@ -175,14 +176,8 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
             source, copy = source / part, copy / part
         else:
             if os.path.lexists(source) and not os.path.lexists(copy):
-                _run("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
+                run_on("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
     return target
-
-
-def made_here() -> Path:
-    """A new folder for a machine, named after this process."""
-    swept_once()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
 
 
 def packed(folder: Path) -> str:
@@ -197,7 +192,7 @@ def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        _run("cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts"))
+        run_on("cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts"))
 
 
 def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
@@ -239,7 +234,7 @@ def changes(
         if number >= _MOST_WALKED or len(found) >= _MOST_CHANGED:
             return [*found, {"path": "", "kind": "more"}]
         if status is None or stat.S_ISDIR(status.st_mode):
-            if status is None or _original(path, originals, stat.S_ISDIR) is None:
+            if status is None or (path not in GIVEN and _original(path, originals, stat.S_ISDIR) is None):
                 found.append({"path": path, "kind": "other" if status is None else "folder"})
         elif not stat.S_ISREG(status.st_mode):
             is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0

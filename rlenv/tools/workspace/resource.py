@@ -26,20 +26,9 @@ from rlenv.language.templates import TemplateError, compile_value, template_of, 
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
-from rlenv.tools.workspace.layer import (
-    Told,
-    content,
-    guard,
-    kept_of,
-    laid,
-    made_here,
-    published,
-    remove,
-    unlink_out,
-    written_to,
-)
+from rlenv.tools.workspace.layer import GIVEN, Told, content, kept_of, laid, published, unlink_hidden, written_to
 from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, own
-from rlenv.tools.workspace.starters import check_sandbox, needs
+from rlenv.tools.workspace.starters import check_sandbox, guard, made_here, needs, remove
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
@@ -163,10 +152,6 @@ class Workspace(Told):
                 raise
             self.log.append(Command(command, ran.code, ran.why))
             if ran.why in ("ended", "cut", "full"):
-            except MachineFailed as error:
-                tries[error.is_cut] -= 1
-                if not tries[1]:
-                    raise
                 await self._end()
             elif self._looking is None or self._looking.done():
                 self._looking = asyncio.ensure_future(self._look())
@@ -178,6 +163,10 @@ class Workspace(Told):
         while tries[0]:
             try:
                 return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
+            except MachineFailed as error:
+                tries[error.is_cut] -= 1
+                if not tries[1]:
+                    raise
         base = self.folder / f"empty-{self.boots}"
         try:
             root = Root([self.image.folder], laid(base, None), self.image.binds)
@@ -269,12 +258,13 @@ class Workspace(Told):
                     upper = await _threads.finish(lambda: laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
                     lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper)))
-                    await _threads.finish(lambda: list(map(unlink_out, lowers[:-1])))
+                await _threads.finish(lambda: unlink_hidden(lowers, image.binds))
+                left = lowers[-2]
                 if patch:
                     lowers.insert(0, await self._patched(base / "patched", patch, time_s))
                 upper = await _threads.finish(lambda: laid(base, tests))
                 if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
-                    await _threads.finish(lambda: published(self.layer, upper))
+                    await _threads.finish(lambda: published(left, upper))
                 ran = await self._once(lowers, upper, command, time_s, most)
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
@@ -304,12 +294,15 @@ class Workspace(Told):
     def fill(self) -> None:
         """Makes the layer as it is before the first command."""
         self._filled(self.layer)
+        for path, user in zip(GIVEN, (ROOT, self.user), strict=True):
+            (self.layer / path.strip("/")).mkdir(exist_ok=True)
+            own(self.layer / path.strip("/"), user)
         guard(self.folder)
         self.filled = time.time_ns()
 
     def _filled(self, layer: Path) -> Path:
-        target = layer / self.workdir.strip("/")
         layer.mkdir(parents=True, exist_ok=True)
+        target = layer / self.workdir.strip("/")
         if self.source or self.image.binds or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
             target.mkdir(parents=True, exist_ok=True)
         if self.source is not None:

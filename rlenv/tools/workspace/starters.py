@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +34,8 @@ _OWNERS: Final = 0x7100_0000
 counts for a user (processes, watches of files) is counted for that machine alone."""
 _USERS: Final = 65_536
 _SHARED: Final = 64 * 1024 * 1024
+_PREFIX: Final = "rlenv-machine-"
+_MOST_LOST: Final = 4
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MORE: Final = 64
 """Processes of what starts a machine."""
@@ -286,3 +291,59 @@ def own(path: Path, user: Sequence[str] = ROOT) -> None:
     """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
     if os.geteuid() == 0:
         os.chown(path, OUTSIDE_ROOT + int(user[0]), OUTSIDE_ROOT + int(user[1]), follow_symlinks=False)
+
+
+def made_here() -> Path:
+    """A new folder for a machine, named after this process."""
+    swept_once()
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
+
+
+def guard(folder: Path) -> None:
+    """Closes a machine's folder to other users of this machine: what stands in it may run as who is root inside."""
+    if os.geteuid() == 0:
+        os.chown(folder, 0, OUTSIDE_ROOT)
+    folder.chmod(0o710)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
+    with contextlib.suppress(OSError):
+        if os.geteuid() != 0:
+            run_on("chmod", "-R", "u+rwX", str(folder))
+        run_on("rm", "-rf", "--", str(folder))
+
+
+def run_on(*argv: str, at: Path | None = None) -> None:
+    """Runs a program on folders of ours, `at` one; once more where somebody outside has killed it half-way."""
+    for _ in range(_MOST_LOST):
+        if subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, cwd=at).returncode >= 0:
+            return
+
+
+@lru_cache(maxsize=1)
+def swept_once() -> None:
+    """`swept`, once in a process."""
+    swept()
+
+
+def swept() -> None:
+    """Removes the machines' folders of processes that were killed."""
+    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
+        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
+            remove(path)
+    for folder in groups(f"{_PREFIX}*"):
+        found = re.search(rf"{_PREFIX}(\d+)-(\d+)-", str(folder))
+        if found is None or found[2] != _begun(int(found[1])):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in ticks of the system since its start; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

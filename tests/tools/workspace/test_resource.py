@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.machine import MachineFailed, own
 from rlenv.tools.workspace.resource import Workspace
+from rlenv.tools.workspace.starters import swept
 from tests.support.machines import children, compiled, killed_at_first, opened, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox

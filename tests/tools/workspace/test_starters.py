@@ -18,10 +18,9 @@ from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
 from rlenv.language.requirements import Requirement
 from rlenv.resources.base import ResourceContext
-from rlenv.tools.workspace.layer import swept
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceSpec
-from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs
+from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs, swept
 from tests.support.machines import children, reachable  # noqa: F401 - a fixture
 
 SANDBOXES = ("bubblewrap", "runc", "runsc")
