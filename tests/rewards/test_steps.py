@@ -114,6 +114,8 @@ def test_a_step_is_a_turn_of_the_users(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, TWO, **STEPS)
     trajectory = played(spec)
     assert worth(trajectory) == 1
+    (solved,) = trajectory.reward.terms.values()
+    assert "/app/b" in [one["path"] for one in solved.details["changed"]]  # what the last step made, too
     said = [message.content for turn in trajectory.turns if turn.observation for message in turn.observation.messages]
 
     async def again() -> Trajectory:

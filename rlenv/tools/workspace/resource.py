@@ -136,6 +136,7 @@ class Workspace(Told):
             MachineFailed: the machine does not come up, or was ended from outside; the next call boots it again.
         """
         async with self._lock:
+            self.changed = None
             try:
                 if self._machine is not None and self._machine.has_ended:
                     await self._end()
