@@ -245,16 +245,16 @@ class Workspace(Told):
         async with self._lock:
             await self._end()
             self.boots += 1
-            base = self.folder / f"tests-{self.boots}"
-            base.mkdir()
+            (base := self.folder / f"tests-{self.boots}").mkdir()
             own(base)
             below, keep = base / "kept", keep or (self.workdir,)
             kept = partial(kept_of, below, keep, self.layer) if over_layer else partial(self._filled, below)
             try:
                 image = self.tests_image or self.image
                 lowers = [await _threads.finish(kept), image.folder]
-                if tests is None and self.tests_image is not None:
-                    tests = image.folder / "tests"
+                is_own = tests is None and self.tests_image is not None
+                if is_own and not (tests := image.folder / "tests").is_dir():
+                    raise MachineFailed("the tests' image has no folder /tests")
                 if collect:
                     upper = await _threads.finish(lambda: laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
