@@ -149,7 +149,8 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     """A chat completion as the response to the request `body`."""
     choice = answer["choices"][0]
     message, usage = choice["message"], answer.get("usage") or {}
-    tools = body.get("tools") if isinstance(body.get("tools"), list) else []
+    given_tools = body.get("tools")
+    tools: list[Any] = given_tools if isinstance(given_tools, list) else []
     spaces = [one.get("name") for one in tools if isinstance(one, Mapping) and one.get("type") == "namespace"]
     output: list[dict[str, Any]] = []
     if text := message.get("content"):
