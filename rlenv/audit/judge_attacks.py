@@ -26,6 +26,7 @@ from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
+from rlenv.language.kinds import kind_of
 from rlenv.messages import ToolResult
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import Measured, RewardContext, Term
@@ -33,7 +34,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["JudgeAttacks", "attack_judges"]
+__all__ = ["JudgeAttacks", "asked_of_models", "attack_judges"]
 
 _SLACK: Final = 1e-9
 _SHARE: Final = 1 / 3
@@ -395,3 +396,27 @@ def _mean(values: Sequence[float]) -> float | None:
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     raise UsageError(f"a judge called the tool '{name}'")
+
+
+_EPISODES = 200
+"""An allowance for the episodes of adversaries on one task; many of them ask nothing that was not asked before."""
+_VERDICTS = 60
+"""An allowance for the questions to one judge on one task where it is attacked by itself."""
+
+
+def asked_of_models(
+    environment: Environment, *, splits: Sequence[str], tasks: int, played: int | None, judged: int
+) -> int:
+    """At most about so many requests to judges, users and model tools that an audit makes; 0 where none is asked.
+
+    The least of what depends on it is known before: each way of an adversary is one episode a task, and a judge is
+    asked once for equal texts.
+    """
+    judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
+    verdicts = sum(max(1, len(one.judges)) * (1 if one.pairwise is None else 2) for one in judges)
+    user = environment.spec.user
+    models = [entry for entry in environment.spec.tools.values() if kind_of("tools", entry).asks_models]
+    each = verdicts + 2 * (user is not None and kind_of("users", user).asks_models) + len(models)
+    sizes = [len(environment.tasks(split)) for split in splits]
+    episodes = sum(min(size, played or size) + _EPISODES * min(size, tasks) for size in sizes)
+    return each * episodes + verdicts * judged * _VERDICTS

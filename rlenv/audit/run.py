@@ -11,18 +11,19 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 from rlenv.audit import asking
 from rlenv.audit.account import AuditTally
 from rlenv.audit.adversaries import ADVERSARIES, SAYS, Write, find_in_machines
+from rlenv.audit.attacker import Tried, try_attacker
 from rlenv.audit.data import check_data, warned_of
+from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.leaks import read_places
-from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted
-from rlenv.audit.report import AuditReport, Thresholds
+from rlenv.audit.report import Attacker, AuditReport, Hole, Thresholds
 from rlenv.audit.rewrites import items_of, rewrite_scripts
 from rlenv.audit.shortcuts import find_shortcut
 from rlenv.audit.state import attack_state
@@ -35,6 +36,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.policies.scripted import RandomPolicy
+from rlenv.rewards.judge import JudgeSpec
 from rlenv.tasks.rows import seed_of
 from rlenv.trajectory import Trajectory
 
@@ -92,7 +94,7 @@ async def audit(
         environment.tasks(split)
     seen = AuditTally(environment, thresholds, _FAULT_SHARE)
     run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
-    models = ModelAttacks(thresholds.adversary, seed, run._progress)
+    models = _ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
@@ -270,6 +272,68 @@ class _Run:
         for sample in samples:
             self.seen.count(sample)
         self.seen.see_signal(chapter, golds, samples)
+
+
+@dataclass(slots=True)
+class _ModelAttacks:
+    """The requests to models in an audit, and their results."""
+
+    threshold: float
+    seed: int
+    on_progress: Callable[[str, int, int], None]
+    judged: JudgeAttacks | None = None
+    tried: Tried | None = None
+    notes: tuple[str, ...] = ()
+
+    async def judges(self, environment: Environment, golds: Sequence[Trajectory], *, tasks: int) -> None:
+        """Attacks every judge on so many tasks."""
+        if not tasks:
+            if any(isinstance(spec, JudgeSpec) for spec in environment.spec.rewards.values()):
+                self.notes += ("judges were not attacked by themselves: --judged is 0",)
+            return
+        self.judged = await attack_judges(
+            environment, golds, tasks=tasks, threshold=self.threshold, seed=self.seed, on_progress=self.on_progress
+        )
+
+    async def attacker(self, environment: Environment, golds: Sequence[Trajectory], attacker: Attacker | None) -> None:
+        """Lets the attacker play, where there is one."""
+        if attacker is None:
+            self.notes += ("no model attacked the reward: name one by --attacker",)
+            return
+        self.tried = await try_attacker(
+            environment,
+            golds,
+            attacker.endpoint,
+            limits=attacker.limits,
+            threshold=self.threshold,
+            seed=self.seed,
+            on_progress=self.on_progress,
+        )
+        if attacker.on_episode is not None and self.tried.episode is not None:
+            attacker.on_episode(self.tried.episode)
+
+    def added(self, report: AuditReport) -> AuditReport:
+        """The report with what models were asked."""
+        findings: list[Hole] = list(report.findings)
+        notes = [*report.notes, *self.notes]
+        if self.judged is not None:
+            # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
+            moved = {finding.term for finding in self.judged.findings}
+            long = {finding.term for finding in self.judged.findings if finding.hole == "judge_likes_length"}
+            said = {"judge_obeys": moved, "length_paid": long}
+            findings = [one for one in findings if one.term not in said.get(one.hole, ())]
+            findings += self.judged.findings
+            notes += self.judged.notes
+        if self.tried is not None:
+            findings += self.tried.findings
+            notes += self.tried.notes
+        return replace(
+            report,
+            findings=tuple(findings),
+            notes=tuple(notes),
+            judged=tuple(self.judged.terms) if self.judged is not None else (),
+            attacker=self.tried.report if self.tried is not None else None,
+        )
 
 
 async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: Write, *, first: int = 0) -> list[Way]:

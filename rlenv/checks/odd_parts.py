@@ -1,4 +1,4 @@
-"""Warnings of tools, resources, endpoints and limits: what is unused, never fits, or is cut before it ends."""
+"""Warnings of tools, resources, endpoints and limits: what is unused, out of proportion, or cut before it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rlenv._base.text import did_you_mean, strings_in
 from rlenv.checks.subject import Subject
 from rlenv.errors import EpisodeError, Finding
 from rlenv.language.spec import ToolSpec
-from rlenv.rewards.answer import compile_pattern
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 
@@ -27,6 +26,55 @@ _RUNS: Final = re.compile(r"(?:ba|z|da|k)?sh|python[\d.]*|node|perl|ruby|php|Rsc
 _SHELL_SIGN: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`")
 
 
+_RANGES: Final = (
+    (r"(?:calls|limits|tools\.[^.]+|endpoints\.[^.]+)\.(?:timeout_s|turn_s|reward_s|attempt_s)", 0.05, 3_600, "limits"),
+    (r"endpoints\.[^.]+\.timeout_s", 0.5, 3_600, "limits"),
+    (r"limits\.episode_s", 5, 21_600, "limits"),
+    (r"rewards\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
+    (r".*\.start_timeout_s", 0.2, 600, "limits"),
+    (r".*\.(?:time_s|cpu_s|total_s)", 0.05, 1_800, "limits"),
+    (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
+    (r".*\.breaker\.failures", 2, 1_000, "odd-policy"),
+    (r".*\.cache\.ttl_s", 1, 2_600_000, "idle-cache"),
+    (r".*\.faults\.(?:garble|oversize)", 0, 0.5, "never-runs"),
+    (r".*\.retries", 0, 15, "odd-policy"),
+    (r".*\.(?:shared_)?concurrency", 1, 10_000, "odd-policy"),
+    (r".*\.workers", 1, 256, "odd-policy"),
+    (r".*\.rate_per_s", 0.001, 100_000, "odd-policy"),
+    (r".*\.temperature", 0, 1.5, "odd-sampling"),
+    (r".*\.top_p", 0.05, 1, "odd-sampling"),
+    (r"rewards\..*\.sampling\.temperature", 0, 1, "odd-sampling"),
+    (r"rewards\..*\.max_tokens", 40, 200_000, "odd-sampling"),
+    (r"(?:endpoints|tools|user)\..*\.max_tokens", 8, 200_000, "odd-sampling"),
+    (r"observation\.max_tokens", 16, 1_000_000, "limits"),
+    (r"observation\.max_chars", 64, 10_000_000, "limits"),
+    (r"tools\.[^.]+\.max_chars", 40, 10_000_000, "limits"),
+    (r"tools\.[^.]+\.max_rows", 2, 10_000, "limits"),
+    (r"tools\.[^.]+\.top_k", 1, 100, "limits"),
+    (r".*\.max_bytes", 200, 1_000_000_000, "limits"),
+    (r".*\.(?:memory_mb|file_mb)", 24, 262_144, "limits"),
+    (r"limits\.turns", 1, 1_000, "limits"),
+    (r"limits\.(?:tool_calls|calls_per_turn)", 1, 100_000, "limits"),
+    (r"limits\.invalid_actions", 1, 1_000, "limits"),
+    (r"limits\.response_tokens", 16, 10_000_000, "limits"),
+    (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
+    (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
+    (r"rewards\.[^.]+\.compare\.(?:relative_)?tolerance", 0, 0.5, "any-answer"),
+    (r"rewards\.[^.]+\.opponents", 1, 64, "odd-policy"),
+    (r"tools\.[^.]+\.turns", 2, 1_000, "limits"),
+    (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
+)  # fmt: skip
+"""Keys with numbers, the least and the most that anybody means, and the code of what is outside."""
+_UNFILLED: Final = re.compile(
+    r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
+    r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
+)
+_FAR: Final = re.compile(
+    r"http://(?!127\.|10\.|192\.168\.|172\.)[\w-]+(?:\.[\w-]+)*\.(?!local\b|internal\b|lan\b|test\b)\w+"
+)
+"""An address without TLS of a host that is neither here nor in a private net."""
+
+
 def check_parts(subject: Subject) -> Iterator[Finding]:
     """Warnings of everything but rows, prompts, rewards and the oracle."""
     yield from _unused(subject)
@@ -37,18 +85,23 @@ def check_parts(subject: Subject) -> Iterator[Finding]:
             yield from _command(subject, f"tools.{name}", spec)
         if spec.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
             yield from _function(subject, name, spec)
-    yield from _descriptions(subject)
     yield from _limits(subject)
     for path, value, outer, most in _nested(subject):
         if most is not None and value > most:
             message = f"{value:g} is allowed, and {outer} ends it at {most:g}"
             yield subject.document.warning(path, message, f"make it at most {most:g}, or raise {outer}", "limits")
-    yield from _answer(subject)
     yield from _state(subject)
     observation = subject.loaded.spec.observation.template
     if observation is not None and "result" not in observation:
         message = "the template never shows 'result': the model does not learn what a call gave"
         yield subject.document.warning("observation.template", message, "add {{ result }}", "no-result")
+    yield from _numbers(subject)
+    yield from _texts(subject)
+    yield from _addresses(subject)
+    for index, root in enumerate(subject.loaded.spec.roots):
+        if root == "/":
+            message = "rows may name any file of the machine"
+            yield subject.document.warning(f"roots.{index}", message, "name the folder of the files", "unused-roots")
 
 
 def _unused(subject: Subject) -> Iterator[Finding]:
@@ -246,17 +299,6 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _descriptions(subject: Subject) -> Iterator[Finding]:
-    seen: dict[str, str] = {}
-    for tool in subject.compiled.tools.values():  # of those that rows declare no two need be in one prompt
-        text = " ".join(tool.description.split())
-        path = f"tools.{tool.entry or tool.name}"
-        if text and text in seen and tool.kind != "mcp":
-            message = f"'{tool.name}' has the description of '{seen[text]}': the model cannot tell them apart"
-            yield subject.document.warning(path, message, "say what each does", "same-description", at="key")
-        seen.setdefault(text, tool.name)
-
-
 def _limits(subject: Subject) -> Iterator[Finding]:
     """One turn, in which nothing that anybody says is answered."""
     spec, warn = subject.loaded.spec, subject.document.warning
@@ -304,17 +346,6 @@ def _nested(subject: Subject) -> Iterator[tuple[str, float, str, float | None]]:
     yield from (pair for pair in pairs if isinstance(pair[1], (int, float)) and document.has(pair[0]))
 
 
-def _answer(subject: Subject) -> Iterator[Finding]:
-    answer, document = subject.loaded.spec.answer, subject.document
-    if answer.from_ == "regex" and answer.pattern is not None:
-        pattern = compile_pattern(answer.pattern)
-        match = pattern.last_at("It is a cat.\n")[0]
-        if match is not None and match[1 if pattern.groups else 0] in ("", None):
-            message = "the pattern fits no text at all too, and the last match counts: the answer is often empty"
-            hint = "let its group match one character at least"
-            yield document.warning("answer.pattern", message, hint, "any-answer")
-
-
 def _state(subject: Subject) -> Iterator[Finding]:
     """Resources that all episodes share, and that a tool changes."""
     for name, spec in subject.loaded.spec.resources.items():
@@ -327,3 +358,69 @@ def _state(subject: Subject) -> Iterator[Finding]:
                 message = f"'{tool.name}' changes it, and all episodes share it: one sees what another has done"
                 path = f"resources.{name}.scope"
                 yield subject.document.warning(path, message, "write scope: episode", "shared-state")
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in ("rows", "parameters", "schema", "vars", "oracle", "extra", "example", "dialect"):
+                yield from _leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+
+
+def _numbers(subject: Subject) -> Iterator[Finding]:
+    for path, value in _leaves(subject.document.data):
+        dotted = ".".join(map(str, path))
+        for pattern, least, most, code in _RANGES:
+            if not re.fullmatch(pattern, dotted) or least <= value <= most:
+                continue
+            if value < least:
+                message, hint = f"{value:g} is too little to mean", f"write {least:g} at least"
+            else:
+                message, hint = f"{value:g} is more than anybody means", f"write {most:g} at most"
+                if dotted.endswith("_s") and value >= 1_000:
+                    hint = f"it is in seconds: {value:g} milliseconds are {value / 1_000:g}"
+            yield subject.document.warning(path, message, hint, code)
+            break
+
+
+def _texts(subject: Subject) -> Iterator[Finding]:
+    """Places that nobody has filled in, and texts that a comment cuts."""
+    warn = subject.document.warning
+    for path, text in strings_in(subject.document.data, ()):
+        is_address = path[-1] in ("model", "base_url", "api_key", "url") or "headers" in path or path[0] == "vars"
+        if is_address and path[0] not in ("tasks", "prompt", "user") and (blank := _UNFILLED.search(text)):
+            message = f"'{blank[0]}' stands for something that nobody has filled in"
+            yield warn(path, message, "fill it in", "unfinished")
+        if path[0] in ("prompt", "user", "oracle") or path[-1] == "description":
+            span = subject.document.value_span(path)
+            raw = span.source.text[span.start :] if span.source is not None else ""
+            is_cut = re.match(r" #", raw[span.end - span.start :]) and raw[:1] not in ("'", '"', "|", ">")
+            if is_cut and re.search(r"[\w,;]$", text) and len(text.split()) > 3:
+                message = f"' #' begins a comment: the text ends with '{text[-30:]}'"
+                yield warn(path, message, "put the text in quotes", "unfinished")
+
+
+def _addresses(subject: Subject) -> Iterator[Finding]:
+    """Keys that are sent in clear or twice, and servers without a path."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    for name, endpoint in spec.endpoints.items():
+        path = f"endpoints.{name}"
+        if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
+            message = "the address has no path, and '/chat/completions' is added to it"
+            yield warn(f"{path}.base_url", message, "most servers want …/v1", "address")
+        if endpoint.api_key is not None and "authorization" in {key.lower() for key in endpoint.headers}:
+            message = "'api_key' and a header 'Authorization' are sent, and one of them decides"
+            yield warn(f"{path}.headers", message, "take one of them out", "idle-key", at="key")
+        if endpoint.api_key is not None and _FAR.match(endpoint.base_url):
+            message = "the key is sent in clear to another machine"
+            yield warn(f"{path}.base_url", message, "write https://", "address")
+    for name, entry in spec.tools.items():
+        keys = [key for key in getattr(entry, "headers", ()) if re.search(r"(?i)auth|key|token|secret", key)]
+        if keys and _FAR.match(str(getattr(entry, "url", ""))):
+            message = f"the header '{keys[0]}' is sent in clear to another machine"
+            yield warn(f"tools.{name}.url", message, "write https://", "address")

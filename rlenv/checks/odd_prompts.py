@@ -1,4 +1,4 @@
-"""Warnings of prompts: what every task asks, how it says to answer, and what nobody fills in."""
+"""Warnings of prompts and users: how to answer, what nobody fills in, and users who never end or know no row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
+from rlenv.rewards.answer import compile_pattern
+from rlenv.users.base import stops_of
 
 __all__ = ["check_prompts"]
 
@@ -58,6 +60,9 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
         if (blank := _UNFINISHED.search(f"{text} {subject.loaded.spec.description}")) is not None:
             message = f"the prompt says '{blank[0]}'"
             yield subject.document.warning("prompt", message, "finish it", "unfinished", at="key")
+    yield from _answer(subject)
+    yield from _descriptions(subject)
+    yield from _user(subject)
 
 
 def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:
@@ -253,3 +258,81 @@ def _keys(subject: Subject) -> Iterator[Finding]:
             message = f"the prompt names {told} '{lost}', which '{name}' asks for"
             yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
             return
+
+
+def _answer(subject: Subject) -> Iterator[Finding]:
+    answer, document = subject.loaded.spec.answer, subject.document
+    if answer.from_ == "regex" and answer.pattern is not None:
+        pattern = compile_pattern(answer.pattern)
+        match = pattern.last_at("It is a cat.\n")[0]
+        if match is not None and match[1 if pattern.groups else 0] in ("", None):
+            message = "the pattern fits no text at all too, and the last match counts: the answer is often empty"
+            hint = "let its group match one character at least"
+            yield document.warning("answer.pattern", message, hint, "any-answer")
+
+
+def _descriptions(subject: Subject) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for tool in subject.compiled.tools.values():  # of those that rows declare no two need be in one prompt
+        text = " ".join(tool.description.split())
+        path = f"tools.{tool.entry or tool.name}"
+        if text and text in seen and tool.kind != "mcp":
+            message = f"'{tool.name}' has the description of '{seen[text]}': the model cannot tell them apart"
+            yield subject.document.warning(path, message, "say what each does", "same-description", at="key")
+        seen.setdefault(text, tool.name)
+
+
+def _user(subject: Subject) -> Iterator[Finding]:
+    spec, document = subject.loaded.spec, subject.document
+    user = spec.user
+    if user is None:
+        return
+    replies = getattr(user, "replies", ())
+    if len(replies) >= subject.limits.turns:
+        message = f"{len(replies)} replies, and limits.turns is {subject.limits.turns}: the last ones are never said"
+        yield document.warning("user.replies", message, f"raise limits.turns to {len(replies) + 1}", "limits")
+    if getattr(user, "kind", "") == "scripted":
+        yield from _cues(subject, user)
+    prompt = getattr(user, "prompt", None)
+    if not isinstance(prompt, str):
+        return
+    if stops_of(user) and not any(stop in prompt for stop in stops_of(user)) and "stop" not in prompt.lower():
+        end = stops_of(user)[0]
+        message = f"nobody tells the user to write {end} when it is satisfied: the dialogue ends at a limit"
+        yield document.warning("user.prompt", message, f"say when to write {end}", "user-never-ends")
+    if not stops_of(user):
+        message = "without a stop text a model goes on talking until a limit ends the episode"
+        yield document.warning("user.stop", message, "take 'stop: null' out", "user-never-ends")
+    rows = [row for split in subject.splits.values() for row in split.rows[:2]]
+    if "task" not in prompt and "task" in f"{prompt_texts(spec.prompt)}" and len(rows) > 1:
+        message = "the user's prompt names no column of the row: it plays the same person on every task"
+        yield document.warning("user.prompt", message, "tell it what it wants: {{ task.… }}", "same-prompt")
+
+
+def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
+    """Cues that nothing reaches, cues that an earlier one hides, and a user who ends the dialogue before it begins."""
+    document = subject.document
+    asked = [step.say for step in subject.loaded.spec.steps[:-1] if step.say is not None]
+    patterns = [re.compile(cue.pattern, re.IGNORECASE) if _compiles(cue.pattern) else None for cue in user.cues]
+    if asked and patterns and not any(one is None or one.search(text) for one in patterns for text in asked):
+        message = "no text of the oracle's meets a cue"
+        yield document.warning("user.cues", message, "mend 'pattern', or let the oracle ask", "unmet-cue", at="key")
+    for index, cue in enumerate(user.cues):
+        plain = [part for part in cue.pattern.split("|") if re.fullmatch(r"[\w\s']+", part)]
+        for above, one in enumerate(patterns[:index]):
+            if one is not None and (one.search("") or any(one.search(part) for part in plain)):
+                message = f"it meets what cue {index + 1} waits for, which is never said then"
+                yield document.warning(("user", "cues", above, "pattern"), message, "put it last", "hidden-cue")
+                return
+    first = user.replies[0] if user.replies else ""
+    if any(stop in first and not first.replace(stop, "").strip() for stop in stops_of(user)):
+        message = "the first message that meets no cue ends the dialogue"
+        yield document.warning("user.replies", message, "let the user reply once at least", "user-ends")
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

@@ -10,7 +10,7 @@ from rlenv._base.text import strings_in
 from rlenv.checks.odd_rows import all_golds
 from rlenv.checks.subject import ReadSplit, Subject, calls_in, prompt_texts
 from rlenv.errors import Finding
-from rlenv.language.expressions import compile_expression
+from rlenv.language.expressions import compile_expression, open_on
 from rlenv.language.kinds import gold_in, gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
@@ -46,8 +46,12 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         if _is_gold(subject, term):
             for split in subject.splits.values():
                 yield from _golds(subject, path, term, split)
+    rows = [row for split in subject.splits.values() for row in split.rows]
     for name, reward in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
+        if reward.gate is not None and rows and not any(map(open_on(reward.gate), rows)):
+            message = f"'{reward.gate}' holds for no row: it never counts"
+            yield subject.document.warning(f"{path}.gate", message, "mend the comparison, or the rows", "never-pays")
         yield from _unread(subject, path, reward)
         if reward.kind == "judge":
             yield from _scale(subject, path, reward)

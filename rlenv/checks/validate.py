@@ -14,7 +14,6 @@ from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
 from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
-from rlenv.checks.odd_values import check_values
 from rlenv.checks.oracle import check_gold, check_oracle
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
@@ -45,7 +44,6 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_prompts,
     check_parts,
     check_stores,
-    check_values,
     check_terms,
 )
 

@@ -20,8 +20,8 @@ from rlenv._base.bounded import cut_middle, plain
 from rlenv._base.text import figure
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
-from rlenv.audit.models import Attacker, asked_of_models, attacker_at
-from rlenv.audit.report import AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds
+from rlenv.audit.judge_attacks import asked_of_models
+from rlenv.audit.report import Attacker, AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds, attacker_at
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
 from rlenv.cli.options import WithSpec, option

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.models import Attacker, attacker_at
-from rlenv.audit.report import AttackerLimits, AuditReport
+from rlenv.audit.report import Attacker, AttackerLimits, AuditReport, attacker_at
 from rlenv.audit.run import audit
 from rlenv.cli.main import main as command
 from rlenv.endpoints.account import Account, counted

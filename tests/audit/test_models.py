@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.models import asked_of_models
+from rlenv.audit.judge_attacks import asked_of_models
 from rlenv.audit.run import audit
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.planted import capital, plant, rows_of

@@ -12,8 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv.checks.editor.names import Name, SpecNames, in_template, kind_group
-from rlenv.checks.editor.shape import Shape, choices, description_of, fields, shapes_at, type_of
+from rlenv.checks.editor.shape import (
+    Name,
+    Shape,
+    SpecNames,
+    choices,
+    description_of,
+    fields,
+    in_template,
+    kind_group,
+    shapes_at,
+    type_of,
+)
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_document

@@ -1,19 +1,33 @@
-"""The JSON Schema of the language at a place: its keys, their meanings, and their values; and the forms for them.
+"""The language at a place of a spec: its keys and values by the JSON Schema, and the names that the spec gives itself.
 
 Forms for the entries of a group (`tools`, `rewards`, …): the fields of each kind, from the JSON Schema.
 """
 
 from __future__ import annotations
 
+import csv
+import glob
+import itertools
+import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 
 from rlenv.checks.editor.tree import read_tree
-from rlenv.errors import UsageError
+from rlenv.checks.sites import names_at
+from rlenv.dialects.built_in import ALIASES
+from rlenv.errors import SpecError, UsageError
+from rlenv.language import kinds as registry
 from rlenv.language.schema import json_schema
+from rlenv.language.shipped import shipped
+from rlenv.language.templates import TemplateError, compile_template
+from rlenv.tasks.files import open_rows
 
 Shape = Mapping[str, Any]
 
@@ -203,3 +217,199 @@ def _field(name: str, shape: Shape, *, required: bool, shared: bool) -> dict[str
         "required": required,
         "shared": shared,
     }
+
+
+_MAX_LINE = 1_000_000
+
+
+def first_row(data: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+    """The columns of the first split whose first row can be read without running anything; {} where there is none.
+
+    Rows of a function are not looked at. A column whose value is not read (Parquet) is None.
+    """
+    splits = data.get("tasks")
+    constants = data.get("vars")
+    for source in splits.values() if isinstance(splits, Mapping) else ():
+        if isinstance(source, Mapping):
+            row = _first(source, constants if isinstance(constants, Mapping) else {}, folder)
+            if row:
+                return row
+    return {}
+
+
+def _first(source: Mapping[str, Any], constants: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    rows, path, dataset = source.get("rows"), source.get("path"), source.get("hf")
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+        return rows[0]
+    if isinstance(dataset, Mapping) and isinstance(dataset.get("columns"), Mapping):
+        return dict.fromkeys(map(str, dataset["columns"]))
+    path = path[0] if isinstance(path, list) and path else path
+    if not isinstance(path, str):
+        return {}
+    try:
+        place = os.path.join(folder, compile_template(path).text(vars=constants))
+        return _of_file(Path(min(glob.glob(place, recursive=True), default=place)), source.get("key"))
+    except (OSError, ValueError, TemplateError, RecursionError, csv.Error):
+        return {}
+
+
+def _of_file(path: Path, at: str | None) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet as parquet
+        except ModuleNotFoundError:
+            return {}
+        return dict.fromkeys(parquet.read_schema(path).names)
+    if path.suffix.lower() in (".gz", ".json"):
+        return _of_whole(path, at)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".csv":
+            header, row = [*itertools.islice(csv.reader(file), 2), [], []][:2]
+            return dict(itertools.zip_longest(header, row[: len(header)]))
+        line = next((line for line in iter(lambda: file.readline(_MAX_LINE), "") if line.strip()), "")
+        row = json.loads(line) if line else {}
+        return row if isinstance(row, dict) else {}
+
+
+def _of_whole(path: Path, at: str | None) -> dict[str, Any]:
+    """Of a file that is read as a whole, if it is a small one."""
+    if path.stat().st_size > _MAX_LINE:
+        return {}
+    try:
+        read, count = open_rows(path, at=at)
+        return dict(read(0)) if count else {}
+    except (SpecError, UsageError):
+        return {}
+
+
+Path_ = tuple[str | int, ...]
+
+_OPEN = re.compile(r"\{\{|\{%")
+_CLOSED = re.compile(r"\}\}|%\}")
+_DOTTED = re.compile(r"((?:[A-Za-z_]\w*\.)*)\Z")
+_REFERS: Mapping[str, str] = {"resource": "resources", "endpoint": "endpoints", "tool": "tools"}
+_GROUPS: Mapping[str, registry.Group] = {"tools": "tools", "resources": "resources", "rewards": "rewards"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name that fits, what it is in a word or two, and what it stands for."""
+
+    label: str
+    detail: str
+    doc: str = ""
+    insert: str = ""
+
+
+def kind_group(path: Path_) -> registry.Group | None:
+    """The group of kinds that the value at `path` names one of."""
+    if len(path) == 3 and path[2] == "kind":
+        return _GROUPS.get(str(path[0]))
+    if len(path) == 3 and path[0] == "rewards" and path[2] == "rule":
+        return "rules"
+    return "users" if path == ("user", "kind") else None
+
+
+def in_template(before: str) -> str | None:
+    """The text before the cursor in the expression of a template, None where it is in none."""
+    opened = [found.end() for found in _OPEN.finditer(before)]
+    if not opened or _CLOSED.search(before, opened[-1]):
+        return None
+    return before[opened[-1] :]
+
+
+@dataclass(slots=True)
+class _Lazy:
+    row: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecNames:
+    """The names in `data`, the content of a spec whose folder is `folder`."""
+
+    data: Mapping[str, Any]
+    folder: Path
+    _lazy: _Lazy = field(default_factory=_Lazy)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first row of the tasks; see `first_row`."""
+        if self._lazy.row is None:
+            self._lazy.row = first_row(self.data, folder=self.folder)
+        return self._lazy.row
+
+    def entries(self, group: str) -> Iterator[Name]:
+        """The entries of a section, each with its kind."""
+        section = self.data.get(group)
+        for name, entry in section.items() if isinstance(section, Mapping) else ():
+            kind = str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""
+            named = group if group in _GROUPS else ""
+            word = {"rewards": "term"}.get(group, group.removesuffix("s"))
+            yield Name(str(name), f"{word} of kind {kind}" if kind else word, description_of(named, kind))
+
+    def keys(self, path: Path_) -> Iterator[Name]:
+        """The names that can be keys of the mapping at `path`: the tools that a step of the oracle calls."""
+        if len(path) in (3, 4) and path[0] == "oracle" and path[2] == "call":
+            yield from self.entries("tools")
+
+    def values(self, path: Path_) -> Iterator[Name]:
+        """The names that can be the value at `path`."""
+        last = next((part for part in reversed(path) if isinstance(part, str)), "")
+        group = kind_group(path)
+        if group is not None:
+            for name in registry.names(group):
+                yield Name(name, group.removesuffix("s"), description_of(group, name))
+        elif path == ("dialect",) or path == ("dialect", "base"):
+            yield from (Name(name, "dialect") for name in registry.names("dialects"))
+            yield from (Name(name, f"dialect, the same as {of}") for name, of in ALIASES.items())
+        elif path == ("success",) or last == "gate":
+            yield from self.entries("rewards")
+            yield from (Name(word, "operator") for word in ("and", "or", "not"))
+        elif path == ("extends",):
+            for name, file in shipped().items():
+                yield Name(name, "ships with rlenv", insert=os.path.relpath(file, self.folder))
+        elif path[0] != "dialect":
+            yield from self._referred(path, last)
+
+    def _referred(self, path: Path_, last: str) -> Iterator[Name]:
+        if last in _REFERS:
+            yield from self.entries(_REFERS[last])
+        elif last == "inject":
+            yield from self.entries("resources")
+            yield Name("task", "the row")
+            yield Name("context", "the episode's context")
+        elif last == "tools" and len(path) > 2:
+            yield from self.entries("tools")
+        elif last == "report_by":
+            yield from (Name(column, "column", _shown(value)) for column, value in self.row.items())
+
+    def expression(self, path: Path_, before: str) -> Iterator[Name]:
+        """The names that fit behind `before` in the expression of a template at `path`."""
+        found = _DOTTED.search(before)
+        dotted = found.group(1) if found is not None else ""
+        if not dotted:
+            if not before.rstrip().endswith("|"):
+                for name in names_at(path, kind=self._kind(path)):
+                    yield Name(name, "name of a template")
+            return
+        value: Any = {"task": self.row, "vars": self.data.get("vars"), "resources": self.data.get("resources")}
+        *parents, last = dotted[:-1].split(".")
+        if parents and parents[0] == "resources":
+            return
+        for part in (*parents, last):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        for key, item in value.items() if isinstance(value, Mapping) else ():
+            word = {"task": "column", "vars": "constant", "resources": "resource"}.get(last, "key")
+            yield Name(str(key), word, _shown(item))
+
+    def _kind(self, path: Path_) -> str:
+        section = self.data.get(str(path[0]))
+        entry = section.get(str(path[1])) if isinstance(section, Mapping) and len(path) > 1 else None
+        return str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""
+
+
+def _shown(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 200 else text[:199] + "…"
