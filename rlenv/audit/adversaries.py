@@ -22,6 +22,7 @@ from rlenv.audit.subject import (
     Action,
     AuditSubject,
     far_numbers,
+    flat,
     instructions,
     is_number,
     same,
@@ -89,9 +90,9 @@ def near_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     right = subject.right.strip()
     if not is_number(right):
         return []
-    allowed = {_flat(value) for value in texts_of(subject.task)}
+    allowed = {flat(value) for value in texts_of(subject.task)}
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one)]
-    wrong = [one for one in far_numbers(right) if not same(one, right) and _flat(one) not in allowed]
+    wrong = [one for one in far_numbers(right) if not same(one, right) and flat(one) not in allowed]
     return [[subject.form(one)] for one in wrong if not any(holds(one, value) for value in asked)]
 
 
@@ -107,10 +108,6 @@ def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     # One more decimal is no other number.
     behind = [] if "." in right else [subject.form(f"{right}1")]
     return [behind, [subject.form(f"{sign}1{bare}")], [subject.form(f"-{bare}")] if not sign and is_signed else []]
-
-
-def _flat(value: object) -> str:
-    return str(value).casefold().strip()
 
 
 SAYS = "It is what the tool says."

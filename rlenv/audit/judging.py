@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.golds import tail
-from rlenv.audit.play import Chapter, Way
+from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.report import Hole, Thresholds, hole_of
 from rlenv.audit.rewrites import judge_rewrites
 from rlenv.audit.subject import same
@@ -136,7 +136,9 @@ def _judge_variants(verdicts: Verdicts, chapter: Chapter) -> None:
     ways = dict(chapter.tried["variant"])
     for label, tried in ways.items():
         way = beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
-        whole = {key: one for key, one in way.items() if _total(one) >= (1 - _SLIGHT) * _total(chapter.golds[key]) > 0}
+        whole = {
+            key: one for key, one in way.items() if total_of(one) >= (1 - _SLIGHT) * total_of(chapter.golds[key]) > 0
+        }
         if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)) and not label.startswith(CONTROL):
             found.append((label, whole))
     _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
@@ -163,7 +165,7 @@ def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
     """More than the oracle earns, for what it does done again."""
     for way in chapter.again:
         valid = {key: one for key, one in way.items() if one.reward.total is not None}
-        mine, theirs = (math.fsum(map(_total, some)) for some in _beside(valid, chapter))
+        mine, theirs = (math.fsum(map(total_of, some)) for some in _beside(valid, chapter))
         if theirs > SLACK and mine > (1 + thresholds.adversary) * theirs:
             message = f"a policy that makes each call of the oracle three times earns {mine / theirs:.2f} of its reward"
             return [_shown("paid_again", message, valid, chapter, "count each thing once, however often it is done")]
@@ -190,7 +192,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             found |= {"wrong_sign": turned} if turned is not None and "wrong_sign" not in found else {}
             outdone = {key: one for key, one in valid.items() if _is_outdone(chapter.golds[key], one)}
             if len(outdone) >= max(2, _FEW_TASKS * len(way)):
-                mine, theirs = (_mean([_total(one) for one in some]) for some in _beside(outdone, chapter))
+                mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(outdone, chapter))
                 is_cost = theirs < -SLACK
                 message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}, on "
                 message += f"{len(outdone)} of {len(way)} tasks"
@@ -202,10 +204,10 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
 
 def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
     """A finding where a wrong answer earns more than twice what the oracle does, on most tasks."""
-    more = {key: one for key, one in way.items() if _total(one) > 2 * max(_total(chapter.golds[key]), SLACK)}
+    more = {key: one for key, one in way.items() if total_of(one) > 2 * max(total_of(chapter.golds[key]), SLACK)}
     if 2 * len(more) <= len(way):
         return None
-    mine, theirs = (_mean([_total(one) for one in some]) for some in _beside(more, chapter))
+    mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(more, chapter))
     message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}"
     return _shown("wrong_sign", message, more, chapter, _SIGN_HINT)
 
@@ -213,7 +215,7 @@ def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
 def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
     """True if an oracle that is right in all that is paid for earns nothing, and no more than this episode."""
     paid = [term.value or 0.0 for term in gold.reward.terms.values() if term.weight > 0]
-    return bool(paid) and min(paid) >= 1 - SLACK and _total(gold) <= min(_total(ended), SLACK)
+    return bool(paid) and min(paid) >= 1 - SLACK and total_of(gold) <= min(total_of(ended), SLACK)
 
 
 def _beside(way: Way, chapter: Chapter) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -228,10 +230,6 @@ def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Ho
 def _success_hint(environment: Environment) -> str:
     said = f"`success: {environment.spec.success}` holds for it"
     return f"{said}: name the term that compares with the row's answer, at what only a right one has"
-
-
-def _total(ended: Trajectory) -> float:
-    return ended.reward.total or 0.0
 
 
 def _judge_foreign_text(verdicts: Verdicts, chapter: Chapter, foreign: Mapping[str, tuple[float, Trajectory]]) -> None:
@@ -371,7 +369,7 @@ def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
             does=f"gives the right answer of another task ('{answer:.40}') where another one is wanted",
             hint="compare more strictly: answers that differ are taken for one",
         )
-        full = {key: one for key, one in others.items() if _total(one) >= _WHOLE * _total(chapter.golds[key]) > 0}
+        full = {key: one for key, one in others.items() if total_of(one) >= _WHOLE * total_of(chapter.golds[key]) > 0}
         if len(full) > max(1, verdicts.thresholds.adversary * len(others)) and verdicts.judge(suspect, [full]):
             return
 

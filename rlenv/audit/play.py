@@ -253,3 +253,8 @@ def _answered(turn: Turn) -> Results:
         return turn.results
     said = "\n".join(message.content for message in turn.observation.messages if message.role == "user")
     return (ToolResult("user", said, "ok"),)
+
+
+def total_of(ended: Trajectory) -> float:
+    """The reward of an episode, 0 where it is masked."""
+    return ended.reward.total or 0.0

@@ -22,7 +22,7 @@ from rlenv.audit.attacker import Tried, try_attacker
 from rlenv.audit.data import check_data, warned_of
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.leaks import read_places
-from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted
+from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted, total_of
 from rlenv.audit.report import Attacker, AuditReport, Hole, Thresholds
 from rlenv.audit.rewrites import items_of, rewrite_scripts
 from rlenv.audit.shortcuts import find_shortcut
@@ -371,7 +371,7 @@ def _labelled(
 def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:
     """True if an episode earned anything, or escaped, or was as good as the oracle's."""
     total = ended.reward.total
-    return total is None or total > 0 or bool(ended.success) or total >= _total(gold)
+    return total is None or total > 0 or bool(ended.success) or total >= total_of(gold)
 
 
 def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: AuditSubject) -> Sequence[Action]:
@@ -407,10 +407,6 @@ def _takes(taken: Mapping[int, str], subject: AuditSubject) -> list[Action]:
 
 def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: AuditSubject) -> list[Action]:
     return [subject.form(choices[subject.gold.task_index][number])]
-
-
-def _total(ended: Trajectory) -> float:
-    return ended.reward.total or 0.0
 
 
 def _spread(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlenv.audit.asking import siblings, values_of
 from rlenv.audit.crafted import named_words
-from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way
+from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, total_of
 from rlenv.audit.probes import filler, pieces
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
@@ -48,7 +48,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     alone = await player.way(subjects, lambda one: [one.form(one.wrong()[0])]) if changing else {}
 
     def unsaid(way: Way) -> Way:
-        return {key: one for key, one in way.items() if 2 * _total(alone[key]) <= _total(chapter.golds[key])}
+        return {key: one for key, one in way.items() if 2 * total_of(alone[key]) <= total_of(chapter.golds[key])}
 
     called = {call.name for one in subjects for call in one.own_calls()}
     for tool in (one for one in changing if one.name not in called):
@@ -85,10 +85,6 @@ def _of_place(
     scripts: Mapping[int, Mapping[Any, Sequence[Action]]], place: Any, subject: AuditSubject
 ) -> Sequence[Action]:
     return scripts[subject.gold.task_index].get(place, ())
-
-
-def _total(ended: Trajectory) -> float:
-    return ended.reward.total or 0.0
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:

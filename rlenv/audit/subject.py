@@ -21,7 +21,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Action", "Aim", "AuditSubject", "aim_of", "call_key", "far_numbers", "hearts_of", "instructions"]
+__all__ = ["Action", "Aim", "AuditSubject", "aim_of", "call_key", "far_numbers", "flat", "hearts_of", "instructions"]
 __all__ += ["is_number", "kinds_of", "options_of", "other_value", "properties_of", "same", "shaped", "texts_of"]
 __all__ += ["tools_of", "trimmed"]
 
@@ -280,6 +280,11 @@ def trimmed(text: str) -> str:
     if _NUMBER.fullmatch(number):
         return f"{float(number):.12g}"
     return bare
+
+
+def flat(value: object) -> str:
+    """A value as text, without case and the space around it."""
+    return str(value).casefold().strip()
 
 
 def same(one: str, other: str) -> bool:

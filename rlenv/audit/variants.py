@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlenv.audit.crafted import is_query
-from rlenv.audit.subject import Action, AuditSubject, is_number, other_value, same, shaped, texts_of
+from rlenv.audit.subject import Action, AuditSubject, flat, is_number, other_value, same, shaped, texts_of
 from rlenv.audit.texts import holds
 from rlenv.language.kinds import kind_of
 from rlenv.rewards.normalise import qa
@@ -89,15 +89,15 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
     """
     right = subject.right.strip()
     heart = heart if heart and heart in right else right
-    allowed = {_flat(value) for value in texts_of(subject.task)}
-    is_known = _flat(heart) in allowed
+    allowed = {flat(value) for value in texts_of(subject.task)}
+    is_known = flat(heart) in allowed
     if heart == right and not is_known and len(right.split()) > _FREE_WORDS and not _is_compared(subject):
         return {}  # of prose that no row holds another is as right
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
     found: dict[str, list[Action]] = {}
     for label, text in _variants(heart, subject):
         said = right.replace(heart, text, 1)
-        is_right = same(text, heart) or (_flat(text) in allowed and label != _LAST) or not text.strip()
+        is_right = same(text, heart) or (flat(text) in allowed and label != _LAST) or not text.strip()
         # An article or a mark more is no other name; of a number a sign is.
         is_right = is_right or (not is_number(heart) and qa(text) == qa(heart))
         # One in which the right answer stands says it, to a reward that looks for a part.
@@ -121,10 +121,6 @@ def _is_near(one: str, right: str) -> bool:
         return False
     mine, theirs = (float(text.replace(",", "")) for text in (one, right))
     return abs(mine - theirs) <= _NEAR * max(abs(theirs), 1.0)
-
-
-def _flat(value: object) -> str:
-    return str(value).casefold().strip()
 
 
 def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
@@ -334,7 +330,7 @@ def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], r
         # With the column of each row turned, or made where all are alike.
         turned = (*right[1:], right[0])
         return turned if turned != right and view.names[at] else tuple(_made(one, rng) for one in right)
-    found = [one.values[at] for one in alike if _flat(one.values[at]) != _flat(right)]
+    found = [one.values[at] for one in alike if flat(one.values[at]) != flat(right)]
     found = [one for one in found if len(str(right)) < _FEW or not _is_near(str(one), str(right))] or found
     if found:
         return found[rng.randrange(len(found))]

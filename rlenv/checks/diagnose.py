@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlenv._base.text import strings_in
 from rlenv.episodes.compile import compile_parts
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
@@ -66,9 +67,9 @@ async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | Non
 
 def _requirements(loaded: LoadedSpec) -> Iterator[tuple[str, Requirement]]:
     spec, document = loaded.spec, loaded.document
-    for place, text in _texts(document.data, ""):
+    for path, text in strings_in(document.data, ()):
         for name in names_in(text):
-            yield place, variable(name)
+            yield ".".join(map(str, path)), variable(name)
     for endpoint, entry in spec.endpoints.items():
         yield from _address(f"endpoints.{endpoint}", entry.base_url)
     groups: tuple[tuple[registry.Group, Mapping[str, Any]], ...] = (
@@ -102,17 +103,6 @@ def _address(place: str, url: str) -> Iterator[tuple[str, Requirement]]:
             yield place, address(found[0])
         except ValueError:  # a port that is none; compiling says so
             return
-
-
-def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts(item, f"{place}.{index}")
 
 
 def _compiled(loaded: LoadedSpec) -> list[Need]:
@@ -166,8 +156,6 @@ def check_environment(
 
 
 async def _prompts(environment: Environment) -> Prompts:
-    from rlenv.errors import UsageError
-
     prompts, why = await opened_prompts(environment, most=_PROMPTS)
     if not list(prompts):
         raise UsageError(f"no episode of {environment.spec.name} opens, so that its prompts are not known: {why}")

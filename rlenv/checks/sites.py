@@ -314,7 +314,7 @@ def check_filled(subject: Subject) -> Iterator[Finding]:
     """
     document, data = subject.document, subject.document.data
     for section in ("endpoints", "tools", "resources", "vars", "calls"):
-        yield from _secrets(subject, data.get(section), (section,))
+        yield from _secrets(subject, section)
     for path, text in strings_in(data, ()):
         if path[0] == "dialect" or (path[0] == "tasks" and "rows" in path) or _is_broken(subject, path):
             continue
@@ -354,18 +354,12 @@ def _unfilled(subject: Subject, path: tuple[str | int, ...], text: str) -> Itera
             return
 
 
-def _secrets(subject: Subject, value: Any, path: tuple[str | int, ...]) -> Iterator[Finding]:
+def _secrets(subject: Subject, section: str) -> Iterator[Finding]:
     """Values that look like secrets: a spec is kept and shown, recorded with its runs and shipped."""
-    if isinstance(value, str):
+    for path, value in strings_in(subject.document.get(section), (section,)):
         is_key = path[-1] == "api_key" and "${env:" not in value and len(value) >= _SHORTEST_KEY
-        if (found := LITERAL.search(value)) is not None or is_key:
-            shown = (found[0] if found is not None else value)[:6]
+        if (secret := LITERAL.search(value)) is not None or is_key:
+            shown = (secret[0] if secret is not None else value)[:6]
             hint = "write ${env:NAME}, and set the variable where the spec runs"
             fault = subject.document.fault(path, f"found what looks like a secret ('{shown}…')", hint)
             yield dataclasses.replace(fault, quote="")  # the line holds it
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _secrets(subject, item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _secrets(subject, item, (*path, index))
