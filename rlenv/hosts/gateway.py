@@ -31,7 +31,7 @@ from aiohttp import web
 from rlenv._base.bounded import drop_oldest, sendable
 from rlenv.dialects.built_in import broken_schemas, broken_value
 from rlenv.endpoints import REFUSED, Client
-from rlenv.endpoints.account import counted, read_chat
+from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError
 from rlenv.hosts.desk import MOST_BYTES, Desk, Held, bearer_of, guarded, json_of, refusal
@@ -47,7 +47,6 @@ __all__ = ["Gateway", "Recorded"]
 
 _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 """vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
-_TOLD: Final = ("token_ids", "prompt_token_ids", "logprobs", "meta_info", "prompt_logprobs")
 _OVER: Final = "the episode is over: the model is not asked any more"
 _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
@@ -152,7 +151,7 @@ class Gateway:
             return await self._asked(held, body, chat, len(await request.read()))
 
         def whole(one: Exchange) -> dict[str, Any]:
-            return {**one.answer, "model": body.get("model") or one.answer.get("model")}
+            return {**one.answer, "model": body.get("model") or self._client.endpoint.model}
 
         def events(one: Exchange) -> Iterable[tuple[str, str]]:
             return (("", data) for data in chat_chunks(whole(one), with_usage=with_usage))
@@ -170,7 +169,7 @@ class Gateway:
             return await self._asked(held, body, chat, len(await request.read()))
 
         def whole(one: Exchange) -> dict[str, Any]:
-            made = as_response({**one.answer, "model": body.get("model") or one.answer.get("model")}, body)
+            made = as_response({**one.answer, "model": body.get("model") or self._client.endpoint.model}, body)
             record.responses[made["id"]] = [*chat["messages"], one.answer["choices"][0]["message"]]
             drop_oldest(record.responses, most=_MOST_RESPONSES)
             return made
@@ -206,7 +205,7 @@ class Gateway:
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if held.is_closing:
             return refusal(400, _OVER, code="episode_over")
-        one = Exchange(sent, _plain(answer), completion, named_by(chat.get("tools"), parameters))
+        one = Exchange(sent, _plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
         record.exchanges.append(one)
         return one
 
@@ -282,14 +281,24 @@ def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": broken_value(message.get("content"))}
 
 
-def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer without what the gateway alone has asked for."""
-    choice = {key: value for key, value in answer["choices"][0].items() if key not in _TOLD}
-    if calls := choice["message"].get("tool_calls"):
-        choice["message"] = {**choice["message"], "tool_calls": [_call(*one) for one in enumerate(calls)]}
-    kept = {key: value for key, value in answer.items() if key not in _TOLD}
-    usual = {"object": "chat.completion", "created": int(time.time()), "id": f"chatcmpl-{uuid4().hex}"}
-    return {**usual, **kept, "choices": [choice]}
+def _plain(answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
+    """An answer in the form that clients expect, as it was read; what else the server has put into it is left out."""
+    raw, read = answer["choices"][0], completion.message
+    calls = [_call(*one) for one in enumerate(raw["message"].get("tool_calls") or ())]
+    message: dict[str, Any] = {"role": "assistant", "content": read.content}
+    message |= {"tool_calls": calls} if calls else {}
+    message |= {"reasoning_content": read.thinking} if read.thinking else {}
+    usage = completion.usage.as_dict()
+    usage["total_tokens"] = sum(usage.values())
+    id, created = answer.get("id"), int(time.time())
+    return {
+        "id": id if isinstance(id, str) else f"chatcmpl-{uuid4().hex}",
+        "object": "chat.completion",
+        "created": created,
+        "model": "",
+        "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason or "stop"}],
+        "usage": usage,
+    }
 
 
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rlenv.hosts.gateway import Gateway
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.testing.endpoint import Answer, FakeEndpoint, Reply
+from rlenv.testing.endpoint import Answer, FakeEndpoint, HostileEndpoint, Reply
 from tests.hosts.test_mcp_server import SPEC
 from tests.support.asked import Asks, Speaker, asking, plays, written
 
@@ -182,6 +182,28 @@ def test_a_server_that_is_out_makes_the_reward_invalid(tmp_path: Path, status: i
     ended = gateway([reply], tmp_path, play)
     assert (ended["total"], ended["success"], ended["failure"]["reason"]) == (None, None, "policy")
     assert all(set(row["mask"]) == {0} for row in ended["rows"])
+
+
+@pytest.mark.parametrize(
+    "mode", ["odd usage", "number as content", "list as content", "odd calls", "deep calls", "null"]
+)
+def test_whatever_a_server_answers_an_agent_is_told_in_its_wire(mode: str, tmp_path: Path) -> None:
+    async def play(ask: Asks, seat: dict[str, Any]) -> None:
+        for wire in ("chat/completions", "responses"):
+            body = {"messages": seat["messages"], "input": "hi"}
+            status, answer = await ask("POST", f"{seat['base_url']}/{wire}", body)
+            assert status in (200, 400, 503)
+            assert "error" in answer or answer["usage"]["total_tokens"] >= 0
+
+    async def main() -> None:
+        with HostileEndpoint(mode) as server:
+            client = Client(Endpoint(name="", base_url=server.base_url, model="m", retries=0, timeout_s=5.0))
+            (tmp_path / "sums.yaml").write_text(SPEC, encoding="utf-8")
+            async with asking(Gateway(rlenv.load(tmp_path / "sums.yaml"), client).application()) as ask:
+                await play(ask, await seat_of(ask))
+            await client.aclose()
+
+    asyncio.run(main())
 
 
 def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_answered(tmp_path: Path) -> None:
