@@ -5,8 +5,7 @@
 
 Each task is a row of the spec. The harness plays its episode in this process, against the endpoint that verifiers gives
 for the rollout and records at; tools, users and judges are the spec's. A reward that cannot be measured raises: the
-trace is not `ok`, its reward and metrics have no number, and prime-rl leaves it out. `rlenv export verifiers` makes a
-package of one spec.
+trace is not `ok`, its reward and metrics have no number, and prime-rl leaves it out.
 """
 
 from __future__ import annotations
