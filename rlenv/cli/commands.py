@@ -64,7 +64,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
             )
         },
     ),
-    "init": Entry("write a new environment that validates and runs", "cli.init:InitCommand"),
+    "init": Entry(
+        "write a new environment that validates and runs",
+        "cli.init:InitCommand",
+        {"--export": Entry("write a spec as the folder that another host wants", "cli.serve:ExportCommand")},
+    ),
     "validate": Entry(
         "check specs and list every fault with its place",
         "cli.validate:ValidateCommand",
@@ -135,8 +139,14 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         },
         main="@run.train:main",
     ),
-    "serve-search": Entry(
-        "serve a corpus to search tools, with the wire of Search-R1", "cli.servers:ServeSearchCommand"
+    "serve": Entry(
+        "serve environments to trainers and agents elsewhere",
+        "cli.serve:ServeCommand",
+        {
+            "--search": Entry(
+                "serve a corpus to search tools, with the wire of Search-R1", "cli.servers:ServeSearchCommand"
+            )
+        },
     ),
     "tokens": Entry(
         "prove that token ids are exact for a model, or show a trajectory's",
@@ -170,7 +180,11 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "lsp": ("editor", "lsp"),
 }
 """Names of the version before, with what they are called now. They go with the next version."""
-SHORT: Final[Mapping[str, tuple[str, ...]]] = {"images": ("validate", "--images")}
+SHORT: Final[Mapping[str, tuple[str, ...]]] = {
+    "images": ("validate", "--images"),
+    "export": ("init", "--export"),
+    "serve-search": ("serve", "--search"),
+}
 """Short names, which stay."""
 
 

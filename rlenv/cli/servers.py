@@ -1,6 +1,6 @@
 """`rlenv editor schema` and `rlenv editor lsp`: the JSON Schema of specs, and the language server.
 
-`rlenv serve-search`: a retrieval server over a corpus, with the wire of Search-R1. `rlenv validate --images`: what
+`rlenv serve --search`: a retrieval server over a corpus, with the wire of Search-R1. `rlenv validate --images`: what
 machines are booted over, fetched before a run.
 """
 
@@ -130,7 +130,7 @@ async def _serve(source: _Input, out: BinaryIO, pause_s: float, full_s: float) -
 
 @dataclass
 class ServeSearchCommand(Options):
-    """`rlenv serve-search`."""
+    """`rlenv serve --search`."""
 
     corpus: Path = argument('one JSON object a line: {"id": …, "contents": "Title\\ntext"}')
     host: str = option("127.0.0.1 by default; 0.0.0.0 for other machines too", default="127.0.0.1")

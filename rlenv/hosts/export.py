@@ -1,0 +1,262 @@
+"""A spec as the folder that another host wants.
+
+`openenv`: what `openenv validate FOLDER --level static` accepts (openenv 0.10.0, `cli/_validation.py` and
+`validation/manifest.py`), with the oracle's own actions as the probe that its runtime level plays. `nemo-gym`: the rows
+and the configuration of NeMo Gym 0.7.0's gymnasium agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from rlenv import __version__
+from rlenv._base.paths import read_file
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, play
+from rlenv.errors import RlenvError, UsageError
+from rlenv.hosts import wire
+from rlenv.language.shipped import parts_of, shipped
+from rlenv.tasks.rows import seed_of
+
+__all__ = ["FORMS"]
+
+_MOST_BYTES: Final = 64_000_000
+_MOST_FILES: Final = 10_000
+_PORT: Final = 8_000
+_MARGIN: Final = 0.1
+"""The least distance between what an idle policy and the oracle earn that OpenEnv's validator asks to declare."""
+Files = dict[str, str | bytes]
+
+
+def openenv(environment: Environment) -> Files:
+    """The folder of an OpenEnv environment: a server over the spec, its manifest and image.
+
+    Raises:
+        UsageError: the spec cannot be served, or its folder is too large to ship.
+    """
+    wire.card_of(environment)
+    name = environment.spec.name
+    spec, files = _spec_files(environment)
+    actions, earned = asyncio.run(_oracle(environment))
+    plan = {"plan_schema_version": "1", "reset": {"episode_id": "oracle", "seed": 0}, "actions": actions}
+    return {
+        "openenv.yaml": yaml.safe_dump(_manifest(environment, earned), sort_keys=False, allow_unicode=True),
+        "pyproject.toml": _PYPROJECT.format(name=name, version=environment.spec.version, rlenv=__version__),
+        "uv.lock": _UV_LOCK,
+        "server/__init__.py": "",
+        "server/app.py": _APP.format(name=name, spec=spec, port=_PORT),
+        "server/Dockerfile": _DOCKERFILE.format(rlenv=__version__, port=_PORT),
+        "validation/runtime.json": json.dumps(plan, indent=2) + "\n",
+        "README.md": _README.format(name=name, port=_PORT),
+        **{f"spec/{path}": content for path, content in files.items()},
+    }
+
+
+def nemo_gym(environment: Environment) -> Files:
+    """Rows and configuration for NeMo Gym's gymnasium agent over `rlenv serve`: a JSON line a task, with its prompt."""
+    wire.card_of(environment)
+    name = environment.spec.name
+    rows = {f"{split}.jsonl": asyncio.run(_rows(environment, split)) for split in environment.spec.tasks}
+    server = {"resources_servers": {"rlenv": {"entrypoint": "app.py", "domain": "agent", "verified": False}}}
+    agent = {
+        "responses_api_agents": {
+            "gymnasium_agent": {
+                "entrypoint": "app.py",
+                "max_steps": environment.limits.turns,
+                "resources_server": {"type": "resources_servers", "name": f"rlenv_{name}"},
+                "model_server": {"type": "responses_api_models", "name": "policy_model"},
+                "datasets": [
+                    {"name": path.removesuffix(".jsonl"), "type": "train", "jsonl_fpath": path} for path in rows
+                ],
+            }
+        }
+    }
+    settings = {f"rlenv_{name}": server, f"rlenv_{name}_gymnasium_agent": agent}
+    return {"config.yaml": yaml.safe_dump(settings, sort_keys=False), **rows}
+
+
+FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {"openenv": openenv, "nemo-gym": nemo_gym}
+"""What each host's folder is made by."""
+
+
+def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
+    spec = environment.spec
+    weights = environment.parts.scorer.weights.values()
+    low, high = sum(min(0.0, one) for one in weights), sum(max(0.0, one) for one in weights)
+    high = high if high > low else low + 1.0
+    tolerance = max(0.0, high - (earned if earned is not None else low))
+    judges = [term for term in spec.rewards.values() if term.kind == "judge"]
+    reward = {"range": [low, high], "oracle_tolerance": round(tolerance, 6), "floor_margin": _MARGIN}
+    capabilities: dict[str, Any] = {
+        "verifier": {"kind": "reward_channel"},
+        "task_api": True,
+        "declared_tools": sorted(environment.parts.tools),
+        "declared_task_count": {split: len(environment.tasks(split)) for split in spec.tasks},
+    }
+    more: dict[str, Any] = {}
+    if judges:
+        model = next((one.model for one in spec.endpoints.values()), "unknown")
+        capabilities["llm_judged"] = True
+        more["judge"] = {"model": model, "version": str(spec.version)}
+        reward["variance_tolerance"] = high - low
+    seconds = min(3600.0, environment.limits.episode_s + environment.limits.reward_s)
+    return {
+        "spec_version": 1,
+        "name": spec.name,
+        "version": f"0.{spec.version}.0",
+        "type": "space",
+        "runtime": "fastapi",
+        "app": "server.app:app",
+        "port": _PORT,
+        "validation": {
+            "reward": reward,
+            "resources": {"cpu": 1.0, "memory_mb": 1024, "disk_mb": 2048, "episode_timeout_s": seconds},
+            "capabilities": capabilities,
+            "types": {"tags": ["tool-use"]},
+            "execution": {
+                "kind": "openenv_ws",
+                "probe_path": "validation/runtime.json",
+                "dockerfile": "server/Dockerfile",
+                "context": ".",
+                "agent_boundary": "api",
+            },
+            **more,
+        },
+    }
+
+
+async def _oracle(environment: Environment) -> tuple[list[dict[str, str]], float | None]:
+    """The oracle's actions on the first task and what they earn; an empty message where there is no oracle."""
+    split = next(iter(environment.spec.tasks))
+    if environment.spec.oracle is None:
+        return [{"message": ""}], None
+    try:
+        async with environment:
+            played = await play(environment, environment.oracle(), Job(split, 0, 0))
+    except RlenvError as error:
+        raise UsageError(f"the oracle of {environment.spec.name} cannot be played: {error}") from error
+    actions = [{"message": turn.action} for turn in played.turns[:100]] or [{"message": ""}]
+    return actions, played.reward.total
+
+
+async def _rows(environment: Environment, split: str) -> str:
+    lines = []
+    tools = [{"type": "function", **schema["function"], "strict": False} for schema in environment.tool_schemas]
+    for task in range(len(environment.tasks(split))):
+        seed = seed_of(0, split, task)
+        async with environment.start(task=task, split=split, seed=seed) as episode:
+            said = [{"role": one.role, "content": one.content} for one in episode.messages]
+            shown = [{"type": "function", **schema["function"], "strict": False} for schema in episode.tool_schemas]
+        asked = {"input": said, "tools": shown or tools}
+        row = {"split": split, "task": task, "seed": seed}
+        lines.append(json.dumps({"responses_create_params": asked, "rlenv": row}, ensure_ascii=False))
+    return "\n".join(lines) + "\n"
+
+
+def _spec_files(environment: Environment) -> tuple[str, Files]:
+    """The spec's path in its folder, and the files of it: what ships with rlenv by what it names, else all there is."""
+    path = environment.loaded.path.resolve()
+    known = next((name for name, place in shipped().items() if place.resolve() == path), None)
+    if known is not None:
+        found = [part for place in parts_of(known) for part in _within(place)]
+    else:
+        found = list(_within(path.parent))
+    files: Files = {}
+    size = 0
+    for place in found:
+        size += place.stat().st_size
+        if size > _MOST_BYTES or len(files) >= _MOST_FILES:
+            hint = "move the spec and what it names into a folder of their own"
+            raise UsageError(
+                f"{path.parent} holds more than {_MOST_BYTES / 1e6:g} MB or {_MOST_FILES:,} files", hint=hint
+            )
+        files[place.relative_to(path.parent).as_posix()] = read_file(place)
+    return f"spec/{path.name}", files
+
+
+def _within(place: Path) -> Iterator[Path]:
+    """A file, or those below a folder; hidden ones and caches left out."""
+    if place.is_file():
+        yield place
+        return
+    for path in sorted(place.rglob("*")):
+        inner = path.relative_to(place).parts
+        if path.is_file() and not path.is_symlink() and not any(one.startswith((".", "__pycache__")) for one in inner):
+            yield path
+
+
+_PYPROJECT: Final = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "openenv-{name}"
+version = "0.{version}.0"
+requires-python = ">=3.11"
+dependencies = ["rlenv>={rlenv}", "openenv>=0.10.0"]
+
+[project.scripts]
+server = "server.app:main"
+
+[tool.setuptools]
+packages = ["server"]
+"""
+_UV_LOCK: Final = """\
+# Written without the network: `uv lock` fills it in.
+version = 1
+requires-python = ">=3.11"
+"""
+_APP: Final = '''\
+"""The server of {name}: OpenEnv's wire, by `rlenv serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+SPEC = Path(__file__).resolve().parent.parent / "{spec}"
+
+
+def main() -> None:
+    """Serves until the process is told to end."""
+    from rlenv.cli.main import main as rlenv
+
+    os.environ.setdefault("OPENENV_TOKEN", "")
+    words = ["serve", str(SPEC), "--port", os.environ.get("PORT", "{port}")]
+    if os.environ["OPENENV_TOKEN"]:
+        words += ["--host", "0.0.0.0", "--token-env", "OPENENV_TOKEN"]
+    elif os.environ.get("OPENENV_PUBLIC"):
+        words += ["--host", "0.0.0.0", "--no-token"]
+    sys.exit(rlenv(words))
+
+
+if __name__ == "__main__":
+    main()
+'''
+_DOCKERFILE: Final = """\
+FROM python:3.12-slim
+WORKDIR /app
+RUN pip install --no-cache-dir "rlenv>={rlenv}"
+COPY . /app
+# Whoever may reach the container may play: set OPENENV_TOKEN to ask for a token in its place.
+ENV OPENENV_PUBLIC=1
+EXPOSE {port}
+CMD ["python", "-m", "server.app"]
+"""
+_README: Final = """\
+# {name}
+
+An environment of [rlenv](https://pypi.org/project/rlenv/) behind OpenEnv's wire.
+
+    pip install .
+    python -m server.app                                  # http://127.0.0.1:{port}
+    openenv validate . --level static --skip-build
+"""

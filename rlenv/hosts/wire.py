@@ -1,0 +1,272 @@
+"""OpenEnv's wire, both ways: what a served episode is asked and answers, and the card that a client makes of a spec.
+
+A socket carries JSON texts, strictly one request and then its answer, without ids: `reset`, `step`, `state`, `close`,
+and of ours `end`, which ends the episode from outside. Source: openenv 0.10.0, `core/env_server/types.py` and
+`core/env_client.py`. What is ours stands in `metadata`, since typed clients forbid other keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from rlenv import __version__
+from rlenv._base.bounded import fields_of, plain, sendable
+from rlenv.endpoints.account import UnreadableAnswer, read_chat
+from rlenv.episodes.environment import Environment
+from rlenv.errors import UsageError
+from rlenv.hosts.session import Opened, Session
+from rlenv.messages import Message, Sampled
+from rlenv.trajectory import Step, TermResult, Trajectory, Turn
+
+OURS: Final = "rlenv"
+"""The key of `reset`'s data by which a client of ours asks for whole records, and of what it is given in `metadata`."""
+RESERVED: Final = frozenset(("reset", "step", "state", "close"))
+"""Names that no tool may have: OpenEnv's clients have methods of these names."""
+_MOST_CHARS: Final = 256
+
+_TEXT: Final = {"type": "string"}
+_OBJECT: Final = {"type": "object", "additionalProperties": True}
+_OBJECTS: Final = {"type": "array", "items": _OBJECT}
+ACTION: Final[Mapping[str, Any]] = {
+    "title": "RlenvAction",
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["message"],
+    "properties": {
+        "message": {**_TEXT, "description": "The assistant's message as the model wrote it."},
+        "tool_calls": {**_OBJECTS, "description": "Structured calls, in OpenAI's form."},
+        "metadata": _OBJECT,
+    },
+}
+OBSERVATION: Final[Mapping[str, Any]] = {
+    "title": "RlenvObservation",
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "text": {**_TEXT, "description": "What is appended to the conversation, as the spec's dialect writes it."},
+        "messages": {**_OBJECTS, "description": "The same as messages, in OpenAI's form."},
+        "tools": {**_OBJECTS, "description": "The tools that may be called; with the first observation."},
+        "done": {"type": "boolean"},
+        "reward": {"type": ["number", "null"], "description": "Null where it is not known, or invalid."},
+        "metadata": _OBJECT,
+    },
+}
+STATE: Final[Mapping[str, Any]] = {
+    "title": "State",
+    "type": "object",
+    "additionalProperties": True,
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
+}
+
+
+def encoded(value: Any) -> str:
+    """JSON, whatever a policy or a tool wrote: lone surrogates become U+FFFD, numbers that are not finite null."""
+    try:
+        return orjson.dumps(value, default=_as_dict).decode()
+    except TypeError:
+        return json.dumps(sendable(value), separators=(",", ":"))
+
+
+def _as_dict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return plain(value)
+
+
+def action_of(data: Any) -> Sampled:
+    """The action of a `step`.
+
+    Raises:
+        ValueError: it is none; the text says what was expected.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("message"), str):
+        raise ValueError('found no action; expected {"message": TEXT}, with "tool_calls" where there are some')
+    if unknown := sorted(map(str, data.keys() - ACTION["properties"].keys())):
+        raise ValueError(f"found '{unknown[0][:_MAX_SHOWN]}' in the action; expected message, tool_calls or metadata")
+    more = data.get("metadata") or {}
+    if not isinstance(more, Mapping):
+        raise ValueError("the action's metadata is no object")
+    reason, thinking = str(more.get("finish_reason") or ""), more.get("thinking")
+    if not data.get("tool_calls") and not thinking:
+        return Sampled(data["message"], reason[:_MOST_CHARS])
+    said = {"content": data["message"], "tool_calls": data.get("tool_calls"), "reasoning_content": thinking}
+    try:
+        return Sampled(read_chat({"choices": [{"message": said}]}).message, reason[:_MOST_CHARS])
+    except UnreadableAnswer as error:
+        raise ValueError(f"the action's tool_calls cannot be read: {error}") from error
+
+
+_MAX_SHOWN: Final = 80
+
+
+def action_data(action: str | Message | Sampled) -> dict[str, Any]:
+    """An action as `action_of` reads it."""
+    reason = action.finish_reason if isinstance(action, Sampled) else ""
+    said = action.action if isinstance(action, Sampled) else action
+    more = {"finish_reason": reason} if reason else {}
+    if isinstance(said, str):
+        return {"message": said, **({"metadata": more} if more else {})}
+    data = said.as_dict()
+    more |= {"thinking": said.thinking} if said.thinking else {}
+    calls = {"tool_calls": data["tool_calls"]} if said.tool_calls else {}
+    return {"message": said.content, **calls, **({"metadata": more} if more else {})}
+
+
+def place_of(data: Any, environment: Environment) -> dict[str, Any]:
+    """The arguments of `Session.reset` that a client's `reset` asks for: `split`, `task` (or `index`), `seed`, and
+    `episode_id`. A client that gives a seed alone gets the task of that number, over and over.
+
+    Raises:
+        ValueError: a value is of another type.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError("the data of a reset is no object")
+    seed, task = data.get("seed"), data.get("task", data.get("index"))
+    split, id = data.get("split") or next(iter(environment.spec.tasks)), data.get("episode_id") or ""
+    for name, value in (("seed", seed), ("task", task)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63):
+            raise ValueError(f"{name} is {value!r:.80}; expected a whole number of 64 bits")
+    for name, value in (("split", split), ("episode_id", id)):
+        if not isinstance(value, str) or len(value) > _MOST_CHARS:
+            raise ValueError(f"{name} is {value!r:.80}; expected a text of at most {_MOST_CHARS} characters")
+    if task is None:
+        task = (seed or 0) % len(environment.tasks(split))
+    return {"split": split, "task": task, "seed": seed, "id": id}
+
+
+def opened_data(opened: Opened, session: Session, *, is_ours: bool) -> dict[str, Any]:
+    """The answer to a `reset`. Nothing of the row but its prompt is sent."""
+    episode = session.episode
+    assert episode is not None
+    meta: dict[str, Any] = {"task": episode.task_index, "split": episode.split, "seed": episode.seed}
+    observation: dict[str, Any] = {} if is_ours else opened.as_dict()
+    if is_ours:
+        ours = {"prompt": plain(opened.messages), "text": opened.text, "tools": list(opened.tools)}
+        meta[OURS] = {**ours, "limits": plain(episode.limits)}
+    if opened.is_ended:
+        _add_end(meta, session, is_ours=is_ours)
+    return {
+        "observation": {**observation, "metadata": {}},
+        "reward": None,
+        "done": opened.is_ended,
+        "metadata": meta,
+    }
+
+
+def step_data(step: Step, session: Session, *, is_ours: bool) -> dict[str, Any]:
+    """The answer to a `step`. The rewards of all steps sum to the episode's total; null is no number."""
+    held = step.as_dict()
+    meta: dict[str, Any] = {key: held[key] for key in ("terminated", "truncated", "reason")}
+    observation = {} if is_ours else {"text": held["text"], "messages": held["messages"], "tools": []}
+    if is_ours:
+        meta[OURS] = {"turn": _turn(session), "text": held["text"]}
+    if step.is_last:
+        _add_end(meta, session, is_ours=is_ours)
+    return {
+        "observation": {**observation, "metadata": {} if is_ours else meta},
+        "reward": step.reward,
+        "done": step.is_last,
+        "metadata": meta,
+    }
+
+
+def _turn(session: Session) -> dict[str, Any] | None:
+    """The last turn, without what only a reward reads: values and details may hold what the policy must not see."""
+    episode = session.episode
+    if episode is None or not episode.turns:
+        return None
+    turn: Turn = episode.turns[-1]
+    results = tuple(replace(result, value=None, details=None) for result in turn.results)
+    observation = turn.observation and replace(turn.observation, results=())
+    held: dict[str, Any] = plain(replace(turn, results=results, observation=observation))
+    return held
+
+
+def _add_end(meta: dict[str, Any], session: Session, *, is_ours: bool) -> None:
+    trajectory = session.trajectory
+    meta |= public_outcome(trajectory, session.id)
+    if is_ours:
+        reward = fields_of(trajectory.reward)
+        reward["terms"] = {name: plain(_public(term)) for name, term in trajectory.reward.terms.items()}
+        end = {"reward": reward, "answer": trajectory.answer}
+        end |= {key: getattr(trajectory, key) for key in ("terminated", "truncated")}
+        meta[OURS] = {**meta.get(OURS, {}), "end": end}
+
+
+def public_outcome(trajectory: Trajectory, id: str) -> dict[str, Any]:
+    """The end as a client may know it: a failure's own words may name our judges, servers and files."""
+    outcome = trajectory.outcome()
+    if outcome["failure"] is not None:
+        outcome["failure"] = {**outcome["failure"], "message": f"see the server's log, session {id}"}
+    return outcome
+
+
+def _public(term: TermResult) -> TermResult:
+    """A term without the texts that it was read from, which may hold the gold answer."""
+    error = "see the server's log" if term.error else ""
+    return replace(term, evidence="", error=error, details={}, where=())
+
+
+def card_of(environment: Environment) -> dict[str, Any]:
+    """Everything about a spec that whoever plays it elsewhere needs: no row, no gold, no oracle, no address.
+
+    Raises:
+        UsageError: the spec has what cannot be served: terms that compare siblings, or several players.
+    """
+    spec, parts = environment.spec, environment.parts
+    if parts.scorer.has_group_terms:
+        names = ", ".join(parts.scorer.group_names)
+        raise UsageError(f"{spec.name} compares all answers to one task ({names}), and a served episode stands alone")
+    if environment.players is not None:
+        raise UsageError(f"{spec.name} has several players, and a served episode has one")
+    if taken := sorted(RESERVED & parts.tools.keys()):
+        raise UsageError(f"a tool of {spec.name} is called '{taken[0]}', as a method of OpenEnv's clients is")
+    written = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kept = {key: written[key] for key in ("name", "version", "description", "dialect", "answer") if key in written}
+    if isinstance(kept.get("dialect"), dict):
+        kept["dialect"].pop("chat_template", None)
+    shown = {key: value for key, value in written.get("observation", {}).items() if key not in ("template", "format")}
+    weights = parts.scorer.weights
+    rewards = {name: {"weight": weights[name], "required": term.required} for name, term in spec.rewards.items()}
+    limits = {key: value for key, value in plain(environment.limits).items() if value is not None}
+    return {
+        "rlenv": __version__,
+        "spec": {**kept, "observation": shown, "limits": limits},
+        "rewards": rewards,
+        "splits": {split: _split(environment, split) for split in spec.tasks},
+        "digest": environment.loaded.digest,
+        "tools": list(environment.tool_schemas),
+    }
+
+
+def _split(environment: Environment, split: str) -> dict[str, Any]:
+    rows = environment.tasks(split)
+    return {"size": len(rows), "is_endless": rows.is_endless}
+
+
+# JSON-RPC 2.0, by which tools are asked for
+
+
+def tools_answer(body: Any, tools: Any) -> dict[str, Any]:
+    """The answer to a JSON-RPC request that asks for the tools, and to any other that it is not known."""
+    id, method = (body.get("id"), body.get("method")) if isinstance(body, Mapping) else (None, None)
+    if method != "tools/list":
+        return rpc_fault(id, -32601, f"the method {json.dumps(str(method))[:80]} is not known here")
+    shown = [one["function"] for one in tools]
+    named = [
+        {"name": one["name"], "description": one["description"], "inputSchema": one["parameters"]} for one in shown
+    ]
+    return rpc_result(id, {"tools": named})
+
+
+def rpc_result(id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "result": dict(result)}
+
+
+def rpc_fault(id: Any, code: int, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}

@@ -1,0 +1,73 @@
+"""A server on a thread of its own, as it is in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.episodes.environment import Environment
+from rlenv.hosts.serve import Limits, Server
+from rlenv.hosts.workers import listen, serve
+
+
+@dataclass
+class Served:
+    """A server that runs; `url` is its address."""
+
+    server: Server
+    url: str
+    port: int
+    loop: asyncio.AbstractEventLoop
+    stopped: asyncio.Event
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        """Tells it to end, and waits until it has."""
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.stopped.set)
+            self.thread.join(30)
+            assert not self.thread.is_alive()
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Returns once something holds in the server's loop; the test's time limit is the only clock."""
+
+        async def wait() -> None:
+            while not holds():  # noqa: ASYNC110 - what it looks at is no event
+                await asyncio.sleep(0.005)
+
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(30)
+
+
+@contextmanager
+def serving(
+    *environments: Environment, limits: Limits | None = None, token: str = "", port: int = 0, **more: Any
+) -> Iterator[Served]:
+    """A server over these environments."""
+    server = Server({one.spec.name: one for one in environments}, limits or Limits(drain_s=5.0), token, **more)
+    bound = listen("127.0.0.1", port)
+    ready = threading.Event()
+    made: dict[str, Any] = {}
+
+    async def main() -> None:
+        made["loop"], made["stopped"] = asyncio.get_running_loop(), asyncio.Event()
+        await serve(server, bound, on_ready=ready.set, stopped=made["stopped"])
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    port = bound.getsockname()[1]
+    served = Served(server, f"http://127.0.0.1:{port}", port, made["loop"], made["stopped"], thread)
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+def raw(served: Served) -> socket.socket:
+    """A connection that speaks what the test writes."""
+    return socket.create_connection(("127.0.0.1", served.port), timeout=30)
