@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from rlenv.gym.envs import make, make_vec
     from rlenv.hosts.chat import play_endpoint
+    from rlenv.hosts.remote import RemoteEnvironment
     from rlenv.hosts.session import Session
     from rlenv.language.kinds import CompileContext, Kind
     from rlenv.language.spec import SamplingSpec
@@ -72,6 +73,7 @@ _WHERE = {
     " ResourceError RewardError RlenvError RunStopped SpecError ToolFailed UnknownEntry UnsupportedTemplate UsageError",
     "gym.envs": "make make_vec",
     "hosts.chat": "play_endpoint",
+    "hosts.remote": "RemoteEnvironment",
     "hosts.session": "Session",
     "language.kinds": "CompileContext Kind",
     "messages": "Image Message Observation Sampled ToolCall ToolResult",
@@ -95,7 +97,8 @@ __all__ = ["CompileContext", "EndpointError", "Environment", "Episode", "Episode
 __all__ += ["Finding", "Image"]
 __all__ += ["InvalidReward", "Job", "Kind", "Measured", "Message", "MissingExtra", "MissingVariable", "Observation"]
 __all__ += ["OpenAIPolicy", "OraclePolicy", "Policy", "PolicyChoice", "PolicyContext", "PolicyError", "PolicySession"]
-__all__ += ["RandomPolicy", "ResourceError", "RewardContext", "RewardError", "RlenvError", "RunStopped", "Sampled"]
+__all__ += ["RandomPolicy", "RemoteEnvironment", "ResourceError", "RewardContext", "RewardError"]
+__all__ += ["RlenvError", "RunStopped", "Sampled"]
 __all__ += ["SamplingSpec", "Scope", "ScriptPolicy", "Session", "SpecError", "Step", "TokenEncoder", "TokenEpisode"]
 __all__ += ["ToolCall"]
 __all__ += ["ToolContext", "ToolFailed", "ToolOutput", "ToolResult", "ToolSession", "Trajectory", "UnknownEntry"]

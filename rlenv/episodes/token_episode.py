@@ -82,10 +82,9 @@ class TokenEpisode:
             cut = cut_of(environment, encoder)
             episode = environment.start(task=task, split=split, seed=seed, cut=cut, others=others)
         self.episode: Episode = episode
-        limits = (episode.limits.response_tokens, max_response_tokens)
         self._limits = {
             "max_prompt_tokens": max_prompt_tokens,
-            "max_response_tokens": min((limit for limit in limits if limit is not None), default=None),
+            "max_response_tokens": max_response_tokens,
             "max_total_tokens": max_total_tokens,
         }
         self.tokens: TokenRows | None = None
@@ -128,7 +127,11 @@ class TokenEpisode:
 
     def _start(self) -> TokenRows:
         tools = self.episode.tool_schemas
-        return self._encoder.start_rows(self.episode.messages, tools=tools, **self._limits)
+        limits = (self.episode.limits.response_tokens, self._limits["max_response_tokens"])
+        most = min((limit for limit in limits if limit is not None), default=None)
+        return self._encoder.start_rows(
+            self.episode.messages, tools=tools, **self._limits | {"max_response_tokens": most}
+        )
 
     def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
         """True where the chat template takes a prompt of these roles at all."""

@@ -51,7 +51,9 @@ class Evaluation:
     ids: tuple[str, ...] = ()
 
 
-def evaluate(spec: str | Path, policy: str | PolicyChoice | Policy | Act = "oracle", **options: Any) -> Evaluation:
+def evaluate(
+    spec: str | Path | Environment, policy: str | PolicyChoice | Policy | Act = "oracle", **options: Any
+) -> Evaluation:
     """Plays many episodes of a spec and sums them up, with the arguments of `evaluate_async`.
 
     Inside of a running event loop the episodes are played on that of `run_sync`.
@@ -64,7 +66,7 @@ def evaluate(spec: str | Path, policy: str | PolicyChoice | Policy | Act = "orac
 
 
 async def evaluate_async(
-    spec: str | Path,
+    spec: str | Path | Environment,
     policy: str | PolicyChoice | Policy | Act = "oracle",
     *,
     opponent: str | PolicyChoice | Policy | Act | None = None,
@@ -88,7 +90,7 @@ async def evaluate_async(
     """Plays many episodes of a spec with a policy and sums them up; with `out` the run is kept as by `rlenv eval`.
 
     Args:
-        spec: a YAML file, or the name of a shipped environment.
+        spec: a YAML file, the name of a shipped environment, or an environment, which is closed at the end.
         policy: a name as `--policy` takes it, a `PolicyChoice` with what that needs, a `Policy` (closed at the end),
             or an async function of the messages so far that gives the next action.
         opponent: who plays the other players, as `policy`; by default whom the spec names.

@@ -95,11 +95,13 @@ class Stage:
             keeps: dict[str, Any] = {"recorder": self._recorder, "copies": bool(self.out), "asks": self.record}
             self._player = Player(Reel.of(self.tape), by_content=True, **keeps)
 
-    def load(self, spec: str | Path) -> Environment:
-        """The environment of a spec, whose servers are asked for their tools on the tape.
+    def load(self, spec: str | Path | Environment) -> Environment:
+        """The environment of a spec, whose servers are asked for their tools on the tape; itself where it is one.
 
         Where all is answered by the tape, no key is needed.
         """
+        if isinstance(spec, Environment):
+            return spec
         tape = self._player or self._recorder
         with entered(None if tape is None else Lane(tape, "")), self._without_keys():
             return load(spec, set=self.set)

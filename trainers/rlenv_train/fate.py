@@ -39,6 +39,8 @@ FAULTS: Mapping[str, str] = {
     "image": "an image of the prompt is not there or cannot be read",
     "task": "the row cannot be read, or does not give a limit or a weight that the spec takes from it",
     "prompt": "the chat template refuses a row's prompt",
+    "remote": "the server that plays the environment did not answer, or ended in the episode",
+    "client": "whoever played an episode of a server has left",
     "aborted": "the rollout server cut the generation, as a change of weights does",
     CRASH: "an exception that nobody declared",
     "infrastructure": "anything else that is not the policy's doing",

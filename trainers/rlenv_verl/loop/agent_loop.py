@@ -72,6 +72,7 @@ class RlenvAgentLoop(AgentLoopBase):
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
         reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
+        remote: the address of a server that plays the spec (`rlenv serve`); None plays it here.
         history: what to do where the chat template rewrites earlier turns: `grow`, `keep` or `rows` (`run.history`).
         process: what all loops of a process share; not from the YAML.
     """
@@ -92,6 +93,7 @@ class RlenvAgentLoop(AgentLoopBase):
         watch_dir: str | None = None,
         reward_model: str | None = None,
         history: History = "grow",
+        remote: str | None = None,
         process: ProcessState = PROCESS,
         **kwargs: Any,
     ) -> None:
@@ -100,7 +102,7 @@ class RlenvAgentLoop(AgentLoopBase):
         replaced = plain(spec_set)
         if reward_model is not None:
             replaced |= served_by_reward_model(self.config, endpoint=reward_model, ask=process.router)
-        self.environment = process.environment(spec, replaced)
+        self.environment = process.environment(spec, replaced, remote)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
         self.encoder = process.encoder(

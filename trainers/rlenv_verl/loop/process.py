@@ -24,6 +24,7 @@ from verl.utils.tokenizer import get_processor_token_id
 from rlenv.concurrency.lanes import Lane, entered
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.messages import Message
 from rlenv.runs.cassettes import Recorder
 from rlenv.tokens import ProcessorImages, TokenEncoder, TokenTrajectory
@@ -108,12 +109,14 @@ class ProcessState:
     _router: str = ""
     _parts: _Parts | None = None
 
-    def environment(self, spec: str, spec_set: Mapping[str, Any]) -> Environment:
-        """The compiled environment of a spec with some keys replaced; the same object for equal arguments."""
-        key = orjson.dumps([spec, spec_set])
+    def environment(self, spec: str, spec_set: Mapping[str, Any], remote: str | None = None) -> Environment:
+        """The compiled environment of a spec with some keys replaced, or that of the server at `remote`; the same
+        object for equal arguments."""
+        key = orjson.dumps([spec, spec_set, remote])
         if key not in self._environments:
             with entered(Lane(self._recorder, "")):
-                self._environments[key] = load(spec, set=spec_set or None)
+                made = load(spec, set=spec_set or None) if remote is None else RemoteEnvironment(remote)
+                self._environments[key] = made
         return self._environments[key]
 
     def encoder(

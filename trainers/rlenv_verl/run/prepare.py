@@ -14,6 +14,7 @@ import yaml
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, did_you_mean
+from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.language.templates import as_template
 from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
@@ -295,7 +296,23 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
         "watch_dir": str(folder / "watch") if watches is None or watches else None,
         "reward_model": judge if judge in spec.environment.spec.endpoints else None,
         "history": history_of(run.get("history")),
+        "remote": _remote(spec, str(run.get("remote") or "")),
     }
+
+
+def _remote(spec: TrainedSpec, url: str) -> str | None:
+    """The address of the spec's environment at the server that plays it; None without one.
+
+    Raises:
+        UsageError: there is no such server, or it serves another state of the spec.
+    """
+    if not url:
+        return None
+    address = f"{url.rstrip('/')}/env/{spec.name}"
+    if RemoteEnvironment(address).loaded.digest != spec.environment.loaded.digest:
+        hint = "serve the same file with the same --set"
+        raise UsageError(f"{address} serves another state of {spec.name}", key="run.remote", hint=hint)
+    return address
 
 
 def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> dict[str, Any]:

@@ -102,6 +102,7 @@ RUN_OPTIONAL: Final[Mapping[str, Check]] = {
     "stragglers": ("share and grace_s, such as {share: 0.75, grace_s: 60}", lambda value: True),
     "watch": ("true or false", lambda value: isinstance(value, bool) or value is None),
     "reward_model": ("the name of an endpoint of the specs", lambda value: _is_text(value) or value is None),
+    "remote": ("the address of `rlenv serve` with these specs", lambda value: _is_text(value) or value is None),
     "history": (f"one of {', '.join(HISTORIES)}", lambda value: value in HISTORIES),
     "keep_gb": ("a number of gigabytes, such as 5", lambda value: value is None or _is_size(value)),
     "threads": ("a number of threads for each process, such as 2", lambda value: _is_count(value) or value is None),

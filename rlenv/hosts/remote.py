@@ -1,0 +1,523 @@
+"""An environment that a server plays: `rlenv serve` at one end, every policy, trainer and host of rlenv at the other.
+
+The server's card makes a spec of what a driver reads (dialect, limits, answer, terms), and the episode is asked step
+by step. What stays with the driver: token ids, the chat template, cuts by tokens. What never comes: rows, gold, oracle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import orjson
+
+from rlenv.calls.executor import Executor
+from rlenv.calls.toolsets import ToolSet
+from rlenv.concurrency.threads import run_sync
+from rlenv.dialects.base import Cut, told_of_cut, without_note
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.hosts import wire
+from rlenv.language.expressions import EpisodeLimits
+from rlenv.language.loader import load_document, loaded_of
+from rlenv.messages import Message, Observation, Sampled
+from rlenv.tasks.rows import Tasks
+from rlenv.tools.base import Tool
+from rlenv.trajectory import Failure, RewardBreakdown, Step, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["RemoteEnvironment"]
+
+REASON: Final = "remote"
+"""Why an episode ended whose server did not answer, or had forgotten it."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_CARD_S: Final = 30.0
+_START_S: Final = 20.0
+_IDLE_S: Final = 10.0
+"""A connection without an episode is kept so long: it has a place of the server's."""
+VARIABLE: Final = "RLENV_TOKEN"
+_BEAT_S: Final = 20.0
+_BEYOND_S: Final = 30.0
+"""A step is waited for so much longer than the spec's own limits let it take."""
+_MOST_BYTES: Final = 256 << 20
+_BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
+
+
+class RemoteEnvironment(Environment):
+    """The environment of a server, played as one of this process: `rollout`, `TokenEpisode`, veRL's loop, Gymnasium.
+
+        environment = rlenv.RemoteEnvironment("http://10.0.0.7:8000", token=os.environ["TOKEN"])
+        played = await rlenv.rollout(environment, policy, [rlenv.Job("train", 3)])
+
+    A server that is full or is being started again is asked again, with growing waits, for `patience_s` seconds. One
+    that dies in an episode fails that episode (`remote`): its reward is invalid, its sample masked, nothing else.
+    Records have the messages, turns, terms and rewards, without rows, evidence and what was asked of models.
+
+    Args:
+        url: of the server, or of one of its environments (`http://HOST:PORT/env/NAME`).
+        token: sent as `Authorization: Bearer`; that of the variable `RLENV_TOKEN` where none is given.
+        patience_s: how long an episode waits for a server that is not there, or is full.
+
+    Raises:
+        UsageError: no such server, none of rlenv, or a wrong token.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, patience_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        token = os.environ.get(VARIABLE, "") if token is None else token
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.patience_s = patience_s
+        self._card: Mapping[str, Any] = run_sync(self._fetched)
+        super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
+        self.loaded = replace(self.loaded, digest=str(self._card["digest"]))
+        self.toolsets.all = self._tools(self._card["tools"])
+        self.has_tools = bool(self.toolsets.all.tools)
+        self._idle: dict[asyncio.AbstractEventLoop, list[_Socket]] = {}
+        self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    async def _fetched(self) -> Mapping[str, Any]:
+        """The server's card, from a server that is just being started too."""
+        until = time.monotonic() + min(self.patience_s, _START_S)
+        while True:
+            try:
+                return await self._asked()
+            except UsageError as error:
+                if not isinstance(error.__cause__, (OSError, TimeoutError)) or time.monotonic() > until:
+                    raise
+                await asyncio.sleep(_FIRST_WAIT_S)
+
+    async def _asked(self) -> Mapping[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=_CARD_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as client,
+                client.get(f"{self.url}/card") as response,
+            ):
+                text = await response.text()
+                if response.status != 200:
+                    raise UsageError(f"{self.url} answers with status {response.status}: {text[:200]}")
+                card = orjson.loads(text)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            hint = "start it with `rlenv serve SPEC`"
+            raise UsageError(f"there is no environment at {self.url} ({type(error).__name__})", hint=hint) from error
+        if not isinstance(card, dict) or not {"spec", "rewards", "splits", "tools", "digest"} <= card.keys():
+            raise UsageError(f"{self.url} serves no environment of this version of rlenv")
+        return card
+
+    def _tools(self, schemas: Any) -> ToolSet:
+        """Tools that only show their schemas: calls are the server's."""
+        made = {}
+        for one in (schema["function"] for schema in schemas):
+            about = {"description": one["description"], "parameters": one["parameters"]}
+            made[one["name"]] = Tool(name=one["name"], run=_never, mode="inline", **about)
+        return ToolSet(made, Executor({}, calls=self.spec.calls))
+
+    def tasks(self, split: str) -> Tasks:
+        """As many empty rows as the split has tasks: the server keeps what stands in them."""
+        rows = self._tasks.get(split)
+        if rows is None:
+            splits = self._card["splits"]
+            if split not in splits:
+                raise UsageError(f"no split '{split}' in {self.spec.name}", hint=f"it has {', '.join(splits)}")
+            order = range(int(splits[split]["size"]))
+            endless = bool(splits[split]["is_endless"])
+            rows = self._tasks[split] = Tasks(lambda index: {}, order, source=self.url, is_endless=endless)
+        return rows
+
+    def start(
+        self,
+        *,
+        task: int | Mapping[str, Any] = 0,
+        split: str | None = None,
+        seed: int | None = None,
+        cut: Cut | None = None,
+        opening: str | None = None,
+        others: Any = None,
+    ) -> Episode:
+        """A new episode; see `Environment.start`. The opening and other players are the server's.
+
+        Raises:
+            UsageError: no such split or task, or a row of one's own.
+        """
+        if not isinstance(task, int):
+            raise UsageError("a server plays the tasks of its own splits", hint="give the task's number")
+        split = split if split is not None else next(iter(self._card["splits"]))
+        if not self.tasks(split).has(task):
+            raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(self.tasks(split)) - 1}")
+        # Without a seed the server takes the task's own, and says which.
+        episode = _RemoteEpisode(self, {}, split, task, 0 if seed is None else seed, cut or self._cut)
+        episode.link = _Link(self, seed)
+        return episode
+
+    async def connected(self, until: float) -> _Socket:
+        """A socket without an episode: an idle one, or a new one once the server is there and has a slot.
+
+        Args:
+            until: how long the server is waited for, on the clock of `time.monotonic()`.
+
+        Raises:
+            EpisodeError: it was not there until then.
+        """
+        loop = asyncio.get_running_loop()
+        idle = self._idle.setdefault(loop, [])
+        while idle:
+            if not (socket := idle.pop()).is_closed:
+                return socket
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await _Socket.opened(self._client(loop), f"{self.url}/ws")
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                status = getattr(error, "status", 0)
+                if status in (401, 403, 404):
+                    raise EpisodeError(f"{self.url} answers with status {status}", reason=REASON) from error
+                await self.back_off(wait_s, until, f"{type(error).__name__}")
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def back_off(self, wait_s: float, until: float, why: str) -> None:
+        """Waits about so long, each time otherwise: clients that were refused together come back one by one.
+
+        Raises:
+            EpisodeError: it is too late to try again.
+        """
+        if time.monotonic() + wait_s > until:
+            raise EpisodeError(f"{self.url} took no episode within {self.patience_s:g} s: {why}", reason=REASON)
+        await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+
+    def put_back(self, socket: _Socket) -> None:
+        """Keeps a socket for the next episode of its event loop."""
+        loop = asyncio.get_running_loop()
+        if not socket.is_closed and loop in self._clients:
+            self._idle.setdefault(loop, []).append(socket)
+            socket.close_later(self._idle[loop])
+
+    def _client(self, loop: asyncio.AbstractEventLoop) -> aiohttp.ClientSession:
+        client = self._clients.get(loop)
+        if client is None or client.closed:
+            for gone in [one for one in self._clients if one.is_closed()]:
+                del self._clients[gone]
+            connector = aiohttp.TCPConnector(limit=0)
+            client = self._clients[loop] = aiohttp.ClientSession(headers=self._headers, connector=connector)
+        return client
+
+    async def aclose(self) -> None:
+        """Closes the connections of this event loop; may be called twice."""
+        loop = asyncio.get_running_loop()
+        for socket in self._idle.pop(loop, []):
+            await socket.aclose()
+        if (client := self._clients.pop(loop, None)) is not None:
+            await client.close()
+        await super().aclose()
+
+
+_PLACE: Final = "remote.yaml"
+
+
+def _never(arguments: Any, context: Any) -> Any:
+    raise AssertionError("the tools of a remote environment are called by its server")
+
+
+def _spec_of(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a card: what drivers read, with terms that no episode measures here."""
+    term = {"kind": "rule", "rule": "exact_match", "expect": ""}
+    rewards = {name: {**term, "weight": held["weight"], "required": held["required"]} for name, held in
+               card["rewards"].items()}  # fmt: skip
+    empty: list[dict[str, Any]] = [{}]
+    splits = {split: {"rows": empty} for split in card["splits"]}
+    success = f"{next(iter(rewards))} >= 1"
+    return {
+        "rlenv": 1, **card["spec"], "tasks": splits, "prompt": {"user": ""}, "rewards": rewards, "success": success
+    }  # fmt: skip
+
+
+class _Refused(Exception):
+    """The server's own word for why it does not answer a message: `code`, and its text."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class _Socket:
+    """A connection to a server. It is read at all times, so that pings are answered while a policy samples."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._answer: asyncio.Future[str] | None = None
+        self._early: str | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def opened(cls, client: aiohttp.ClientSession, url: str) -> _Socket:
+        """Connects; raises as aiohttp does."""
+        async with asyncio.timeout(_CARD_S):
+            return cls(await client.ws_connect(url, heartbeat=_BEAT_S, max_msg_size=_MOST_BYTES, compress=0))
+
+    @property
+    def is_closed(self) -> bool:
+        """True where nothing can be asked any more."""
+        return self._socket.closed or self._reading.done()
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    continue
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(message.data)
+                else:
+                    self._early = message.data  # such as that there is no slot
+        finally:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(ConnectionError("the server has closed the connection"))
+
+    def close_later(self, idle: list[_Socket]) -> None:
+        """Closes the connection where it is still among these after a while."""
+
+        def close() -> None:
+            if self in idle:
+                idle.remove(self)
+                self._closing = asyncio.ensure_future(self.aclose())
+
+        asyncio.get_running_loop().call_later(_IDLE_S, close)
+
+    async def ask(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
+        """The answer to a message. One that was given up may be followed by `end` alone, whose answer says so.
+
+        Raises:
+            ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
+            _Refused: the server says that it does not.
+        """
+        if kind == "end":
+            self._early = None
+        async with asyncio.timeout(timeout_s):
+            await self._send(wire.encoded({"type": kind, "data": data}))
+            while True:
+                told = orjson.loads(await self._next())
+                if told.get("type") == "error":
+                    raise _Refused(str(told["data"].get("code")), str(told["data"].get("message")))
+                held: dict[str, Any] = told["data"]
+                if kind != "end" or held["metadata"].get("is_end"):
+                    return held
+
+    async def _send(self, text: str) -> None:
+        if self._early is not None or self.is_closed:
+            return  # whoever reads is told
+        with suppress(ConnectionError):  # an answer may have come before the end
+            await self._socket.send_str(text)
+
+    async def _next(self) -> str:
+        early, self._early = self._early, None
+        if early is not None:
+            return early
+        if self.is_closed:
+            raise ConnectionError("the server has closed the connection")
+        self._answer = asyncio.get_running_loop().create_future()
+        return await self._answer
+
+    async def aclose(self) -> None:
+        """Closes the connection; may be called twice."""
+        with suppress(Exception):
+            await asyncio.shield(asyncio.wait_for(self._socket.close(), 5.0))
+        self._reading.cancel()
+
+
+@dataclass(eq=False)
+class _Link:
+    """The server's side of one episode."""
+
+    environment: RemoteEnvironment
+    seed: int | None
+    socket: _Socket | None = None
+
+    async def reset(self, episode: Episode, *, counts_tokens: bool) -> dict[str, Any]:
+        """Opens the episode at the server; asks again where it is full, or the socket was lost meanwhile."""
+        until = time.monotonic() + self.environment.patience_s
+        place = {"split": episode.split, "task": episode.task_index, "seed": self.seed}
+        ours = {wire.OURS: {"counts_tokens": counts_tokens}}
+        wait_s = _FIRST_WAIT_S
+        while True:
+            socket = await self.environment.connected(until)
+            try:
+                data = await socket.ask("reset", {**place, **ours}, timeout_s=_limit_of(episode))
+            except _Refused as error:
+                await socket.aclose()
+                if error.code not in _BUSY and "ending" not in str(error):
+                    raise EpisodeError(f"{self.environment.url}: {error}", reason=REASON) from error
+                why = str(error)
+            except (ConnectionError, TimeoutError) as error:
+                await socket.aclose()
+                why = f"{type(error).__name__}: {error}"
+            except BaseException:
+                await socket.aclose()
+                raise
+            else:
+                self.socket = socket
+                return data
+            await self.environment.back_off(wait_s, until, why)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def ask(self, kind: str, data: Any, episode: Episode) -> dict[str, Any]:
+        """The server's answer in a running episode.
+
+        Raises:
+            EpisodeError: there is none.
+        """
+        if self.socket is None:
+            raise EpisodeError(f"{self.environment.url} has no such episode", reason=REASON)
+        try:
+            return await self.socket.ask(kind, data, timeout_s=_limit_of(episode))
+        except (ConnectionError, TimeoutError, _Refused, ValueError, KeyError) as error:
+            socket, self.socket = self.socket, None
+            await socket.aclose()
+            raise EpisodeError(f"{self.environment.url}: {type(error).__name__}: {error}", reason=REASON) from error
+
+    async def aclose(self, *, is_whole: bool) -> None:
+        """Puts the socket back where its episode has ended at the server too, and closes it otherwise."""
+        socket, self.socket = self.socket, None
+        if socket is None:
+            return
+        if is_whole:
+            self.environment.put_back(socket)
+        else:
+            await socket.aclose()
+
+
+def _limit_of(episode: Episode) -> float:
+    limits = episode.limits
+    return limits.episode_s + limits.reward_s + _BEYOND_S
+
+
+class _RemoteEpisode(Episode):
+    """An episode whose calls, user and reward are the server's; see `Episode` for what its driver may rely on."""
+
+    link: _Link
+    _told: Mapping[str, Any] = {}
+
+    async def open(self) -> None:
+        """Opens the episode at the server; one that cannot be opened has ended on return."""
+        if self._is_open:
+            raise UsageError("the episode is open already", hint="start a new one with environment.start()")
+        self._is_open = True
+        self._started = self.tools.begun = time.monotonic()
+        try:
+            data = await self.link.reset(self, counts_tokens=not self.environment.is_text_only(self.cut))
+            meta, ours = data["metadata"], data["metadata"][wire.OURS]
+            self._started = self.tools.begun = time.monotonic()  # the wait for a slot is no part of it
+            self.seed, self._told = int(meta["seed"]), ours
+            self.messages = tuple(_read(Message, one) for one in ours["prompt"])
+            self.limits = _read(EpisodeLimits, ours["limits"])
+            if list(ours["tools"]) != list(self.environment.tool_schemas):
+                self.tools.toolset = self.tools.first = self._remote._tools(ours["tools"])
+            if data["done"]:
+                self._end_as(meta)
+        except (KeyError, TypeError, ValueError) as error:
+            self._fail(REASON, f"the server's answer cannot be read: {type(error).__name__}: {error}")
+        except EpisodeError as error:
+            self._fail(error.reason, str(error))
+
+    async def aclose(self) -> None:
+        """Gives the connection back; may be called twice."""
+        await self.link.aclose(is_whole=self._is_ended_there)
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as a policy of raw text sees it, as the server's dialect writes it."""
+        return str(self._told.get("text", ""))
+
+    @property
+    def _remote(self) -> RemoteEnvironment:
+        return self.link.environment
+
+    _is_ended_there = False
+
+    async def _step(self, action: str | Message) -> Step:
+        begun = self.now()
+        self._sampled = sampled = Sampled(action, self._sampled.finish_reason, self._sampled.token_ids)
+        data = await self.link.ask("step", wire.action_data(sampled), self)
+        return self._answered(data, begun)
+
+    def _answered(self, data: Mapping[str, Any], begun: float) -> Step:
+        """The step that an answer of the server's says, with its turn in the record."""
+        try:
+            meta = data["metadata"]
+            turn = _read(Turn, meta[wire.OURS]["turn"]) if meta[wire.OURS].get("turn") else None
+            if turn is not None and turn.index == len(self.turns):
+                self._add(turn, str(meta[wire.OURS].get("text") or ""), begun)
+            observation = self.turns[-1].observation if self.turns else None
+            if not data["done"]:
+                return Step(observation or Observation(), data["reward"])
+            self._end_as(meta)
+            return Step.last(self.trajectory, reward=data["reward"], observation=observation or Observation())
+        except (KeyError, TypeError, ValueError) as error:
+            raise EpisodeError(f"the server's answer cannot be read: {error}", reason=REASON) from error
+
+    def _add(self, turn: Turn, text: str, begun: float) -> None:
+        observation = turn.observation
+        if observation is not None:
+            messages = tuple(self._cut(message) for message in observation.messages)
+            observation = Observation(messages, text, turn.results)
+        sampled, seconds = self._sampled, self.now() - begun
+        # The wire has no lone surrogates; the record keeps what the policy wrote.
+        action = sampled.action if isinstance(sampled.action, str) else turn.action
+        own: dict[str, Any] = {"action": action, "token_ids": sampled.token_ids, "seconds": seconds}
+        turn = replace(turn, observation=observation, started=begun - self._started, **own)
+        self.turns.append(turn)
+
+    def _cut(self, message: Message) -> Message:
+        """A message cut as its driver measures; the server has cut it by characters."""
+        if self.environment.is_text_only(self.cut):
+            return message
+        bare = without_note(message.content)
+        cut = replace(message, content=self.cut(bare))
+        return cut if bare == message.content else told_of_cut([cut])[0]
+
+    def _end_as(self, meta: Mapping[str, Any]) -> None:
+        end, failure = meta[wire.OURS]["end"], meta.get("failure")
+        reward = _read(RewardBreakdown, end["reward"])
+        self._is_ended_there = True
+        record = self.record(answer=end["answer"])
+        if failure is not None:
+            told = Trajectory.failed(failure=_read(Failure, failure), reward=reward, **record)
+            self._trajectory = replace(told, reason=meta["reason"])
+            return
+        made = Trajectory.termination if end["terminated"] else Trajectory.truncation
+        self._trajectory = made(reason=meta["reason"], reward=reward, success=meta["success"], **record)
+
+    async def truncate(self, reason: str, *, action: str | Message | Sampled | None = None) -> Trajectory:
+        """Ends the episode from outside; the server scores it as it stands. See `Episode.truncate`."""
+        if self._trajectory is None:
+            if isinstance(action, Sampled):
+                self._sampled = action
+            data: dict[str, Any] = {"reason": reason, "turns": len(self.turns)}
+            data |= {} if action is None else {"action": wire.action_data(action)}
+            try:
+                self._answered(await self.link.ask("end", data, self), self.now())
+            except EpisodeError as error:
+                self._fail(error.reason, str(error))
+        return self.trajectory
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _read(kind: type[Any], value: Any) -> Any:
+    """A record of the wire; raises ValueError for what is none."""
+    made: TypeAdapter[Any] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
+    return made.validate_python(value)

@@ -1,0 +1,290 @@
+"""A remote environment is played as a local one, and its server's faults cost one sample each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.episodes.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.hosts.remote import RemoteEnvironment
+from rlenv.hosts.serve import Limits
+from rlenv.runs.evaluate import evaluate
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+from rlenv.trajectory import Trajectory
+from tests.episodes.test_token_episode import SITUATIONS, WORDS, Sampler
+from tests.hosts.serving import Served, serving
+from tests.support.environments import BASE, Make
+
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
+DOWN = BASE.replace(
+    "rewards:",
+    """endpoints:
+  judge: {base_url: "http://127.0.0.1:9/v1", model: secret-judge, retries: 0, timeout_s: 2}
+rewards:
+  judged: {kind: judge, endpoint: judge, prompt: "Is it right? {{ answer }}", weight: 1}""",
+)
+
+
+@pytest.fixture
+def toy(make_environment: Make) -> Iterator[Served]:
+    with serving(make_environment()) as served:
+        yield served
+
+
+class Says:
+    """A policy that says the same in every episode."""
+
+    name = "says"
+
+    def __init__(self, *actions: str) -> None:
+        self._actions = actions
+
+    def start(self, context: rlenv.PolicyContext) -> Says:
+        return Says(*self._actions)
+
+    async def act(self, messages: Sequence[rlenv.Message]) -> str:
+        action, *rest = self._actions
+        self._actions = tuple(rest)
+        return action
+
+    async def aclose(self) -> None:
+        pass
+
+
+def remote(served: Served, **options: Any) -> RemoteEnvironment:
+    return RemoteEnvironment(served.url, patience_s=options.pop("patience_s", 20.0), **options)
+
+
+def compared(trajectory: Trajectory) -> Mapping[str, Any]:
+    """What does not depend on where an episode was played."""
+    turns = []
+    for turn in trajectory.turns:
+        shown = turn.observation and (turn.observation.messages, turn.observation.text)
+        results = [(one.name, one.text, one.outcome) for one in turn.results]
+        parsed = turn.parsed if "\ud800" not in turn.action else None  # the wire has no lone surrogates
+        turns.append((turn.action, parsed, shown, results, turn.calls_malformed, turn.finish_reason))
+    reward = trajectory.reward
+    terms = {name: (term.status, term.value, term.weight, term.turn_values) for name, term in reward.terms.items()}
+    place = (trajectory.environment, trajectory.split, trajectory.task_index, trajectory.seed)
+    ended = (trajectory.terminated, trajectory.truncated, trajectory.reason, trajectory.success, trajectory.answer)
+    return {
+        "place": place, "messages": trajectory.messages, "turns": turns, "ended": ended,
+        "reward": (reward.total, terms, reward.turn_rewards),
+    }  # fmt: skip
+
+
+SCRIPTS = (
+    (CALL, "<answer>5</answer>"),
+    ("<answer>7</answer>",),
+    ("no answer at all",),
+    (CALL, CALL, CALL, CALL),
+    (
+        "<tool_call>{broken</tool_call>",
+        '<tool_call>{"name": "nope", "arguments": {}}</tool_call>',
+        "<answer>5</answer>",
+    ),
+    ("a lone \ud800 surrogate <answer>5</answer>",),
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_episode_has_the_record_that_it_has_here(script: tuple[str, ...], make_environment: Make) -> None:
+    async def play(environment: Environment) -> Trajectory:
+        async with environment, environment.start(task=0) as episode:
+            for action in script:
+                if (await episode.step(action)).is_last:
+                    break
+            return episode.trajectory
+
+    here = asyncio.run(play(make_environment()))
+    with serving(make_environment()) as served:
+        there = asyncio.run(play(remote(served)))
+    assert compared(there) == compared(here)
+
+
+def test_structured_calls_and_their_ids_travel(toy: Served) -> None:
+    async def main() -> Trajectory:
+        async with remote(toy) as environment, environment.start(task=0) as episode:
+            calls = (rlenv.ToolCall("calculate", {"expression": "2+3"}, "a"),)
+            step = await episode.step(rlenv.Message("assistant", "I count.", calls))
+            assert [(one.content, one.tool_call_id) for one in step.observation.messages] == [("5", "a")]
+            await episode.step(rlenv.Message("assistant", "<answer>5</answer>"))
+            return episode.trajectory
+
+    assert asyncio.run(main()).reward.total == 1.0
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_token_episode_has_the_same_ids_and_mask(situation: str, tmp_path: Path) -> None:
+    spec, texts, limits, _ = SITUATIONS[situation]
+    (tmp_path / "words.py").write_text(WORDS)
+    (tmp_path / "spec.yaml").write_text(spec)
+
+    async def play(environment: Environment) -> Any:
+        encoder, sampler = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE), Sampler(texts)
+        options: dict[str, Any] = {"max_response_tokens": 8192, **limits}
+        async with environment, rlenv.TokenEpisode(environment, encoder, task=0, **options) as played:
+            while not played.is_ended:
+                await played.step(*await sampler(played.context_ids, **played.sampling))
+            rows = [(row.prompt_ids, row.response_ids, row.mask, row.logprobs, row.turn_spans) for row in played.rows]
+            return rows, compared(played.trajectory)
+
+    here = asyncio.run(play(load(tmp_path / "spec.yaml")))
+    with serving(load(tmp_path / "spec.yaml")) as served:
+        there = asyncio.run(play(remote(served)))
+    assert there == here
+
+
+def test_a_policy_is_rolled_out_and_evaluated_there_and_the_run_is_kept(toy: Served, tmp_path: Path) -> None:
+    environment = remote(toy)
+    script = Says(CALL, "<answer>5</answer>")
+    done = evaluate(environment, script, k=2, out=tmp_path / "run")
+    assert [one.reward.total for one in done.trajectories] == [1.0, 1.0, 0.0, 0.0]
+    assert [row["turns"] for row in rlenv.open_run(tmp_path / "run").rows()] == [2, 2, 2, 2]
+    toy.wait_for(lambda: toy.server.slots.active == 0)
+
+
+def test_a_judge_that_is_down_is_invalid_there_and_its_address_stays_with_the_server(make_environment: Make) -> None:
+    async def play(environment: Environment) -> Trajectory:
+        async with environment, environment.start(task=0) as episode:
+            await episode.step("<answer>5</answer>")
+            return episode.trajectory
+
+    with serving(make_environment(DOWN)) as served:
+        played = asyncio.run(play(remote(served)))
+    assert (played.reward.total, played.success, played.reason) == (None, None, "reward")
+    assert played.reward.terms["correct"].value == 1.0
+    assert not [word for word in ("secret-judge", "127.0.0.1:9") if word in repr(played)]
+
+
+def test_a_server_that_dies_in_an_episode_masks_that_one_and_the_next_waits_for_it(make_environment: Make) -> None:
+    async def main() -> tuple[Trajectory, Trajectory]:
+        environment = remote(first)
+        async with environment:
+            async with environment.start(task=0) as episode:
+                await episode.step(CALL)
+                await asyncio.to_thread(first.stop)
+                await episode.step("<answer>5</answer>")
+            with serving(make_environment(), port=first.port):
+                async with environment.start(task=0) as another:
+                    await another.step("<answer>5</answer>")
+            return episode.trajectory, another.trajectory
+
+    with serving(make_environment(), limits=Limits(drain_s=0)) as first:
+        lost, won = asyncio.run(main())
+    assert (lost.reward.total, lost.failure and lost.failure.reason) == (None, "remote")
+    assert won.reward.total == 1.0
+
+
+def test_a_client_waits_for_a_slot_and_gives_up_in_time(make_environment: Make) -> None:
+    async def main() -> tuple[Trajectory, float | None]:
+        async with remote(served, patience_s=0.2) as hasty, remote(served) as patient:
+            async with hasty.start(task=0) as holding:
+                async with hasty.start(task=1) as refused:
+                    pass
+                waiting = asyncio.create_task(rlenv.rollout(patient, Says("<answer>5</answer>"),
+                                                            [rlenv.Job("train", 0)]))  # fmt: skip
+                await holding.step("<answer>5</answer>")
+            await hasty.aclose()
+            (played,) = await waiting
+            return refused.trajectory, played.reward.total
+
+    with serving(make_environment(), limits=Limits(sessions=1, drain_s=1)) as served:
+        refused, total = asyncio.run(main())
+    assert refused.reason == "remote"
+    assert total == 1.0
+
+
+def test_an_episode_that_is_cut_from_outside_is_scored_by_the_server(toy: Served) -> None:
+    async def main() -> Trajectory:
+        async with remote(toy) as environment, environment.start(task=0) as episode:
+            await episode.step(CALL)
+            return await episode.truncate("response_tokens", action=rlenv.Sampled("<answer>5</answer>"))
+
+    cut = asyncio.run(main())
+    assert (cut.reason, cut.truncated, cut.reward.total, len(cut.turns)) == ("response_tokens", True, 1.0, 2)
+
+
+SLOW = """
+import asyncio
+
+async def hang(n: int) -> str:
+    "Hang."
+    await asyncio.sleep(600)
+    return "late"
+"""
+
+
+def test_a_step_that_hangs_is_interrupted_and_scored_with_its_action(make_environment: Make) -> None:
+    text = BASE.replace(
+        "  calculate:", '  hang: {kind: python, function: "tools.py:hang", timeout_s: 500}\n  calculate:'
+    )
+    action = '<tool_call>\n{"name": "hang", "arguments": {"n": 1}}\n</tool_call>'
+
+    async def main() -> Trajectory:
+        async with remote(served) as environment, environment.start(task=0) as episode:
+            step = asyncio.create_task(episode.step(action))
+            await asyncio.to_thread(
+                served.wait_for, lambda: any(one.is_answering for one in served.server.conversations)
+            )
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+            return await episode.truncate("straggler", action=action)
+
+    with serving(make_environment(text, tools=SLOW)) as served:
+        cut = asyncio.run(main())
+        served.wait_for(lambda: served.server.slots.active == 0)
+    assert (cut.reason, cut.reward.total, [turn.action for turn in cut.turns]) == ("straggler", 0.0, [action])
+
+
+def test_gymnasium_and_the_session_play_it(toy: Served) -> None:
+    from rlenv.gym.envs import TextEnv
+
+    env = TextEnv(remote(toy))
+    prompt, info = env.reset(seed=1, options={"task": 0})
+    assert "What is 2 + 3?" in prompt
+    assert info["task"] == {}
+    assert env.step(CALL)[0].count("5") == 1
+    assert env.step("<answer>5</answer>")[1] == 1.0
+    env.close()
+
+
+def test_a_shipped_spec_is_played_by_its_own_words(tmp_path: Path) -> None:
+    environment = load("arithmetic")
+    oracle = environment.oracle()
+    jobs = [rlenv.Job("test", task) for task in range(3)]
+    here = asyncio.run(rlenv.rollout(environment, oracle, jobs))
+
+    async def main() -> list[Trajectory]:
+        scripts = [[turn.action for turn in one.turns] for one in here]
+        found = []
+        async with remote(served) as there:
+            for job, actions in zip(jobs, scripts, strict=True):
+                found += await rlenv.rollout(there, Says(*actions), [job])
+        return found
+
+    with serving(load("arithmetic")) as served:
+        there = asyncio.run(main())
+    assert [one.reward.total for one in there] == [one.reward.total for one in here]
+    assert [compared(replace(one)) for one in there] == [compared(one) for one in here]
+
+
+def test_what_is_not_there_is_said(toy: Served) -> None:
+    with pytest.raises(UsageError, match="there is no environment"):
+        RemoteEnvironment("http://127.0.0.1:9", patience_s=0)
+    with pytest.raises(UsageError, match="404"):
+        RemoteEnvironment(f"{toy.url}/env/nope")
+    environment = remote(toy)
+    with pytest.raises(UsageError, match="has tasks 0 to 1"):
+        environment.start(task=7)
+    with pytest.raises(UsageError, match="no split 'valid'"):
+        environment.start(split="valid")
+    with pytest.raises(UsageError, match="tasks of its own splits"):
+        environment.start(task={"question": "mine"})
