@@ -56,8 +56,8 @@ ORDER = (
     "__main__",
 )
 ROOMS = 32
-FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_train", "rlenv_verl"}
-FORBIDDEN |= {"inspect_ai", "verifiers", "rlenv_hosts", "rlenv_inspect", "rlenv_verifiers"}
+FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_train", "rlenv_trl"}
+FORBIDDEN |= {"inspect_ai", "verifiers", "rlenv_hosts", "rlenv_inspect", "rlenv_verifiers", "rlenv_verl"}
 
 
 def _room(module: str) -> str:
@@ -135,7 +135,7 @@ def test_the_package_hands_out_what_users_type() -> None:
 
 ADAPTER = {
     name: path
-    for package in ("rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_verifiers", "rlenv_verl")
+    for package in ("rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_trl", "rlenv_verifiers", "rlenv_verl")
     for name, path in modules(ROOT / "trainers" / package).items()
 }
 

@@ -30,6 +30,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str],
         return names, {name.partition("/")[2] for name in tarball.getnames()}, metadata
 
 
+OURS = ("rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_trl", "rlenv_verifiers", "rlenv_verl")
+PACKAGES = [f"trainers/{name}" for name in OURS]
+
+
 def kept(*folders: str) -> set[str]:
     """The files of the repository below these folders."""
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
@@ -49,7 +53,7 @@ def test_the_wheel_holds_the_packages_and_the_shipped_specs_and_nothing_else(
     built: tuple[set[str], set[str], str],
 ) -> None:
     names, _, _ = built
-    packages = {name.removeprefix("trainers/") for name in kept("rlenv", "trainers/rlenv_train", "trainers/rlenv_verl")}
+    packages = {name.removeprefix("trainers/") for name in kept("rlenv", *PACKAGES)}
     specs = {f"rlenv/{name}" for name in kept("specs")}
     assert {name for name in names if ".dist-info/" not in name} == packages | specs
 

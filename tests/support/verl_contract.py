@@ -45,6 +45,9 @@ class Clause:
     used_by: str
     since: str
     """The first release from which on it was there, of those looked at: 0.7.1, 0.8.0, 0.9.0, 0.9.1."""
+    adapter: str = "rlenv_verl"
+    covers: str = f"veRL {VERL_RANGE}"
+    """What the adapter is made for."""
 
     @property
     def id(self) -> str:
@@ -327,7 +330,8 @@ def _line(clause: Clause, what: str) -> str:
     package = clause.module.partition(".")[0]
     return (
         f"{'veRL' if package == 'verl' else package} {verl_version(package)}: {what}. "
-        f"Used by rlenv_verl/{clause.used_by}; there since veRL {clause.since}, rlenv covers {VERL_RANGE}"
+        f"Used by {clause.adapter}/{clause.used_by}; there since {clause.covers.split()[0]} {clause.since}, "
+        f"rlenv covers {clause.covers.partition(' ')[2]}"
     )
 
 

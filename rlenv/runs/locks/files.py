@@ -259,7 +259,7 @@ def _value(key: str, text: str) -> str:
 
 
 _PACKAGE: Final = Path(rlenv.__file__).resolve().parent
-_CODE: Final = ("rlenv", "trainers/rlenv_train", "trainers/rlenv_verl")
+_CODE: Final = ("rlenv", "trainers")
 _TIMEOUT_S: Final = 10.0
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")

@@ -31,7 +31,9 @@ _OUTPUT: Final = ("cache", "path")
 """A file that the episodes themselves write; it changes with each of them, and they with none of it."""
 _MAY_BE: Final = frozenset("./:")
 """A word without any of these may well name a tool or a term."""
-_OURS: Final = frozenset(("rlenv", "rlenv_train", "rlenv_verl"))
+_OURS: Final = frozenset(
+    ("rlenv", "rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_trl", "rlenv_verifiers", "rlenv_verl")
+)
 _INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
 _CALLS: Final = frozenset(("import_module", "__import__"))
 

@@ -282,7 +282,7 @@ def fixed_by_a_run(arguments: argparse.Namespace, names: Sequence[str]) -> list[
     return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
 
 
-TRAINERS = ("verl",)
+TRAINERS = ("verl", "trl")
 
 FIXED_BY_A_RUN = (
     "preset",

@@ -53,6 +53,10 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.trainer == "trl":
+        from rlenv_trl.train import train
+
+        return train(arguments, console)
     if not arguments.rehearse:
         return _train(arguments, console)
     from rlenv_verl.rehearse.command import rehearse

@@ -1,0 +1,81 @@
+"""TRL trains through both doors: what is sampled is trained on as sampled, and an outage is in no group's mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.places import play, run
+
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = play("trl", "trl_steps.py", tmp_path_factory.mktemp("trl"), limit_s=800)
+    return found
+
+
+@pytest.mark.parametrize("door", ["tokens", "sampled", "tools"])
+def test_three_steps_move_the_policy(steps: dict[str, Any], door: str) -> None:
+    found = steps[door]
+    assert (found["steps"], found["moved"]) == (3, True)
+    assert all(entry["grad_norm"] > 0 for entry in found["log"])
+
+
+def test_rows_are_those_of_an_episode_that_is_played_by_itself(steps: dict[str, Any]) -> None:
+    """Ids and mask of `TokenTrajectory`, for each sample of all three steps."""
+    assert steps["tokens"]["different"] == 0
+
+
+@pytest.mark.parametrize("door", ["tokens", "sampled"])
+def test_the_sample_without_a_reward_is_masked_and_no_other(steps: dict[str, Any], door: str) -> None:
+    found = steps[door]
+    assert [at for at, reward in enumerate(found["rewards"]) if reward is None] == [1]
+    assert [at for at, masked in enumerate(found["masked"]) if masked] == [1]
+    known = [reward for reward in found["rewards"][:4] if reward is not None]
+    assert found["log"][0]["reward"] == pytest.approx(sum(known) / 3)
+    assert found["log"][0]["rlenv/sums/invalid"] == 1
+
+
+def test_its_own_sampling_takes_ids_that_no_token_has(steps: dict[str, Any]) -> None:
+    found = steps["sampled"]
+    assert found["padded"]
+    assert set(found["ends"]) <= {"turn_tokens", "response_tokens", "answer", "template", "invalid_actions", "turns"}
+
+
+def test_a_tool_is_shown_to_trl_as_it_is(steps: dict[str, Any]) -> None:
+    found = steps["tools"]
+    assert found["schema"]
+    assert [entry.get("rlenv/invalid") for entry in found["log"]] == [1, 0, 0]
+    assert all(entry["tools/call_frequency"] == 1 for entry in found["log"])
+    assert all(entry["tools/failure_frequency"] == 0 for entry in found["log"])
+
+
+def test_what_would_learn_from_an_outage_or_from_nothing_is_refused(steps: dict[str, Any]) -> None:
+    said = steps["refused"]
+    for name, function in (("second", "rlenv_reward"), ("second tool", "environment_reward")):
+        assert said[name].startswith(f"reward_funcs: reward_funcs has polite beside rlenv_trl.{function}")
+    assert "the trainer never called its rollout_func" in said["deaf"]
+
+
+def test_a_run_of_the_command_is_kept_as_others_are(tmp_path: Path) -> None:
+    """A tiny policy that knows nothing, one step: its episodes, figures and policy are in the run's folder."""
+    model = play("trl", "trl_model.py", tmp_path, limit_s=300)["model"]
+    command = ["python", "-m", "rlenv", "train", "arithmetic", "--trainer", "trl", "--model", model, "-o", "run"]
+    sizes = ["per_device_train_batch_size=8", "num_generations=4", "--steps", "1", "--validation-tasks", "4"]
+    done = run("trl", [*command, *sizes, "run.turn_tokens=8", "max_completion_length=32"], tmp_path, limit_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "trained" / "model.safetensors").is_file()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert any('"rlenv/arithmetic/episodes": 8.0' in line for line in lines)
+    shown = run("trl", ["python", "-m", "rlenv", "runs", "show", "run"], tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "16 episodes" in shown.stdout
+
+
+def test_trl_has_what_the_adapter_stands_on(tmp_path: Path) -> None:
+    done = run("trl", ["python", "-m", "tests.support.hosts_contract", "trl"], tmp_path, limit_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
