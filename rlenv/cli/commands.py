@@ -145,7 +145,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         {
             "--search": Entry(
                 "serve a corpus to search tools, with the wire of Search-R1", "cli.servers:ServeSearchCommand"
-            )
+            ),
+            "--mcp": Entry("give a spec's tools, task and reward to clients of MCP", "cli.agents:McpCommand"),
+            "--gateway": Entry("let finished agents play, before an endpoint of OpenAI's", "cli.agents:GatewayCommand"),
         },
     ),
     "tokens": Entry(
@@ -184,6 +186,8 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
     "images": ("validate", "--images"),
     "export": ("init", "--export"),
     "serve-search": ("serve", "--search"),
+    "mcp": ("serve", "--mcp"),
+    "gateway": ("serve", "--gateway"),
 }
 """Short names, which stay."""
 
