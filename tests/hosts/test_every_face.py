@@ -21,6 +21,7 @@ from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.bound import cut_of, said_of, thinking_of
 from rlenv.tokens.rows import TokenRows
 from tests.episodes.test_token_episode import SITUATIONS, WORDS, Sampler
+from tests.hosts.serving import serving
 from tests.hosts.test_mcp_server import SPEC
 from tests.support.asked import Speaker, asking, plays, written
 
@@ -140,7 +141,21 @@ async def by_gateway(environment: rlenv.Environment, lines: Lines) -> dict[str, 
     return dict(ended)
 
 
+async def by_server(environment: rlenv.Environment, lines: Lines) -> dict[str, Any]:
+    def play() -> dict[str, Any]:
+        with serving(rlenv.load(environment.loaded.path)) as served:
+
+            async def main() -> dict[str, Any]:
+                async with rlenv.RemoteEnvironment(served.url, patience_s=20.0) as remote:
+                    return await by_episode(remote, lines)
+
+            return asyncio.run(main())
+
+    return await asyncio.to_thread(play)
+
+
 FACES: Mapping[str, Face] = {
+    "serve": by_server,
     "Session": by_session,
     "TokenEpisode": by_tokens,
     "ToolSession": by_tools,
