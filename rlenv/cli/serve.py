@@ -99,7 +99,7 @@ class ServeCommand(WithSet):
 class ExportCommand(Options):
     """`rlenv init --export`."""
 
-    host: str = argument("the host: openenv or nemo-gym", choices=("openenv", "nemo-gym"))
+    host: str = argument("the host: openenv, nemo-gym or verifiers", choices=("openenv", "nemo-gym", "verifiers"))
     spec: str = argument("a YAML file, or the name of a shipped environment")
     folder: Path = argument("the folder to make", writes=True)
 

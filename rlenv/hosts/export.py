@@ -2,13 +2,14 @@
 
 `openenv`: what `openenv validate FOLDER --level static` accepts (openenv 0.10.0, `cli/_validation.py` and
 `validation/manifest.py`), with the oracle's own actions as the probe that its runtime level plays. `nemo-gym`: the rows
-and the configuration of NeMo Gym 0.7.0's gymnasium agent.
+and the configuration of NeMo Gym 0.7.0's gymnasium agent. `verifiers`: a package of a taskset.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +82,33 @@ def nemo_gym(environment: Environment) -> Files:
     return {"config.yaml": yaml.safe_dump(settings, sort_keys=False), **rows}
 
 
-FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {"openenv": openenv, "nemo-gym": nemo_gym}
+def verifiers(environment: Environment) -> Files:
+    """A package that verifiers 0.4 loads by its name: the spec, with the taskset and harness of `rlenv_verifiers`.
+
+    Raises:
+        UsageError: the spec's folder is too large to ship.
+    """
+    module = "rlenv_" + re.sub(r"\W", "_", environment.spec.name).lower()
+    spec, files = _spec_files(environment)
+    about = {
+        "module": module,
+        "id": module.replace("_", "-"),
+        "version": environment.spec.version,
+        "rlenv": __version__,
+    }
+    return {
+        "pyproject.toml": _VERIFIERS_PYPROJECT.format(**about),
+        "README.md": _VERIFIERS_README.format(**about),
+        f"{module}/__init__.py": _VERIFIERS.format(**about, spec=spec),
+        **{f"{module}/spec/{path}": content for path, content in files.items()},
+    }
+
+
+FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {
+    "openenv": openenv,
+    "nemo-gym": nemo_gym,
+    "verifiers": verifiers,
+}
 """What each host's folder is made by."""
 
 
@@ -259,4 +286,46 @@ An environment of [rlenv](https://pypi.org/project/rlenv/) behind OpenEnv's wire
     pip install .
     python -m server.app                                  # http://127.0.0.1:{port}
     openenv validate . --level static --skip-build
+"""
+
+_VERIFIERS_PYPROJECT: Final = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{id}"
+version = "0.{version}.0"
+requires-python = ">=3.11"
+dependencies = ["rlenv=={rlenv}", "verifiers>=0.4,<0.5"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{module}"]
+"""
+_VERIFIERS: Final = '''\
+"""A spec of rlenv as a taskset of verifiers, with the harness that plays it."""
+
+from pathlib import Path
+
+import verifiers.v1 as vf
+from rlenv_verifiers import RlenvConfig, RlenvHarness, RlenvTask, RlenvTaskset
+
+__all__ = ["RlenvHarness", "SpecTaskset"]
+
+
+class SpecConfig(RlenvConfig):
+    spec: str = str(Path(__file__).parent / "{spec}")
+
+
+class SpecTaskset(RlenvTaskset, vf.Taskset[RlenvTask, SpecConfig]):
+    """The rows of the spec in this package."""
+'''
+_VERIFIERS_README: Final = """\
+# {id}
+
+    pip install .
+    vf-validate {id} --runtime.type subprocess
+    vf-eval {id} -m MODEL --client.base-url http://127.0.0.1:8000/v1 --env.agent.runtime.type subprocess --no-push
+
+`prime env push` hands it to the hub. A reward that cannot be measured is null there, and the trace is not `ok`.
 """

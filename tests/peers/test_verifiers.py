@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import play
+from rlenv.cli.main import main
+from tests.peers.places import ROOT, play
 from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARCHED, written
 
 pytestmark = pytest.mark.peers
@@ -34,6 +35,14 @@ def test_each_rollout_earns_what_the_spec_gives(tmp_path: Path) -> None:
 
 def test_the_oracle_is_valid_and_doing_nothing_is_not(tmp_path: Path) -> None:
     done = run(tmp_path, None, "vf-validate", FIRST, "--runtime.type", "subprocess")
+    assert [result["valid"] for result in done["results"]] == [True] * 3, done["out"]
+
+
+def test_an_exported_package_is_found_by_its_name(tmp_path: Path) -> None:
+    assert main(["export", "verifiers", str(FIRST), str(tmp_path / "made")]) == 0
+    path = f"{tmp_path / 'made'}:{ROOT}:{ROOT / 'trainers'}"
+    given = ["null", "vf-validate", "rlenv-first", "--runtime.type", "subprocess"]
+    done = play("verifiers", "verifiers_run.py", tmp_path, *given, PYTHONPATH=path)
     assert [result["valid"] for result in done["results"]] == [True] * 3, done["out"]
 
 

@@ -26,7 +26,7 @@ __all__ = ["RlenvHarness", "RlenvTaskset"]
 CONTRACT: Final[Mapping[str, str]] = {
     "verifiers.v1:Taskset": "load bounded INFINITE",
     "verifiers.v1:TasksetConfig": "id task system_prompt",
-    "verifiers.v1:Task": "key score validate data",
+    "verifiers.v1:Task": "key score validate",
     "verifiers.v1:Task.validate": "runtime",
     "verifiers.v1:TaskData": "name prompt",
     "verifiers.v1:Trace": "info nodes stop_condition",
