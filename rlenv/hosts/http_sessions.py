@@ -23,7 +23,8 @@ from aiohttp import web
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import RlenvError
 from rlenv.hosts import wire
-from rlenv.hosts.serve import answer, json_of, note_end
+from rlenv.hosts.conversation import note_end
+from rlenv.hosts.serve import answer, json_of
 from rlenv.hosts.session import Session
 from rlenv.messages import Message
 from rlenv.trajectory import Step

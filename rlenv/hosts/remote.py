@@ -12,8 +12,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.hosts import wire
+from rlenv.hosts.link import CARD_S, FIRST_WAIT_S, LONGEST_WAIT_S, REASON, Link, Socket
 from rlenv.language.expressions import EpisodeLimits
 from rlenv.language.loader import load_document, loaded_of
 from rlenv.messages import Message, Observation, Sampled
@@ -40,19 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteEnvironment"]
 
-REASON: Final = "remote"
-"""Why an episode ended whose server did not answer, or had forgotten it."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_CARD_S: Final = 30.0
 _START_S: Final = 20.0
-_IDLE_S: Final = 10.0
-"""A connection without an episode is kept so long: it has a place of the server's."""
 VARIABLE: Final = "RLENV_TOKEN"
-_BEAT_S: Final = 20.0
-_BEYOND_S: Final = 30.0
-"""A step is waited for so much longer than the spec's own limits let it take."""
-_MOST_BYTES: Final = 256 << 20
-_BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
 
 
 class RemoteEnvironment(Environment):
@@ -84,7 +73,7 @@ class RemoteEnvironment(Environment):
         self.loaded = replace(self.loaded, digest=str(self._card["digest"]))
         self.toolsets.all = self._tools(self._card["tools"])
         self.has_tools = bool(self.toolsets.all.tools)
-        self._idle: dict[asyncio.AbstractEventLoop, list[_Socket]] = {}
+        self._idle: dict[asyncio.AbstractEventLoop, list[Socket]] = {}
         self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def _fetched(self) -> Mapping[str, Any]:
@@ -96,10 +85,10 @@ class RemoteEnvironment(Environment):
             except UsageError as error:
                 if not isinstance(error.__cause__, (OSError, TimeoutError)) or time.monotonic() > until:
                     raise
-                await asyncio.sleep(_FIRST_WAIT_S)
+                await asyncio.sleep(FIRST_WAIT_S)
 
     async def _asked(self) -> Mapping[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=_CARD_S)
+        timeout = aiohttp.ClientTimeout(total=CARD_S)
         try:
             async with (
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as client,
@@ -158,10 +147,10 @@ class RemoteEnvironment(Environment):
             raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(self.tasks(split)) - 1}")
         # Without a seed the server takes the task's own, and says which.
         episode = _RemoteEpisode(self, {}, split, task, 0 if seed is None else seed, cut or self._cut)
-        episode.link = _Link(self, seed)
+        episode.link = Link(self, seed)
         return episode
 
-    async def connected(self, until: float) -> _Socket:
+    async def connected(self, until: float) -> Socket:
         """A socket without an episode: an idle one, or a new one once the server is there and has a slot.
 
         Args:
@@ -175,16 +164,16 @@ class RemoteEnvironment(Environment):
         while idle:
             if not (socket := idle.pop()).is_closed:
                 return socket
-        wait_s = _FIRST_WAIT_S
+        wait_s = FIRST_WAIT_S
         while True:
             try:
-                return await _Socket.opened(self._client(loop), f"{self.url}/ws")
+                return await Socket.opened(self._client(loop), f"{self.url}/ws")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 status = getattr(error, "status", 0)
                 if status in (401, 403, 404):
                     raise EpisodeError(f"{self.url} answers with status {status}", reason=REASON) from error
                 await self.back_off(wait_s, until, f"{type(error).__name__}")
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def back_off(self, wait_s: float, until: float, why: str) -> None:
         """Waits about so long, each time otherwise: clients that were refused together come back one by one.
@@ -196,7 +185,7 @@ class RemoteEnvironment(Environment):
             raise EpisodeError(f"{self.url} took no episode within {self.patience_s:g} s: {why}", reason=REASON)
         await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
 
-    def put_back(self, socket: _Socket) -> None:
+    def put_back(self, socket: Socket) -> None:
         """Keeps a socket for the next episode of its event loop."""
         loop = asyncio.get_running_loop()
         if not socket.is_closed and loop in self._clients:
@@ -242,168 +231,10 @@ def _spec_of(card: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Refused(Exception):
-    """The server's own word for why it does not answer a message: `code`, and its text."""
-
-    def __init__(self, code: str, message: str) -> None:
-        self.code = code
-        super().__init__(message)
-
-
-class _Socket:
-    """A connection to a server. It is read at all times, so that pings are answered while a policy samples."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._answer: asyncio.Future[str] | None = None
-        self._early: str | None = None
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def opened(cls, client: aiohttp.ClientSession, url: str) -> _Socket:
-        """Connects; raises as aiohttp does."""
-        async with asyncio.timeout(_CARD_S):
-            return cls(await client.ws_connect(url, heartbeat=_BEAT_S, max_msg_size=_MOST_BYTES, compress=0))
-
-    @property
-    def is_closed(self) -> bool:
-        """True where nothing can be asked any more."""
-        return self._socket.closed or self._reading.done()
-
-    async def _read(self) -> None:
-        try:
-            async for message in self._socket:
-                if message.type is not aiohttp.WSMsgType.TEXT:
-                    continue
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(message.data)
-                else:
-                    self._early = message.data  # such as that there is no slot
-        finally:
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(ConnectionError("the server has closed the connection"))
-
-    def close_later(self, idle: list[_Socket]) -> None:
-        """Closes the connection where it is still among these after a while."""
-
-        def close() -> None:
-            if self in idle:
-                idle.remove(self)
-                self._closing = asyncio.ensure_future(self.aclose())
-
-        asyncio.get_running_loop().call_later(_IDLE_S, close)
-
-    async def ask(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
-        """The answer to a message. One that was given up may be followed by `end` alone, whose answer says so.
-
-        Raises:
-            ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
-            _Refused: the server says that it does not.
-        """
-        if kind == "end":
-            self._early = None
-        async with asyncio.timeout(timeout_s):
-            await self._send(wire.encoded({"type": kind, "data": data}))
-            while True:
-                told = orjson.loads(await self._next())
-                if told.get("type") == "error":
-                    raise _Refused(str(told["data"].get("code")), str(told["data"].get("message")))
-                held: dict[str, Any] = told["data"]
-                if kind != "end" or held["metadata"].get("is_end"):
-                    return held
-
-    async def _send(self, text: str) -> None:
-        if self._early is not None or self.is_closed:
-            return  # whoever reads is told
-        with suppress(ConnectionError):  # an answer may have come before the end
-            await self._socket.send_str(text)
-
-    async def _next(self) -> str:
-        early, self._early = self._early, None
-        if early is not None:
-            return early
-        if self.is_closed:
-            raise ConnectionError("the server has closed the connection")
-        self._answer = asyncio.get_running_loop().create_future()
-        return await self._answer
-
-    async def aclose(self) -> None:
-        """Closes the connection; may be called twice."""
-        with suppress(Exception):
-            await asyncio.shield(asyncio.wait_for(self._socket.close(), 5.0))
-        self._reading.cancel()
-
-
-@dataclass(eq=False)
-class _Link:
-    """The server's side of one episode."""
-
-    environment: RemoteEnvironment
-    seed: int | None
-    socket: _Socket | None = None
-
-    async def reset(self, episode: Episode, *, counts_tokens: bool) -> dict[str, Any]:
-        """Opens the episode at the server; asks again where it is full, or the socket was lost meanwhile."""
-        until = time.monotonic() + self.environment.patience_s
-        place = {"split": episode.split, "task": episode.task_index, "seed": self.seed}
-        ours = {wire.OURS: {"counts_tokens": counts_tokens}}
-        wait_s = _FIRST_WAIT_S
-        while True:
-            socket = await self.environment.connected(until)
-            try:
-                data = await socket.ask("reset", {**place, **ours}, timeout_s=_limit_of(episode))
-            except _Refused as error:
-                await socket.aclose()
-                if error.code not in _BUSY and "ending" not in str(error):
-                    raise EpisodeError(f"{self.environment.url}: {error}", reason=REASON) from error
-                why = str(error)
-            except (ConnectionError, TimeoutError) as error:
-                await socket.aclose()
-                why = f"{type(error).__name__}: {error}"
-            except BaseException:
-                await socket.aclose()
-                raise
-            else:
-                self.socket = socket
-                return data
-            await self.environment.back_off(wait_s, until, why)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-    async def ask(self, kind: str, data: Any, episode: Episode) -> dict[str, Any]:
-        """The server's answer in a running episode.
-
-        Raises:
-            EpisodeError: there is none.
-        """
-        if self.socket is None:
-            raise EpisodeError(f"{self.environment.url} has no such episode", reason=REASON)
-        try:
-            return await self.socket.ask(kind, data, timeout_s=_limit_of(episode))
-        except (ConnectionError, TimeoutError, _Refused, ValueError, KeyError) as error:
-            socket, self.socket = self.socket, None
-            await socket.aclose()
-            raise EpisodeError(f"{self.environment.url}: {type(error).__name__}: {error}", reason=REASON) from error
-
-    async def aclose(self, *, is_whole: bool) -> None:
-        """Puts the socket back where its episode has ended at the server too, and closes it otherwise."""
-        socket, self.socket = self.socket, None
-        if socket is None:
-            return
-        if is_whole:
-            self.environment.put_back(socket)
-        else:
-            await socket.aclose()
-
-
-def _limit_of(episode: Episode) -> float:
-    limits = episode.limits
-    return limits.episode_s + limits.reward_s + _BEYOND_S
-
-
 class _RemoteEpisode(Episode):
     """An episode whose calls, user and reward are the server's; see `Episode` for what its driver may rely on."""
 
-    link: _Link
+    link: Link
     _told: Mapping[str, Any] = {}
 
     async def open(self) -> None:

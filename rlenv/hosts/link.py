@@ -1,0 +1,191 @@
+"""The client's side of an episode that a server plays: its connection, and what is asked over it, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import orjson
+
+from rlenv.episodes.episode import Episode
+from rlenv.errors import EpisodeError
+from rlenv.hosts import wire
+
+if TYPE_CHECKING:
+    from rlenv.hosts.remote import RemoteEnvironment
+
+__all__ = ["Link", "Socket"]
+
+REASON: Final = "remote"
+"""Why an episode ended whose server did not answer, or had forgotten it."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+CARD_S: Final = 30.0
+_IDLE_S: Final = 10.0
+"""A connection without an episode is kept so long: it has a place of the server's."""
+_BEAT_S: Final = 20.0
+_BEYOND_S: Final = 30.0
+"""A step is waited for so much longer than the spec's own limits let it take."""
+_MOST_BYTES: Final = 256 << 20
+_BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
+
+
+class Refused(Exception):
+    """The server's own word for why it does not answer a message: `code`, and its text."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class Socket:
+    """A connection to a server. It is read at all times, so that pings are answered while a policy samples."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._answer: asyncio.Future[str] | None = None
+        self._early: str | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def opened(cls, client: aiohttp.ClientSession, url: str) -> Socket:
+        """Connects; raises as aiohttp does."""
+        async with asyncio.timeout(CARD_S):
+            return cls(await client.ws_connect(url, heartbeat=_BEAT_S, max_msg_size=_MOST_BYTES, compress=0))
+
+    @property
+    def is_closed(self) -> bool:
+        """True where nothing can be asked any more."""
+        return self._socket.closed or self._reading.done()
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    continue
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(message.data)
+                else:
+                    self._early = message.data  # such as that there is no slot
+        finally:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(ConnectionError("the server has closed the connection"))
+
+    def close_later(self, idle: list[Socket]) -> None:
+        """Closes the connection where it is still among these after a while."""
+
+        def close() -> None:
+            if self in idle:
+                idle.remove(self)
+                self._closing = asyncio.ensure_future(self.aclose())
+
+        asyncio.get_running_loop().call_later(_IDLE_S, close)
+
+    async def ask(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
+        """The answer to a message. One that was given up may be followed by `end` alone, whose answer says so.
+
+        Raises:
+            ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
+            Refused: the server says that it does not.
+        """
+        if kind == "end":
+            self._early = None
+        async with asyncio.timeout(timeout_s):
+            await self._send(wire.encoded({"type": kind, "data": data}))
+            while True:
+                told = orjson.loads(await self._next())
+                if told.get("type") == "error":
+                    raise Refused(str(told["data"].get("code")), str(told["data"].get("message")))
+                held: dict[str, Any] = told["data"]
+                if kind != "end" or held["metadata"].get("is_end"):
+                    return held
+
+    async def _send(self, text: str) -> None:
+        if self._early is not None or self.is_closed:
+            return  # whoever reads is told
+        with suppress(ConnectionError):  # an answer may have come before the end
+            await self._socket.send_str(text)
+
+    async def _next(self) -> str:
+        early, self._early = self._early, None
+        if early is not None:
+            return early
+        if self.is_closed:
+            raise ConnectionError("the server has closed the connection")
+        self._answer = asyncio.get_running_loop().create_future()
+        return await self._answer
+
+    async def aclose(self) -> None:
+        """Closes the connection; may be called twice."""
+        with suppress(Exception):
+            await asyncio.shield(asyncio.wait_for(self._socket.close(), 5.0))
+        self._reading.cancel()
+
+
+@dataclass(eq=False)
+class Link:
+    """The server's side of one episode."""
+
+    environment: RemoteEnvironment
+    seed: int | None
+    socket: Socket | None = None
+
+    async def reset(self, episode: Episode, *, counts_tokens: bool) -> dict[str, Any]:
+        """Opens the episode at the server; asks again where it is full, or the socket was lost meanwhile."""
+        until = time.monotonic() + self.environment.patience_s
+        place = {"split": episode.split, "task": episode.task_index, "seed": self.seed}
+        ours = {wire.OURS: {"counts_tokens": counts_tokens}}
+        wait_s = FIRST_WAIT_S
+        while True:
+            socket = await self.environment.connected(until)
+            try:
+                data = await socket.ask("reset", {**place, **ours}, timeout_s=_limit_of(episode))
+            except Refused as error:
+                await socket.aclose()
+                if error.code not in _BUSY and "ending" not in str(error):
+                    raise EpisodeError(f"{self.environment.url}: {error}", reason=REASON) from error
+                why = str(error)
+            except (ConnectionError, TimeoutError) as error:
+                await socket.aclose()
+                why = f"{type(error).__name__}: {error}"
+            except BaseException:
+                await socket.aclose()
+                raise
+            else:
+                self.socket = socket
+                return data
+            await self.environment.back_off(wait_s, until, why)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def ask(self, kind: str, data: Any, episode: Episode) -> dict[str, Any]:
+        """The server's answer in a running episode.
+
+        Raises:
+            EpisodeError: there is none.
+        """
+        if self.socket is None:
+            raise EpisodeError(f"{self.environment.url} has no such episode", reason=REASON)
+        try:
+            return await self.socket.ask(kind, data, timeout_s=_limit_of(episode))
+        except (ConnectionError, TimeoutError, Refused, ValueError, KeyError) as error:
+            socket, self.socket = self.socket, None
+            await socket.aclose()
+            raise EpisodeError(f"{self.environment.url}: {type(error).__name__}: {error}", reason=REASON) from error
+
+    async def aclose(self, *, is_whole: bool) -> None:
+        """Puts the socket back where its episode has ended at the server too, and closes it otherwise."""
+        socket, self.socket = self.socket, None
+        if socket is None:
+            return
+        if is_whole:
+            self.environment.put_back(socket)
+        else:
+            await socket.aclose()
+
+
+def _limit_of(episode: Episode) -> float:
+    limits = episode.limits
+    return limits.episode_s + limits.reward_s + _BEYOND_S
