@@ -19,7 +19,7 @@ from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
 from rlenv.tools.workspace.machine import Ran
 from rlenv.tools.workspace.resource import Verified, Workspace
-from tests.support.machines import SOLVE, children, killed_at_first, played, reachable, written  # noqa: F401 - a fixture
+from tests.support.machines import SOLVE, children, killed_at, killed_at_first, played, reachable, written  # noqa: F401
 
 pytestmark = pytest.mark.sandbox
 FORGE = "echo 1 > /logs/verifier/reward.txt"
@@ -100,6 +100,28 @@ def test_tests_that_are_killed_while_they_start_are_started_again(
         killed_at_first(reachable, monkeypatch, name, times=3)
 
     trajectory, _ = played(written(reachable), [SOLVE, kill])
+    assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("name", ["mount", "bwrap"])
+@pytest.mark.parametrize("at", [0, 1], ids=["the episode's", "the tests'"])
+def test_whatever_of_its_start_is_killed_a_machine_is_started_again(
+    reachable: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
+    name: str,
+    at: int,
+) -> None:
+    async def kill(_: Workspace) -> None:
+        killers.append(asyncio.ensure_future(killed_at(reachable, monkeypatch, name, place, times=3)))
+        await asyncio.sleep(0)
+
+    killers: list[asyncio.Future[None]] = []
+    acts: list[Any] = [SOLVE]
+    acts.insert(at, kill)
+    trajectory, _ = played(written(reachable), acts)
+    assert killers[0].done()
     assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rlenv.concurrency.processes import only_child
 from rlenv.episodes.environment import load
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
@@ -87,6 +89,29 @@ def killed_at_first(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str, 
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+async def killed_at(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: int, times: int) -> None:
+    """At the first calls of a program that starts machines, the process that is killed from outside.
+
+    `place` counts from the outermost (0) to the program itself (2).
+    """
+    programs, marks = folder / "programs", folder / "marks"
+    programs.mkdir()
+    marks.mkdir()
+    marks.chmod(0o777)
+    waits = "".join(f"mkdir {marks}/{time} 2>/dev/null && exec sleep 1000\n" for time in range(times))
+    (programs / name).write_text(f'#!/bin/sh\n{waits}exec {shutil.which(name)} "$@"\n', encoding="utf-8")
+    (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for time in range(times):
+        while not (marks / str(time)).exists():  # noqa: ASYNC110 - told by files alone
+            await asyncio.sleep(0.01)
+        pid = children()[0]
+        for _ in range(place):
+            pid = only_child(pid) or 0
+        assert pid
+        os.kill(pid, signal.SIGKILL)
 
 
 def children() -> list[int]:

@@ -44,8 +44,9 @@ _KEPT: Final = 65_536
 _ROOM: Final = 65_536
 _ENDED: Final = b'"exit-code":'
 """A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
-_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""The statuses of what starts a machine, where that was killed, or one of its mounts."""
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL, 1)
+"""The statuses of what starts a machine, where that was killed, or one of its mounts; the last is that of `unshare`
+whose child was killed, or which this machine refuses a namespace."""
 _BOOT_S: Final = 30.0
 _GRACE_S: Final = 2.0
 """Seconds that what was interrupted may take to end."""
@@ -186,7 +187,8 @@ class Machine:
         except (OSError, TimeoutError, MachineFailed) as error:
             is_cut = await self._is_killed()
             await self.end()
-            raise MachineFailed(f"it did not come up: {error or 'it took too long'}", is_cut=is_cut) from error
+            why = str(error) or ("it was ended from outside" if is_cut else "it took too long")
+            raise MachineFailed(f"it did not come up: {why}", is_cut=is_cut) from error
         except BaseException:
             await self.end()
             raise
@@ -224,7 +226,7 @@ class Machine:
 
     async def _is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
-        if self._process is not None and self._reader.at_eof():  # all of it has ended, or is about to
+        if self._process is not None:  # where it has failed it has ended, or is about to
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE_S):
                     await ended(self._process)

@@ -57,7 +57,8 @@ _FIRST = (
     'mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,max=64 devpts "$RLENV_PTS" || exit; '
     "echo 1000 > /proc/self/oom_score_adj; "  # what is out of memory takes a machine first
     '{ ulimit -u "$RLENV_PROCESSES" || ulimit -p "$RLENV_PROCESSES"; ulimit -f "$RLENV_FILE"; '
-    'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; exec "$@"'
+    # `unshare` gives 1 where what it started was killed; what ends by itself gives another status.
+    'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; "$@"; [ $? != 137 ] || exit 137; exit 3'
 )
 # As root, for what makes its own namespaces: it says when that has ended, where nothing inside can see it.
 _OCI: Final = (
