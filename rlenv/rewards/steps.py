@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.tools.workspace.bash import workspace_of
-from rlenv.tools.workspace.images import user_in
+from rlenv.tools.workspace.images import digest_of_image, user_in
 from rlenv.tools.workspace.layer import packed
 from rlenv.tools.workspace.machine import ROOT, MachineFailed
 from rlenv.tools.workspace.resource import Workspace
@@ -29,6 +30,13 @@ __all__ = ["SteppedSpec", "next_step", "stepped"]
 _BY_ROW: Final = ("keep", "time_s", "last", "steps", "strategy")
 _COMMAND_S: Final = 600.0
 Measure = Callable[[RewardContext], Awaitable[Measured]]
+
+
+class _AtEnd(NamedTuple):
+    """The tests at the end of a step. `by` gives a digest of what their number rests on beside the machine's files."""
+
+    measure: Measure
+    by: Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 
 
 class SteppedSpec(RewardSpec):
@@ -88,7 +96,16 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
 
         if spec.steps is None:
             return replace(first, measure_async=measure)
-        origin.terms[name] = measure
+
+        def by(task: Mapping[str, Any], vars: Mapping[str, Any]) -> str:
+            text = "" if where is None else where.text(task=task, vars=vars)
+            tests = digest_of_image(context.finder("tests", where, vars=vars)(text)) if where and text else ""
+            own = type(spec).model_fields.keys() - RewardSpec.model_fields.keys() - {"steps", "strategy"}
+            return hashlib.sha256(
+                repr((tests, [(key, getattr(spec, key)) for key in sorted(own)])).encode()
+            ).hexdigest()
+
+        origin.terms[name] = _AtEnd(measure, by)
         return replace(first, measure_async=_over_steps(name, spec, asked["steps"].value, asked["strategy"].value))
 
     return compiled
@@ -99,28 +116,42 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], stra
         workspace: Workspace = context.resources[spec.resource]
         values = {"task": context.task, "vars": context.vars}
         steps: Any = steps_of(**values)
-        measure: Measure = workspace.origin.terms[name]
+        tests: _AtEnd = workspace.origin.terms[name]
         if not steps:
-            return await measure(context)
-        noted, done = workspace.notes, list(workspace.notes.get(name, ()))
+            return await tests.measure(context)
+        noted, done = workspace.notes, list[Mapping[str, Any]](workspace.notes.get(name, ()))
         heard = [turn.observation.messages for turn in context.turns if turn.observation is not None]
         if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
-            raise RewardError("what the earlier steps were worth is known while the episode is played alone")
+            raise RewardError("what the earlier steps were worth was not recorded; `eval --record` keeps it")
+        for number, (one, step) in enumerate(zip(done, steps, strict=False), 1):
+            if one["by"] != await asyncio.to_thread(tests.by, {**context.task, **step}, context.vars):
+                raise RewardError(f"other tests measured step {number}, and what it left then is not there any more")
         if not noted.get("ended"):
-            done.append(await measure(replace(context, task={**context.task, **steps[len(done)]})))
-        if failed := next((one for one in done if isinstance(one, RewardError)), None):
-            raise failed
-        worth = [one.value or 0.0 for one in done]
+            found = await tests.measure(replace(context, task={**context.task, **steps[len(done)]}))
+            done.append(_note(found, ""))
+        elif not workspace.is_put_back:
+            workspace.changed = None  # what is kept of the machine is to have what the last step was worth
+            with bounded_by_itself():
+                await workspace.told(spec.resource)
+        if failed := next((one["error"] for one in done if one["error"]), ""):
+            raise RewardError(failed)
+        worth = [one["value"] or 0.0 for one in done]
         count = len(worth) if noted.get("ended") == "below" else len(steps)
-        parts = [one.details.get("numbers", {}) for one in done]
+        parts = [one["details"].get("numbers", {}) for one in done]
         numbers = {key: sum(part.get(key, 0.0) for part in parts) / count for part in parts for key in part}
         value = sum(worth) / count
         if strategy(**values) == "final":
             value, numbers = worth[-1] * (len(worth) == count), parts[-1]
-        last: Measured = done[-1]
-        return replace(last, value=value, details={**last.details, "numbers": numbers, "steps": worth})
+        return Measured(value, done[-1]["evidence"], {**done[-1]["details"], "numbers": numbers, "steps": worth})
 
     return measured
+
+
+def _note(found: Measured | RewardError, by: str) -> Mapping[str, Any]:
+    """The worth of a step, as JSON: it is kept with the machine's files."""
+    if isinstance(found, RewardError):
+        return {"value": None, "evidence": "", "details": {}, "error": str(found), "by": by}
+    return {"value": found.value, "evidence": found.evidence, "details": found.details, "error": "", "by": by}
 
 
 async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources: Mapping[str, Any]) -> str | None:
@@ -137,18 +168,21 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     if workspace is None:
         return None
     noted, terms, steps = workspace.notes, workspace.origin.terms, task.get("steps") or ()
+    if "again" in noted:
+        return await _said_again(workspace, task, vars)
     index = max((len(noted.get(name, ())) for name in terms), default=0)
     if index + 1 >= len(steps):
         return None
     now, after = ({**task, **one} for one in steps[index : index + 2])
     context = RewardContext(now, (), (), None, resources, vars, _no_call)
-    for name, measure in terms.items():
+    for name, (measure, by) in terms.items():
         try:
-            found = await measure(context)
+            found: Measured | RewardError = await measure(context)
+            assert isinstance(found, Measured)
             numbers = {"reward": found.value, **found.details["numbers"]}
         except RewardError as error:  # told by the term, at the end
             found, numbers = error, {}
-        noted.setdefault(name, []).append(found)
+        noted.setdefault(name, []).append(_note(found, await asyncio.to_thread(by, now, vars)))
         least = now.get("min_reward") or {}
         if not numbers or any(key not in numbers or numbers[key] < most for key, most in least.items()):
             noted["ended"] = "below"
@@ -160,10 +194,26 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     return None if noted.get("ended") else str(after["instruction"])
 
 
-async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
-    """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
+async def _said_again(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> str | None:
+    """What was said where a recorded machine is as the whole episode has left it: nothing is made or measured."""
+    noted = workspace.notes
+    noted["again"] += 1
+    done = max((len(noted.get(name, ())) for name in workspace.origin.terms), default=0)
+    if noted["again"] > done - bool(noted.get("ended")):
+        return None
+    after = {**task, **task["steps"][noted["again"]]}
+    await _set_tests(workspace, after, vars)
+    return str(after["instruction"])
+
+
+async def _set_tests(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
     of_tests = workspace.origin.source("tests_image", task, vars)
     workspace.tests_image = await asyncio.to_thread(workspace.origin.image_of, of_tests) if of_tests else None
+
+
+async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
+    """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
+    await _set_tests(workspace, task, vars)
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("copy_from", task, vars)
     held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
     user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))

@@ -16,6 +16,7 @@ from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.scripted import OraclePolicy
+from rlenv.runs.recorded import recorded_in
 from rlenv.runs.replay import rescore
 from rlenv.trajectory import Trajectory
 from tests.support.machines import reachable  # noqa: F401 - a fixture
@@ -124,7 +125,7 @@ def test_a_step_is_a_turn_of_the_users(reachable: Path) -> None:  # noqa: F811
 
     rescored = asyncio.run(again())
     assert rescored.reward is not None
-    assert rescored.reward.total is None  # what the first step was worth is not there, and no other number is given
+    assert rescored.reward.total is None  # the machine was not recorded, and no other number is given
     assert trajectory.messages[-1].content == "First."
     assert "Second." in said
 
@@ -148,6 +149,31 @@ def test_steps_are_worth_their_mean_or_the_last(
 ) -> None:
     spec = written(reachable, f'multi_step_reward_strategy = "{strategy}"\n' + TWO, **STEPS)
     assert worth(played(spec, acts)) == pytest.approx(final if strategy == "final" else mean)
+
+
+@pytest.mark.parametrize(
+    ("first", "number"),
+    [("echo 1 > a", 1), ("echo 0.4 > a", 0.4), ("echo 1 > a; touch stop", 0.5)],
+    ids=["to the end", "below min_reward", "the next one cannot begin"],
+)
+def test_recorded_steps_are_rescored_to_the_same_number(reachable: Path, first: str, number: float) -> None:  # noqa: F811
+    spec = written(reachable, TWO, **{**STEPS, "steps/a/solution/solve.sh": first})
+    run, again = str(reachable / "run"), str(reachable / "again")
+    assert main(["eval", str(spec), "--policy", "oracle", "--split", "test", "--record", "-o", run]) == 0
+    assert main(["rescore", run, "--spec", str(spec), "-o", again]) == 0
+    then, now = (next(recorded_in(Path(one))) for one in (run, again))
+    assert worth(then) == worth(now) == pytest.approx(number)
+    assert then.reward.terms["solved"].details["steps"] == now.reward.terms["solved"].details["steps"]
+
+
+def test_steps_that_other_tests_measured_are_no_number(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, TWO, **STEPS)
+    run, again = str(reachable / "run"), str(reachable / "again")
+    assert main(["eval", str(spec), "--policy", "oracle", "--split", "test", "--record", "-o", run]) == 0
+    (reachable / "tasks/one/steps/a/tests/test.sh").write_text(GIVES.format("echo 0"))
+    main(["rescore", run, "--spec", str(spec), "-o", again, "--max-invalid", "1"])
+    term = next(recorded_in(Path(again))).reward.terms["solved"]
+    assert (term.value, "other tests measured step 1" in term.error) == (None, True)
 
 
 def test_steps_that_were_not_reached_are_worth_nothing(reachable: Path) -> None:  # noqa: F811

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import json
 import os
 import shutil
 import stat
@@ -394,6 +395,7 @@ class Told:
     changed: Sequence[Mapping[str, Any]] | None
     is_cut: bool
     is_put_back: bool
+    notes: dict[str, Any]
 
     @property
     def layer(self) -> Path:
@@ -416,7 +418,7 @@ class Told:
         """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
         await self.freeze()
         if self.changed is None:
-            shows = await taped(name, self._pack, self.put_back)
+            shows = await taped(name, self._pack, lambda held: self.put_back({**held, "notes": {}}))
             at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
             since, originals = self.filled, [*at, ("", self.image.folder)]
             self.changed = await _threads.finish(lambda: changes(self.layer, originals, since=since, shows=shows))
@@ -425,7 +427,7 @@ class Told:
     async def _pack(self) -> Any:
         data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
         held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
-        return {"layer": held, "is_cut": self.is_cut}
+        return {"layer": held, "is_cut": self.is_cut, "notes": json.loads(json.dumps(self.notes))}
 
     async def put_back(self, held: Any) -> None:
         """Puts what a tape holds of a machine in the place of this one's layer.
@@ -440,4 +442,6 @@ class Told:
             await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
         except (*_UNPACKABLE, KeyError, TypeError) as error:
             raise ResourceError(f"what the machine held cannot be put back: {error}") from error
+        if notes := held.get("notes"):
+            self.notes.update(notes, again=0)
         self.filled, self.is_put_back = 0, True

@@ -109,7 +109,7 @@ class Workspace(Told):
     origin: Any = None
     """The resource that it is of."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What rewards note while the episode goes on."""
+    """What rewards note while the episode goes on, as JSON; `again` is there where it was put back."""
     sandbox: str = "bubblewrap"
     filled: int = 0
     """When it was as at first, in nanoseconds since the epoch; 0 where it never was."""
