@@ -11,8 +11,8 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ _Path = tuple[str | int, ...]
 
 
 class _Task:
-    """One folder. Raises SpecError where its task.toml is not of the schema."""
+    """One folder; `faults` are those found so far. Raises SpecError where its task.toml cannot be read."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.folder, self._base, self._file = folder, base, folder / "task.toml"
@@ -94,7 +94,7 @@ class _Task:
             raise _refused(self._file, f"not TOML: {str(error).partition(' (at')[0]}", line, column) from error
         schema, _, known = _rules()
         self.odd: list[tuple[_Path, str]] = []
-        faults = []
+        self.faults: list[Finding] = []
         for wrong in known.iter_errors(self.data):
             path, of = tuple(wrong.instance_path), dict[Any, Any](schema)
             for part in wrong.schema_path[:-1]:
@@ -102,9 +102,9 @@ class _Task:
             names = getattr(wrong.kind, "unexpected", ())
             self.odd += [((*path, name), _UNKNOWN) for name in names]
             if not names:
-                faults.append(self.finding(path, of.get("why") or wrong.message))
-        if faults:
-            raise SpecError(faults)
+                self.faults.append(self.finding(path, of.get("why") or wrong.message))
+        if self.faults:
+            return
         self._weigh(self.data, ())
         if not {"network_mode", "allow_internet"} & self.at("environment", {}).keys():
             self.odd.append((("environment",), _PUBLIC))
@@ -133,18 +133,36 @@ class _Task:
         """The value of a dotted key."""
         return _at(self.data, path.split("."), default)
 
+    def _read(self, read: Callable[[], Any], default: Any) -> Any:
+        """What is read; where that cannot be, `default`, and its faults are kept, so that all are told at once."""
+        try:
+            return read()
+        except SpecError as error:
+            self.faults += error.faults
+        except (TypeError, ValueError, LookupError, AttributeError):
+            if not self.faults:  # otherwise it rests on what is a fault already
+                raise
+        return default
+
     def row(self) -> dict[str, Any]:
-        """The columns; those of a step stand under `steps` too, and are the first step's at first."""
+        """The columns. Raises SpecError with all faults of the task, one at each place."""
+        columns: dict[str, Any] = self._read(self._columns, {})
+        if self.faults:
+            raise SpecError(list({(one.file, one.line, one.column): one for one in self.faults[::-1]}.values())[::-1])
+        return columns
+
+    def _columns(self) -> dict[str, Any]:
+        """Those of a step stand under `steps` too, and are the first step's at first."""
         if (earlier := self.folder / "trajectory.json").exists():
-            raise _refused(earlier, "an earlier context of the agent is not read; take it out")
+            self.faults += _refused(earlier, "an earlier context of the agent is not read; take it out").faults
         held, steps = self.at("environment", {}), [f"steps.{index}." for index in range(len(self.at("steps", ())))]
-        parts = [self._part(step) for step in steps or [""]]
+        image, env = self._image(self.folder / "environment", held), self._env("environment.env")
+        parts = [self._read(partial(self._part, step), {}) for step in steps or [""]]
         seconds = sum(one["agent_s"] + one["time_s"] * bool(steps) for one in parts)
         return {
             "id": self.folder.name, **parts[0], "steps": parts if steps else [],
             "strategy": self.at("multi_step_reward_strategy", "mean"), "solution": [one["solution"] for one in parts],
-            "image": self._image(self.folder / "environment", held), "workdir": held.get("workdir", ""),
-            "env": self._env("environment.env"),
+            "image": image, "workdir": held.get("workdir", ""), "env": env,
             "limits": {"episode_s": seconds, "memory_mb": max(_mb(held, "memory", 0), _MEMORY_MB),
                        "disk_mb": _mb(held, "storage", _DISK_MB)},
             "metadata": {**self.at("task", {}), **self.at("metadata", {})}, "source": self.at("source", ""),
@@ -154,20 +172,23 @@ class _Task:
         """The columns of the task, or of one step: `steps.0.` is the first."""
         folder = self.folder / "steps" / self.at(f"{step}name") if step else self.folder
         if not is_folder(folder):
-            raise self._fault(f"{step}name", f"there is no folder 'steps/{folder.name}'")
+            self._tell(f"{step}name", f"there is no folder 'steps/{folder.name}'")
+            return {}
         user, files, least = self._said(step, "agent.user", ""), folder / "workdir", self.at(f"{step}min_reward", {})
         setup = [_health(self.at("environment.healthcheck"))] if step in ("", "steps.0.") else []
         setup.append("bash ./setup.sh" if step and is_file(files / "setup.sh") else "")
         setup.append(_health(self.at(f"{step}healthcheck")) if step else "")
         own, env = folder / "solution", _env_text(self._env("solution.env"))
+        said = self._read(lambda: _text(folder / "instruction.md", self.folder), "")
+        solution = self._read(lambda: _solve(own if is_folder(own) else self.folder / "solution", env), "")
         return {
-            "instruction": _CANARY.sub("", _text(folder / "instruction.md", self.folder)).strip("\n"),
+            "instruction": _CANARY.sub("", said).strip("\n"),
             "user": "" if user in (0, "root") else str(user),
             "files": self._named(files) if step and is_folder(files) else "",
             "setup": " && ".join(filter(None, setup)), "collect": self._collect(step, user),
             "min_reward": least if isinstance(least, dict) else {"reward": least},
-            "solution": _solve(own if is_folder(own) else self.folder / "solution", env),
-            "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S), **self._tests(step, folder),
+            "solution": solution, "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S),
+            **self._read(lambda: self._tests(step, folder), {}),
         }  # fmt: skip
 
     def _tests(self, step: str, folder: Path) -> dict[str, Any]:
@@ -177,13 +198,13 @@ class _Task:
         for at, _ in reversed(places):
             mode, has_own = self.at(f"{at}.environment_mode"), self.at(f"{at}.environment") is not None
             if mode == "shared" and has_own:
-                raise self._fault(f"{at}.environment_mode", "shared tests have no environment of their own")
+                self._tell(f"{at}.environment_mode", "shared tests have no environment of their own")
             is_own = mode == "separate" or (mode is None and (has_own or is_own))
         images = [self._image(tests, self.at(f"{at}.environment", {})) for at, tests in places if is_own]
         image = next(filter(None, images), "")
         tests = [one for _, one in reversed(places) if is_folder(one) and not image]
         if not image and not any(is_file(one / "test.sh") for one in tests):
-            raise _refused(places[0][1] / "test.sh", "there is no such file")
+            self.faults += _refused(places[0][1] / "test.sh", "there is no such file").faults
         kept = [*self.at("artifacts", ()), *(self.at(f"{step}artifacts", ()) if step else ())]
         own = self._said(step, "verifier.environment", {}) if is_own else {}
         env = dict(own and self._env("verifier.environment.env"))
@@ -204,18 +225,20 @@ class _Task:
         """The value of a step's key, else of the task's."""
         return self.at(f"{step}{key}", self.at(key, default))
 
-    def _fault(self, path: str, message: str) -> SpecError:
-        return SpecError([self.finding(tuple(int(one) if one.isdigit() else one for one in path.split(".")), message)])
+    def _tell(self, path: str, message: str) -> None:
+        """Keeps a fault at a dotted key."""
+        place = tuple(int(one) if one.isdigit() else one for one in path.split("."))
+        self.faults.append(self.finding(place, message))
 
     def _named(self, path: Path) -> str:
         if leads_out(path, [self.folder]):
-            raise _refused(path, "it leads out of the task's folder")
+            self.faults += _refused(path, "it leads out of the task's folder").faults
         return os.path.relpath(path, self._base)
 
     def _image(self, folder: Path, held: Mapping[str, Any]) -> str:
         """The image's name, its folder to build, or "" for this machine's own programs."""
         if (file := folder / "docker-compose.yaml").exists():
-            raise _refused(file, "a task has one machine; services beside it are not started")
+            self.faults += _refused(file, "a task has one machine; services beside it are not started").faults
         if held.get("docker_image"):
             return f"podman:{held['docker_image']}"
         return self._named(folder) if is_file(folder / "Dockerfile") else ""
@@ -232,7 +255,7 @@ class _Task:
                 message = (
                     f"the environment variable {found[1]} is not set, or empty; set it, or write ${{NAME:-default}}"
                 )
-                raise self._fault(f"{path}.{name}", message)
+                self._tell(f"{path}.{name}", message)
         return filled
 
     def _collect(self, step: str, user: Any) -> str:
@@ -241,7 +264,7 @@ class _Task:
         for at in dict.fromkeys(("", step)):
             for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
                 if hook.get("user", user) != user:
-                    raise self._fault(f"{at}verifier.collect.{index}.user", "a hook is run by the agent's user")
+                    self._tell(f"{at}verifier.collect.{index}.user", "a hook is run by the agent's user")
                 commands.append(_shell("hook", **{"timeout_sec": 60, **hook, "command": shlex.quote(hook["command"])}))
         return "; ".join(commands)
 

@@ -253,6 +253,25 @@ def test_a_missing_or_unfit_file_is_a_fault_of_that_file(
     assert fault.line == (2 if text and "=" in text else 1)
 
 
+def test_all_faults_of_a_task_are_told_at_once_each_at_its_place(tmp_path: Path) -> None:
+    lines = (
+        'schema_version = "1.4"', "[environment]", "gpus = 1", 'env = {A = "${RLENV_NO_SUCH}"}', "[agent]",
+        'timeout_sec = "long"', "[[verifier.collect]]", 'command = "x"', 'user = "other"', "[[steps]]", 'name = "a"',
+        "[[steps]]", 'name = "gone"',
+    )  # fmt: skip
+    task = folder_of(tmp_path, "\n".join(lines), steps__a__instruction_D_md="First.") / "one"
+    (task / "steps/a/instruction.md").unlink()
+    (task / "tests/test.sh").unlink()
+    (task / "trajectory.json").write_text("{}")
+    (task / "environment").mkdir()
+    (task / "environment/docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(SpecError) as failed:
+        HarborTasks(tmp_path / "tasks", base=tmp_path)[0]
+    places = {(str(Path(one.file).relative_to(task)), one.line) for one in failed.value.faults}
+    of_files = ("steps/a/instruction.md", "steps/a/tests/test.sh", "trajectory.json", "environment/docker-compose.yaml")
+    assert places == {("task.toml", line) for line in (3, 4, 6, 9, 13)} | {(file, 1) for file in of_files}
+
+
 def test_nothing_of_a_task_leads_out_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (tmp_path / "outside").mkdir()
