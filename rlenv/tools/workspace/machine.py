@@ -210,10 +210,10 @@ class Machine:
                 self._limits, filter_fd, status, self._group,
             )  # fmt: skip
             argv, env = start_of(self._sandbox, start)
+            errors, passed = (output, (filter_fd, status)) if self._sandbox == "bubblewrap" else (status, ())
             # About a millisecond; the pipe's end says what asyncio's own processes would.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                argv, stdin=given, stdout=output, stderr=output, env=env, pass_fds=(filter_fd, status),
-                start_new_session=True,
+                argv, stdin=given, stdout=output, stderr=errors, env=env, pass_fds=passed, start_new_session=True,
             )  # fmt: skip
         finally:
             for fd in (filter_fd, given, output, status):

@@ -60,14 +60,15 @@ _FIRST = (
     # `unshare` gives 1 where what it started was killed; what ends by itself gives another status.
     'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; "$@"; [ $? != 137 ] || exit 137; exit 3'
 )
-# As root, for what makes its own namespaces: it says when that has ended, where nothing inside can see it.
+# As root, for what makes its own namespaces: it says when that has ended, where nothing inside can see it. That is its
+# descriptor 3, which is closed for them: `runsc` takes numbers from 256 on for itself.
 _OCI: Final = (
-    "echo ready; read go || exit 1; exec setpriv --pdeathsig KILL "
+    "exec 3>&2 2>&1; echo ready; read go || exit 1; exec setpriv --pdeathsig KILL "
     'unshare --mount --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
 )
 _OCI_FIRST: Final = (
     'mount -t proc proc /proc && mount -t overlay overlay -o "$RLENV_OVERLAY" "$RLENV_ROOT" || exit; '
-    """echo 1000 > /proc/self/oom_score_adj; "$@"; echo '"exit-code":' > /proc/self/fd/"$RLENV_STATUS"; exit 1"""
+    """echo 1000 > /proc/self/oom_score_adj; "$@" 3>&-; echo '"exit-code":' >&3; exit 1"""
 )
 # The working folder is made inside: outside, a link that the policy has put there would lead somewhere else.
 _SHELL = (
@@ -129,12 +130,15 @@ def check_sandbox(name: str) -> None:
 
 
 def start_of(sandbox: str, start: Start) -> tuple[list[str], dict[str, str]]:
-    """The command that starts a machine and its variables. It writes a line and reads one before it begins."""
+    """The command that starts a machine and its variables. It writes a line and reads one before it begins.
+
+    By bubblewrap it has to be given the descriptors of `start`; by others the status is what it has for its errors.
+    """
     limits = start.limits
     is_grouped = os.geteuid() == 0 and bool(_controllers())
     env = {
         "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8",
-        "RLENV_OVERLAY": start.overlay, "RLENV_ROOT": str(start.root), "RLENV_STATUS": str(start.status),
+        "RLENV_OVERLAY": start.overlay, "RLENV_ROOT": str(start.root),
         "RLENV_PTS": str(start.folder / "pts"),
         "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
         "RLENV_MEMORY": "unlimited" if is_grouped else str(limits.memory_mb * 1024),

@@ -62,6 +62,24 @@ def test_a_shell_keeps_its_state_and_the_layer_takes_what_changes(reachable: Pat
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_one_more_machine_starts_however_many_files_are_open(reachable: Path, sandbox: str) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        held = [os.open("/dev/null", os.O_RDONLY)]
+        try:
+            for most in range(246, 258):  # runsc takes 256 to 258 for itself
+                while held[-1] < most:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+                assert await said(workspace, "echo here; exit") == "here\nended"
+                assert not workspace.is_cut
+        finally:
+            for fd in held:
+                os.close(fd)
+
+    opened(reachable, sandbox, work)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("sandbox", SANDBOXES)
 def test_nothing_is_mounted_made_or_asked_of_the_kernel_inside(reachable: Path, sandbox: str) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         for command in ("mount -t tmpfs x /mnt", "echo x > /usr/bin/x", "echo h > /proc/sys/kernel/core_pattern"):
