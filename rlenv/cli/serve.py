@@ -41,7 +41,7 @@ class ServeCommand(WithSet):
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
         from rlenv.hosts import workers
-        from rlenv.hosts.serve import Limits, Server, is_local
+        from rlenv.hosts.serve import Board, Limits, Server, is_local
 
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
         token = self._token()
@@ -49,16 +49,16 @@ class ServeCommand(WithSet):
             hint = "give --token-env NAME, or --no-token where a proxy asks for one"
             raise UsageError(f"--host {self.host}: whoever reaches it could play without a token", hint=hint)
         workers.raise_file_limit()
-        is_worker = bool(os.environ.get(workers.PARENT))
-        bound = workers.listen(self.host, self.port, is_shared=is_worker or self.workers > 1)
+        board = workers.board_of_worker()
+        bound = workers.listen(self.host, self.port, is_shared=self.workers > 1)
         address, port = bound.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        if self.workers > 1 and not is_worker:
-            environments = self._environments()  # faults are told once, before anything starts
-            write(f"{', '.join(environments)} at http://{shown}:{port}, {self.workers} workers\n")
+        if self.workers > 1 and board is None:
+            names = ", ".join(self._environments())  # faults are told once, before anything starts
             with bound:
                 command = [sys.executable, "-m", "rlenv", "serve", *sys.argv[2:], "--port", str(port)]
-                return workers.supervise(command, self.workers, drain_s=self.drain_s)
+                text = f"{names} at http://{shown}:{port}, {self.workers} workers\n"
+                return workers.supervise(command, self.workers, drain_s=self.drain_s, on_ready=lambda: write(text))
         limits = Limits(
             sessions=max(1, self.max_sessions // self.workers),
             queue_s=self.queue_s,
@@ -67,11 +67,11 @@ class ServeCommand(WithSet):
             message_bytes=int(self.max_message_mb * 1e6),
         )
         server = Server(
-            self._environments(), limits, token, is_alone=self.workers == 1, is_open=self.no_token and not token
+            self._environments(), limits, token, board=board or Board(), is_open=self.no_token and not token
         )
 
         def ready() -> None:
-            if not is_worker:
+            if board is None:
                 write(f"{', '.join(server.environments)} at http://{shown}:{port}, {limits.sessions} sessions\n")
 
         asyncio.run(workers.serve(server, bound, on_ready=ready))

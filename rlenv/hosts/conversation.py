@@ -191,7 +191,7 @@ class Conversation:
         counts_tokens = isinstance(ours, Mapping) and bool(ours.get("counts_tokens"))
         # A cut by tokens follows, at the client: any object but the environment's own says so.
         opened = await session.reset(**place, cut=(lambda text: by_chars(text)) if counts_tokens else None)
-        self._server.episodes += 1
+        self._server.note_opened()
         if opened.is_ended:
             note_end(session)
         return wire.opened_data(opened, session, is_ours=self._is_ours)

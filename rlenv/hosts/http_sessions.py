@@ -205,7 +205,7 @@ class HttpSessions:
         """A session with its id and its slot."""
         server = self._server
         server.refuse_if_draining()
-        if not server.is_alone:
+        if server.board.workers > 1:
             raise web.HTTPNotImplemented(text="sessions over HTTP need a server with --workers 1")
         if not await server.slots.take(server.limits.queue_s):
             raise web.HTTPServiceUnavailable(text=f"all {server.slots.most} sessions are open; come back later")
@@ -214,7 +214,7 @@ class HttpSessions:
             self._sweeping = loop.create_task(self._sweep())
         id = uuid4().hex
         self._held[id] = _Held(session, loop.time())
-        server.episodes += 1
+        server.note_opened()
         return id, session
 
     def _of(self, id: str) -> _Held:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import mmap
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from rlenv.hosts import wire
 from rlenv.hosts.conversation import ENDING, Conversation
 from rlenv.hosts.session import Session
 
-__all__ = ["Limits", "Server", "Slots"]
+__all__ = ["Board", "Limits", "Server", "Slots"]
 
 _SWEEP_S: Final = 5.0
 _SILENT_S: Final = 30.0
@@ -66,12 +67,56 @@ class More(Protocol):
     async def aclose(self, app: web.Application) -> None: ...
 
 
+ACTIVE, WAITING, EPISODES, UP = range(_COUNTS := 4)
+"""Places in the counts of a process: open sessions, clients that wait, episodes opened, 1 once it serves."""
+
+
+class Board:
+    """The counts of all processes at one address, in memory that they share: a balancer's question reaches only one.
+
+    Args:
+        file: a file of `size_of(workers)` bytes that the others have open too; None for a process alone.
+        number: which of them this is, from 0.
+    """
+
+    def __init__(self, file: int | None = None, *, number: int = 0, workers: int = 1) -> None:
+        self.number, self.workers, self.is_shared = number, workers, file is not None
+        self._counts = memoryview(mmap.mmap(-1 if file is None else file, self.size_of(workers))).cast("q")
+
+    @staticmethod
+    def size_of(workers: int) -> int:
+        """Bytes of the counts of so many."""
+        return workers * _COUNTS * 8
+
+    def add(self, kind: int, change: int = 1) -> None:
+        """Adds to a count of this process."""
+        self._counts[self.number * _COUNTS + kind] += change
+
+    def own(self, kind: int) -> int:
+        """A count of this process."""
+        return self._counts[self.number * _COUNTS + kind]
+
+    def total(self, kind: int) -> int:
+        """A count of all processes."""
+        return sum(self._counts[kind::_COUNTS].tolist())
+
+    def clear(self, number: int) -> None:
+        """Takes away what a process that has ended had open; its episodes stay counted."""
+        for kind in (ACTIVE, WAITING, UP):
+            self._counts[number * _COUNTS + kind] = 0
+
+
 class Slots:
     """Places for sessions, first come first served."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.active = most, 0
+    def __init__(self, most: int, board: Board | None = None) -> None:
+        self.most, self._board = most, board or Board()
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def active(self) -> int:
+        """How many places are taken."""
+        return self._board.own(ACTIVE)
 
     @property
     def waiting(self) -> int:
@@ -81,12 +126,13 @@ class Slots:
     async def take(self, wait_s: float) -> bool:
         """True once there is a place, False where there was none for `wait_s` seconds, or as many wait as have one."""
         if self.active < self.most:
-            self.active += 1
+            self._board.add(ACTIVE)
             return True
         if wait_s <= 0 or self.waiting >= self.most:
             return False
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
+        self._board.add(WAITING)
         try:
             await asyncio.wait_for(asyncio.shield(place), wait_s)
         except (TimeoutError, asyncio.CancelledError) as error:
@@ -96,6 +142,8 @@ class Slots:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return False
+        finally:
+            self._board.add(WAITING, -1)
         return True
 
     def free(self) -> None:
@@ -105,7 +153,7 @@ class Slots:
             if not place.done():
                 place.set_result(None)
                 return
-        self.active -= 1
+        self._board.add(ACTIVE, -1)
 
 
 @dataclass(eq=False)
@@ -116,7 +164,8 @@ class Server:
         environments: by name, the first at the root too.
         token: what clients have to show as `Authorization: Bearer` or `?token=`; "" for whoever is on this machine.
         is_open: True lets whoever reaches the server play without a token, by any name of the machine.
-        is_alone: False where other processes take requests at the same address: HTTP sessions would lose theirs.
+        board: the counts of all processes that take requests at the same address; where there are several, there are
+            no sessions over HTTP, whose requests would come to any of them.
 
     Raises:
         UsageError: a spec cannot be served (`rlenv.hosts.wire.card_of`).
@@ -125,17 +174,15 @@ class Server:
     environments: Mapping[str, Environment]
     limits: Limits = Limits()
     token: str = ""
-    is_alone: bool = True
+    board: Board = field(default_factory=Board)
     is_open: bool = False
     is_draining: bool = False
-    episodes: int = 0
-    """How many were opened."""
     slots: Slots = field(init=False)
     conversations: set[Conversation] = field(default_factory=set)
     cards: dict[str, Mapping[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slots = Slots(self.limits.sessions)
+        self.slots = Slots(self.limits.sessions, self.board)
         self.cards = {name: wire.card_of(environment) for name, environment in self.environments.items()}
 
     def application(self, held: More) -> web.Application:
@@ -223,6 +270,10 @@ class Server:
             self.conversations.discard(conversation)
         return socket
 
+    def note_opened(self) -> None:
+        """Counts an episode that was opened."""
+        self.board.add(EPISODES)
+
     def refuse_if_draining(self) -> None:
         """Raises HTTPServiceUnavailable once the server is about to end."""
         if self.is_draining:
@@ -246,9 +297,14 @@ class Server:
             await environment.aclose()
 
     async def _health(self, request: web.Request) -> web.Response:
-        state = {"active_sessions": self.slots.active, "max_sessions": self.slots.most, "waiting": self.slots.waiting}
-        word = "draining" if self.is_draining else "healthy"
-        return answer({"status": word, **state, "episodes": self.episodes}, status=503 if self.is_draining else 200)
+        board, word = self.board, "draining" if self.is_draining else "healthy"
+        state = {
+            "active_sessions": board.total(ACTIVE),
+            "max_sessions": board.workers * self.slots.most,
+            "waiting": board.total(WAITING),
+            "episodes": board.total(EPISODES),
+        }
+        return answer({"status": word, **state}, status=503 if self.is_draining else 200)
 
     async def _metadata(self, request: web.Request) -> web.Response:
         spec = self.environments[self.named(request)].spec

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,15 +20,15 @@ from aiohttp import web
 
 from rlenv.errors import UsageError
 from rlenv.hosts.http_sessions import HttpSessions
-from rlenv.hosts.serve import Server, close_silent
+from rlenv.hosts.serve import UP, Board, Server, close_silent
 
 _LOGGER: Final = logging.getLogger("rlenv.hosts.serve")
 _BACKLOG: Final = 1_024
 _QUICK_S, _MOST_QUICK = 5.0, 3
 """A worker that ends so soon after its start, so often, will never serve."""
-_POLL_S: Final = 0.2
-PARENT: Final = "RLENV_SERVE_PARENT"
-"""Set for a worker: it ends with its standard input, which its parent holds."""
+_POLL_S: Final = 0.1
+_WORKER: Final = "RLENV_SERVE_WORKER"
+"""Set for a worker: its number, how many there are, and the file of their counts."""
 
 
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -49,6 +50,21 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     return bound
 
 
+def board_of_worker() -> Board | None:
+    """The counts that a worker shares with the others; None in a process that nobody supervises.
+
+    What says so is taken out of the environment: programs that this process starts are no workers.
+    """
+    given = os.environ.pop(_WORKER, "")
+    if not given:
+        return None
+    number, workers, file = map(int, given.split())
+    try:
+        return Board(file, number=number, workers=workers)
+    finally:
+        os.close(file)
+
+
 def raise_file_limit() -> None:
     """Lets the process open as many sockets as the system allows: the usual 1,024 are fewer than its sessions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,7 +82,7 @@ async def serve(
     for name in (signal.SIGINT, signal.SIGTERM):
         with suppress(ValueError, RuntimeError):  # not in the main thread: whoever runs it sets `stopped`
             loop.add_signal_handler(name, stopped.set)
-    if os.environ.get(PARENT):
+    if server.board.is_shared:  # a worker ends with its standard input, which its parent holds
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 1) else stopped.set())
     runner = web.AppRunner(
         server.application(HttpSessions(server)), access_log=None, shutdown_timeout=1.0, handle_signals=False
@@ -75,6 +91,7 @@ async def serve(
     sweeping = loop.create_task(close_silent(runner))
     try:
         await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+        server.board.add(UP)
         on_ready()
         await stopped.wait()
         await server.drain()
@@ -83,8 +100,11 @@ async def serve(
         await runner.cleanup()
 
 
-def supervise(command: Sequence[str], workers: int, *, drain_s: float) -> int:
+def supervise(command: Sequence[str], workers: int, *, drain_s: float, on_ready: Callable[[], None]) -> int:
     """Runs a command as so many processes until SIGINT or SIGTERM comes; one that dies is started again.
+
+    Args:
+        on_ready: is called once all of them take requests.
 
     Returns:
         0, or 2 where a worker ends again and again as soon as it was started.
@@ -97,26 +117,49 @@ def supervise(command: Sequence[str], workers: int, *, drain_s: float) -> int:
 
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, stop)
-    running = {number: _started(command) for number in range(workers)}
-    begun = dict.fromkeys(running, time.monotonic())
-    quick, code = dict.fromkeys(running, 0), 0
+    crew, code = _Crew(command, workers), 0
     while not is_stopped and not code:
         time.sleep(_POLL_S)
-        for number, process in running.items():
-            if is_stopped or process.poll() is None:
-                continue
-            quick[number] = quick[number] + 1 if time.monotonic() - begun[number] < _QUICK_S else 0
-            if quick[number] >= _MOST_QUICK:
-                code = 2
-                break
-            _LOGGER.warning("worker %d ended with status %s; it is started again", number, process.returncode)
-            running[number], begun[number] = _started(command), time.monotonic()
-    _stop(list(running.values()), drain_s)
+        code = crew.replace_ended()
+        if not crew.is_told and crew.board.total(UP) == workers:
+            crew.is_told = True
+            on_ready()
+    _stop(list(crew.running.values()), drain_s)
     return code
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, PARENT: "1"}, start_new_session=True)
+class _Crew:
+    """The processes of one command, and the counts that they share."""
+
+    def __init__(self, command: Sequence[str], workers: int) -> None:
+        self._command, self._file = command, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._file.truncate(Board.size_of(workers))
+        self.board = Board(self._file.fileno(), workers=workers)
+        self.is_told = False
+        self.running = {number: self._started(number) for number in range(workers)}
+        self._begun = dict.fromkeys(self.running, time.monotonic())
+        self._quick = dict.fromkeys(self.running, 0)
+
+    def replace_ended(self) -> int:
+        """Starts again what has ended; 2 where a process did so too often."""
+        for number, process in self.running.items():
+            if process.poll() is None:
+                continue
+            is_quick = time.monotonic() - self._begun[number] < _QUICK_S
+            self._quick[number] = self._quick[number] + 1 if is_quick else 0
+            if self._quick[number] >= _MOST_QUICK:
+                return 2
+            _LOGGER.warning("worker %d ended with status %s; it is started again", number, process.returncode)
+            self.board.clear(number)
+            self.running[number], self._begun[number] = self._started(number), time.monotonic()
+        return 0
+
+    def _started(self, number: int) -> subprocess.Popen[bytes]:
+        file = self._file.fileno()
+        environment = {**os.environ, _WORKER: f"{number} {self.board.workers} {file}"}
+        return subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env=environment, pass_fds=(file,), start_new_session=True
+        )
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]], drain_s: float) -> None:

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.hosts.serve import Limits, Server, Slots, is_local
+from rlenv.hosts.serve import EPISODES, Board, Limits, Server, Slots, is_local
 from tests.hosts.serving import Served, raw, serving
 from tests.support.environments import BASE, Make
 
@@ -230,7 +230,7 @@ def test_a_client_that_does_not_read_is_given_up(make_environment: Make) -> None
     pair = ({"type": "reset", "data": {"task": 0, "pad": "x" * 200}}, {"type": "step", "data": step})
 
     def gone_on(number: int) -> bool:
-        return served.server.episodes > number or not served.server.conversations
+        return served.server.board.own(EPISODES) > number or not served.server.conversations
 
     with serving(make_environment(text, tools=BIG), limits=Limits(send_s=0.3)) as served, raw(served) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -242,7 +242,7 @@ def test_a_client_that_does_not_read_is_given_up(make_environment: Make) -> None
             if not served.server.conversations:
                 break
         ended(served)
-        assert served.server.episodes < 200
+        assert served.server.board.own(EPISODES) < 200
 
 
 def test_an_idle_session_is_closed(make_environment: Make) -> None:
@@ -461,7 +461,7 @@ def test_http_sessions_take_slots_are_swept_and_need_one_worker(make_environment
 
     with serving(make_environment(), limits=Limits(sessions=1)) as served:
         play(served, main)
-    with serving(make_environment(), is_alone=False) as served:
+    with serving(make_environment(), board=Board(workers=2)) as served:
         play(served, refused)
 
 

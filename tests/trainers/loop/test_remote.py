@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.hosts.serving import serving
 from tests.trainers.loops import CALL, SPEC, Script, Server, build, check_alignment, configuration, kept, sample
 
 SCRIPTS: tuple[Script, ...] = ((CALL, "<answer>42</answer>"), ("<answer>1</answer>",), (CALL, CALL, CALL))
-Play = Callable[..., Awaitable[list[Any]]]
+Play = Callable[..., Coroutine[Any, Any, list[Any]]]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def play(verl: Any, tmp_path: Path, tokenizer: Any) -> Play:
     They share their process: the verdict on the chat template takes seconds for each environment that it has not seen.
     """
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
-    keys = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": 40, "process": ProcessState()}
+    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": 40, "process": ProcessState()}
 
     async def run(name: str, scripts: tuple[Script, ...], **more: Any) -> list[Any]:
         made = [
