@@ -249,8 +249,9 @@ check: $(READY)
 	$(BIN)/python specs/generate.py --check
 	$(BIN)/rlenv validate $(SPECS)
 
-# workload.py is what turns.py runs, not a benchmark by itself; the attacks run as long as they are told to
-BENCHMARKS := $(filter-out $(addprefix benchmarks/,fuzz.py hostile.py workload.py),$(wildcard benchmarks/*.py)) \
+# workload.py is what turns.py runs, not a benchmark by itself; the attacks run as long as they are told to, and
+# cold_start.py takes the folder of a run
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,cold_start.py fuzz.py hostile.py workload.py),$(wildcard benchmarks/*.py)) \
   $(addprefix benchmarks/faults/,campaign.py machines.py workers.py)
 
 bench: $(READY)
