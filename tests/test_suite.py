@@ -197,7 +197,7 @@ WITHOUT_MODULE = """
     cut_turns dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented
     dialects/formats dialects/hermes_parse dialects/hermes_render dialects/idle_keys dialects/inline
     dialects/own_templates dialects/prompt_examples dialects/recorded_cases dialects/refused_values dialects/same_turn
-    dialects/tagged_families dialects/templates dialects/total endings models/places policies/raw_text
+    dialects/tagged_families dialects/templates dialects/total endings hosts/every_face models/places policies/raw_text
     report_by resources/isolation resources/sql/databases rewards/adversaries rewards/composition rewards/math_and_sql
     rewards/own_functions rewards/presets rewards/search_presets rewards/skyrl_synsql search_r1 structured_calls
     testing/built_in tokens/agreement tokens/exactness tokens/families tokens/identity tokens/renderers

@@ -1,4 +1,4 @@
-"""The query language over episodes: what it means, and how it tells what it cannot read."""
+"""The query language over episodes: what it means, how it tells what it cannot read; texts looked for in episodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.runs.figures.query import COLUMNS, Query, QueryFault, ordered, parse
-from tests.support.runs import row, snapshot
+from rlenv.errors import UsageError
+from rlenv.runs import files
+from rlenv.runs.figures.query import COLUMNS, Query, QueryFault, ordered, parse, searched
+from tests.support.runs import played, row, snapshot
 
 ROWS = snapshot(
     row(0, success=True, reward=1.0, step=0, reason="answer", calls=[("search", "ok", 0.5)], terms={"format": 1.0}),
@@ -183,3 +185,47 @@ def test_no_text_gives_anything_but_rows_or_a_fault_with_its_place(query: str) -
 def test_a_star_stands_for_lines_too() -> None:
     rows = snapshot(row(0, title="one\ntwo"), row(1, title="two"))
     assert parse("title:one*two").places(rows).tolist() == [0]
+
+
+def hits_of(text: str, **fields: object) -> list[tuple[str, str]]:
+    record = files.dump(played(**fields))  # type: ignore[arg-type]
+    return [(hit.where, hit.hit) for hits in searched([("e-1", record)], text) for hit in hits]
+
+
+def test_it_is_found_in_any_case_where_people_read_it() -> None:
+    assert hits_of("CAPITAL?") == [("messages.1.content", "capital?")]
+    assert hits_of("is the capital.") == [("turns.0.results.0.text", "is the capital.")]
+    assert hits_of("<answer>") == [("turns.1.action", "<answer>")]
+    assert hits_of("judge is down", reward=None) == [
+        ("reward.terms.correct.error", "judge is down"), ("failure.message", "judge is down"),
+    ]  # fmt: skip
+    assert hits_of("stands nowhere") == []
+
+
+@pytest.mark.parametrize("text", ["Düsseldorf", "東京", 'a "quoted"\nline', "tab\there", "back\\slash", "😀 face"])
+def test_any_text_is_found_as_it_stands(text: str) -> None:
+    assert hits_of(text, result=f"before {text} after") == [("turns.0.results.0.text", text)]
+
+
+def test_letters_beyond_ascii_have_cases_too() -> None:
+    assert hits_of("dÜsseldorf", result="in DüssELDORF") == [("turns.0.results.0.text", "DüssELDORF")]
+
+
+def test_it_is_found_beside_lone_surrogates() -> None:
+    assert hits_of("needle", result="\ud800 needle") == [("turns.0.results.0.text", "needle")]
+
+
+def test_what_stands_around_is_short() -> None:
+    record = files.dump(played(result="a" * 500 + "needle" + "b" * 500))
+    ((hit,),) = searched([("e-1", record)], "needle")
+    assert (hit.before, hit.after) == ("a" * 60, "b" * 60)
+
+
+def test_an_episode_without_it_is_told_too() -> None:
+    record = files.dump(played())
+    assert [len(hits) for hits in searched([("a", record), ("b", record)], "nowhere")] == [0, 0]
+
+
+def test_one_letter_is_refused() -> None:
+    with pytest.raises(UsageError, match="2 characters"):
+        next(searched([], "a"))

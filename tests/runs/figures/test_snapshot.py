@@ -1,4 +1,4 @@
-"""The rows of one version of a run."""
+"""The rows of one version of a run, and the counts of its values beside a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.query import QueryFault, parse
-from rlenv.runs.figures.snapshot import MOST_TERMS, Entries, Snapshot, sorted_by, words_of
+from rlenv.runs.figures.snapshot import MOST_TERMS, Entries, Snapshot, facets, sorted_by, words_of
 from rlenv.runs.figures.steps import series
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
@@ -105,3 +105,34 @@ def test_terms_that_came_later_stand_in_their_rows(tmp_path: Path) -> None:
     assert rows.term_names == ["correct", "group"]
     assert str(rows.term("group")[0].tolist()) == "[nan, 0.5, nan]"
     assert str(rows.term("correct")[0].tolist()) == "[0.0, nan, 0.0]"
+
+
+ROWS = snapshot(
+    *(
+        row(n, step=n, split="train" if n % 3 else "test", success=[True, False, None][n % 3], reason="answer")
+        for n in range(90)
+    ),
+    row(90, step=90, calls=[("search", "ok", 0.1), ("search", "ok", 0.1), ("sql", "timeout", 1.0)], failure="reward"),
+)
+
+
+def test_each_count_is_what_its_query_finds() -> None:
+    found = facets(ROWS, np.arange(len(ROWS)))
+    assert set(found) == {"split", "mode", "reason", "failure", "fate", "why", "success", "tool", "outcome", "step"}
+    for column, values in found.items():
+        for one in values:
+            assert len(parse(f"{column}:{one['value']}").places(ROWS)) == one["count"], (column, one)
+
+
+def test_steps_are_in_ranges_in_order() -> None:
+    found = facets(ROWS, np.arange(len(ROWS)))["step"]
+    assert len(found) <= 24
+    assert found[0]["value"] == "0..3"
+    assert sum(one["count"] for one in found) == len(ROWS)
+
+
+def test_only_the_rows_that_were_asked_for_count() -> None:
+    found = facets(ROWS, np.array([0, 3]))
+    assert found["split"] == [{"value": "test", "count": 2}]
+    assert found["tool"] == []
+    assert facets(snapshot(), np.array([], dtype=np.int64))["step"] == []

@@ -105,10 +105,11 @@ def test_the_finding_names_the_keys_and_the_ways_out_that_were_tried() -> None:
 def test_a_run_that_would_die_is_not_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlenv_verl.settings import machine as processor
-
-    fp16 = "AVX512_CORE_FP16"
-    monkeypatch.setattr(processor, "bf16_runs", lambda env, **_: env.get("ONEDNN_MAX_CPU_ISA") == fp16)
+    """With a torch, in the processes that the run starts, which dies as the real one does on such a processor."""
+    stand_in = tmp_path / "packages" / "torch.py"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f"{DIES}\nraise SystemExit")
+    monkeypatch.setenv("PYTHONPATH", str(stand_in.parent), prepend=os.pathsep)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     out = tmp_path / "run"
     argv = ["arithmetic", "--dry-run", "-o", str(out), f"{ACTOR}.model_dtype=bf16"]
