@@ -18,9 +18,8 @@ import rlenv
 from rlenv.cli.agents import GatewayCommand, McpCommand
 from rlenv.errors import UsageError
 from rlenv.testing.endpoint import FakeEndpoint
-from tests.hosts.test_gateway import CALLS, RIGHT
-from tests.hosts.test_mcp_server import SPEC
 from tests.support.asked import Asks, Speaker, plays
+from tests.support.hosts import CALLS, RIGHT, SPEC
 
 ROOT = Path(__file__).resolve().parents[2]
 

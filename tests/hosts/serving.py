@@ -13,6 +13,16 @@ from typing import Any
 from rlenv.episodes.environment import Environment
 from rlenv.hosts.serve import Limits, Server
 from rlenv.hosts.workers import listen, serve
+from tests.support.environments import BASE
+
+DOWN = BASE.replace(
+    "rewards:",
+    """endpoints:
+  judge: {base_url: "http://127.0.0.1:9/v1", model: secret-judge, retries: 0, timeout_s: 2}
+rewards:
+  judged: {kind: judge, endpoint: judge, prompt: "Is it right? {{ answer }}", weight: 1}""",
+)
+"""An environment whose judge answers nobody."""
 
 
 @dataclass

@@ -20,10 +20,10 @@ from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.bound import cut_of, said_of, thinking_of
 from rlenv.tokens.rows import TokenRows
-from tests.episodes.test_token_episode import SITUATIONS, WORDS, Sampler
 from tests.hosts.serving import serving
-from tests.hosts.test_mcp_server import SPEC
 from tests.support.asked import Speaker, asking, plays, written
+from tests.support.hosts import SPEC
+from tests.support.token_episodes import SITUATIONS, WORDS, Sampler
 
 pytest.importorskip("tokenizers")
 ORACLE = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,59 +15,9 @@ from rlenv.hosts.gateway import Gateway
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.testing.endpoint import Answer, FakeEndpoint, HostileEndpoint, Reply
-from tests.hosts.test_mcp_server import SPEC
+from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply
 from tests.support.asked import Asks, Speaker, asking, plays, written
-
-CALLS = Message("assistant", "", tuple(ToolCall("calculate", {"expression": f"{n}**2"}, f"c{n}") for n in range(1, 5)))
-RIGHT = "<answer>30</answer>"
-Play = Callable[[Asks, FakeEndpoint], Awaitable[Any]]
-
-
-_PLAIN = SamplingSpec()
-
-
-@asynccontextmanager
-async def gated(
-    answers: Iterable[Any] | Answer,
-    folder: Path,
-    *,
-    spec: str = SPEC,
-    sampling: SamplingSpec = _PLAIN,
-    **options: Any,
-) -> AsyncIterator[tuple[Asks, FakeEndpoint, Gateway]]:
-    """A gateway before a scripted model, and whoever asks it."""
-    (folder / "sums.yaml").write_text(spec, encoding="utf-8")
-    async with FakeEndpoint(answers) as model:
-        client = Client(Endpoint(name="", base_url=model.base_url, model="policy", retries=0, sampling=sampling))
-        try:
-            made = Gateway(rlenv.load(folder / "sums.yaml"), client, **options)
-            async with asking(made.application()) as ask:
-                yield ask, model, made
-        finally:
-            await client.aclose()
-
-
-def gateway(answers: Iterable[Any] | Answer, folder: Path, play: Play, **options: Any) -> Any:
-    """What a play with a gateway returns."""
-
-    async def main() -> Any:
-        async with gated(answers, folder, **options) as (ask, model, _):
-            return await play(ask, model)
-
-    return asyncio.run(main())
-
-
-async def seat_of(ask: Asks, **row: Any) -> dict[str, Any]:
-    status, seat = await ask("POST", "/episodes", row)
-    assert status == 201, seat
-    return dict(seat)
-
-
-async def finished(ask: Asks, seat: dict[str, Any], **said: Any) -> dict[str, Any]:
-    status, ended = await ask("POST", f"/episodes/{seat['episode']}/finish", said)
-    assert status == 200, ended
-    return dict(ended)
+from tests.support.hosts import CALLS, RIGHT, SPEC, encoder_of, finished, gated, gateway, seat_of
 
 
 @pytest.mark.parametrize("prefix", ["", "mcp__rlenv__", "rlenv."])
@@ -86,14 +34,6 @@ def test_an_agents_four_calls_earn_what_they_do_as_one_message(prefix: str, tmp_
 
     ended = gateway(Speaker([Message("assistant", "", calls), RIGHT]), tmp_path, play)
     assert (ended["total"], ended["success"], ended["reason"]) == (pytest.approx(1.3), True, "answer")
-
-
-def encoder_of(folder: Path) -> Any:
-    pytest.importorskip("tokenizers")
-    from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
-
-    (folder / "sums.yaml").write_text(SPEC, encoding="utf-8")
-    return rlenv.bind(small_tokenizer(), rlenv.load(folder / "sums.yaml"), chat_template=CHAT_TEMPLATE)
 
 
 def test_rows_hold_each_sampled_id_once_behind_what_it_was_sampled_behind(tmp_path: Path) -> None:

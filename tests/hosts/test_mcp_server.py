@@ -16,20 +16,8 @@ from rlenv.hosts.desk import Desk, Held
 from rlenv.hosts.mcp_server import application, serve_lines
 from rlenv.trajectory import Trajectory
 from tests.support.asked import Asks, served
+from tests.support.hosts import SPEC
 
-SPEC = """
-rlenv: 1
-name: sums
-tasks: {train: {rows: [{q: "1 to 4?", answer: 30}, {q: "one?", answer: 1}]}}
-prompt: {system: Use the tool., user: "The sum of the squares of {{ task.q }}"}
-tools: {calculate: {kind: calculator}}
-limits: {turns: 3, tool_calls: 8}
-rewards:
-  correct: {kind: rule, rule: numeric_match, expect: "{{ task.answer }}"}
-  short: {kind: rule, rule: turn_count, max: 2, weight: 0.2}
-  calls: {kind: rule, rule: valid_calls, when: turn, weight: 0.1}
-success: correct >= 1
-"""
 ALONE = "2026-07-28"
 
 

@@ -18,18 +18,11 @@ from rlenv.hosts.serve import Limits
 from rlenv.runs.evaluate import evaluate
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.trajectory import Trajectory
-from tests.episodes.test_token_episode import SITUATIONS, WORDS, Sampler
-from tests.hosts.serving import Served, serving
+from tests.hosts.serving import DOWN, Served, serving
 from tests.support.environments import BASE, Make
+from tests.support.token_episodes import SITUATIONS, WORDS, Sampler
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
-DOWN = BASE.replace(
-    "rewards:",
-    """endpoints:
-  judge: {base_url: "http://127.0.0.1:9/v1", model: secret-judge, retries: 0, timeout_s: 2}
-rewards:
-  judged: {kind: judge, endpoint: judge, prompt: "Is it right? {{ answer }}", weight: 1}""",
-)
 
 
 @pytest.fixture

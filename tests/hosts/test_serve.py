@@ -16,7 +16,7 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.hosts.serve import EPISODES, Board, Limits, Server, Slots, is_local
-from tests.hosts.serving import Served, raw, serving
+from tests.hosts.serving import DOWN, Served, raw, serving
 from tests.support.environments import BASE, Make
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
@@ -32,13 +32,6 @@ async def hang(n: int) -> str:
 """
 HANGING = BASE.replace("tools:", 'tools:\n  hang: {kind: python, function: "tools.py:hang", timeout_s: 500}')
 HANG = '<tool_call>\n{"name": "hang", "arguments": {"n": 1}}\n</tool_call>'
-DOWN = BASE.replace(
-    "rewards:",
-    """endpoints:
-  judge: {base_url: "http://127.0.0.1:9/v1", model: secret-judge, retries: 0, timeout_s: 2}
-rewards:
-  judged: {kind: judge, endpoint: judge, prompt: "Is it right? {{ answer }}", weight: 1}""",
-)
 
 
 class Client:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.test_gateway import CALLS, RIGHT, encoder_of, finished, gateway, seat_of
-from tests.hosts.test_mcp_server import SPEC
 from tests.peers.places import play
 from tests.support.asked import Asks, Speaker, written
+from tests.support.hosts import CALLS, RIGHT, SPEC, encoder_of, finished, gateway, seat_of
 
 pytestmark = pytest.mark.peers
 

@@ -8,8 +8,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.hosts.serve import Limits
-from tests.hosts.serving import serving
-from tests.hosts.test_serve import DOWN
+from tests.hosts.serving import DOWN, serving
 from tests.peers.places import play, run
 from tests.support.environments import BASE, Make
 
