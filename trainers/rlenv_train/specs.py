@@ -24,8 +24,9 @@ from typing import Any
 import yaml
 
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import UsageError, did_you_mean
+from rlenv.errors import SpecError, UsageError, did_you_mean
 from rlenv.images import RefusedPath, finder
+from rlenv.language.document import override_value
 from rlenv.language.loader import LoadedSpec, load_document, load_spec
 from rlenv.language.shipped import find
 from rlenv.language.templates import Template, TemplateError, compile_template
@@ -49,6 +50,19 @@ class TrainedSpec:
     def name(self) -> str:
         """The spec's own name, unique in a run."""
         return self.environment.spec.name
+
+
+def read_override(item: str) -> tuple[str, Any]:
+    """The key and the value of `KEY=VALUE`, read as `--set` reads them: `1e-6` is a number, and nothing is None.
+
+    Raises:
+        UsageError: the value cannot be read.
+    """
+    key, _, text = item.partition("=")
+    try:
+        return key, override_value(key, text) if text.strip() else None
+    except SpecError as error:
+        raise UsageError(f"{item}: the value cannot be read", hint="close its brackets and quotes") from error
 
 
 def spec_and_overrides(items: Sequence[str]) -> tuple[list[str], list[str]]:

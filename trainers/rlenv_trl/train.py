@@ -17,15 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from rlenv.cli.console import Console
 from rlenv.errors import MissingExtra, UsageError, all_known
 from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, write_info
 from rlenv.runs.locks.lock import lock_of
 from rlenv_train.keeping import KEEP_GB, Keeper
 from rlenv_train.progress import Underway, driving, plot_text
-from rlenv_train.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
 from rlenv_trl.rollout import Rollout, rlenv_reward
 
 RUN: Final[Mapping[str, Any]] = {
@@ -123,15 +121,11 @@ def overrides_of(items: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `run.key=value` and `key=value` say: rlenv's own part, and keys of `GRPOConfig`.
 
     Raises:
-        UsageError: rlenv's own part has no such key, or a value is not YAML.
+        UsageError: rlenv's own part has no such key, or a value cannot be read.
     """
     own, keys = dict(RUN), dict[str, Any]()
     for item in items:
-        key, _, text = item.partition("=")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"{item}: the value is not YAML", hint="put quotes around it") from error
+        key, value = read_override(item)
         if not key.startswith("run."):
             keys[key] = value
         elif (key := key.removeprefix("run.")) in RUN:

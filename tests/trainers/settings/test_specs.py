@@ -11,7 +11,7 @@ import yaml
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.tasks.rows import PASS
-from rlenv_train.specs import load_specs, spec_and_overrides
+from rlenv_train.specs import load_specs, read_override, spec_and_overrides
 from rlenv_verl.run.inputs import mixed_rows, rows_by_weight, validation_rows
 from rlenv_verl.run.train import main
 
@@ -154,3 +154,17 @@ def test_a_dry_run_of_two_specs_writes_a_loop_for_each(tmp_path: Path) -> None:
     assert loops[0]["failures"] == {"turns": "mask"}
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"] == "rlenv/first"
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [("k=1e-6", 1e-6), ("k=5E4", 5e4), ("k=", None), ("k=null", None), ("k=[1, a=b]", [1, "a=b"]), ("k=a=b", "a=b")],
+)
+def test_a_value_of_an_override_is_read_as_those_of_set_are(item: str, value: object) -> None:
+    """YAML 1.1 takes `1e-6` for a text, which a trainer meets minutes later."""
+    assert read_override(item) == ("k", value)
+
+
+def test_a_value_that_cannot_be_read_is_refused_with_its_item() -> None:
+    with pytest.raises(UsageError, match=r"run\.failures=\{a: the value cannot be read"):
+        read_override("run.failures={a")

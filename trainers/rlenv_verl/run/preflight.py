@@ -29,7 +29,7 @@ from rlenv.preflight import (
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind, load_tokenizer
 from rlenv.tokens.encoder import History
-from rlenv_train.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
 from rlenv_verl.run import Run
 from rlenv_verl.run.model import lacking_of
 from rlenv_verl.run.prepare import preset_of
@@ -222,7 +222,7 @@ def laid_out(items: Sequence[str]) -> dict[str, Any]:
     """
     tree: dict[str, Any] = {}
     for item in items:
-        path, sign, text = item.partition("=")
+        path, sign, _ = item.partition("=")
         if not sign:
             raise UsageError(f"{item}: expected KEY=VALUE, such as data.max_response_length=8192")
         *parents, last = path.lstrip("+~").split(".")
@@ -232,10 +232,7 @@ def laid_out(items: Sequence[str]) -> dict[str, Any]:
             if not isinstance(known, dict):
                 raise UsageError(f"{item}: {parent} is a value and has no keys")
             inner = known
-        try:
-            inner[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"{item}: the value cannot be read: {error}") from error
+        inner[last] = read_override(item)[1]
     return tree
 
 

@@ -22,10 +22,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from rlenv.errors import Finding, SpecError, UsageError, all_known, did_you_mean
 from rlenv.language.document import SourceDocument, parse_source
+from rlenv_train.specs import read_override
 from rlenv_verl.settings import THREAD_VARIABLES, algorithm_names, names_in, preset_names, thread_variables
 from rlenv_verl.settings.checks import RUN_KEYS, RUN_NEEDED, SFT_KEYS, Check, preset_faults
 
@@ -283,12 +282,12 @@ def _with_run(preset: Preset, items: Sequence[str], keys: Mapping[str, Check]) -
         if not item.startswith("run."):
             others.append(item)
             continue
-        path, _, text = item.partition("=")
+        path, value = read_override(item)
         first, *rest = path.split(".")[1:]
         if first not in run:
             hint = did_you_mean(first, run, otherwise=f"there are {', '.join(sorted(run))}", prefix="run.")
             raise UsageError(f"no key '{path}' in the preset's own part", hint=hint)
-        run[first] = _put(run[first], rest, yaml.safe_load(text))
+        run[first] = _put(run[first], rest, value)
         given.add(first)
         expected, fits = keys.get(first, ("", None))
         if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
