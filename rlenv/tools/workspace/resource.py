@@ -122,6 +122,7 @@ class Workspace(Told):
     boots: int = 0
     _machine: Machine | None = None
     _looking: asyncio.Future[None] | None = None
+    _ending: asyncio.Future[None] | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -214,9 +215,11 @@ class Workspace(Told):
         return machine
 
     async def _end(self) -> None:
-        machine, self._machine = self._machine, None  # also where ending it is cancelled
+        machine, self._machine = self._machine, None
         if machine is not None:
-            await machine.end()
+            self._ending = asyncio.ensure_future(machine.end())
+        if self._ending is not None:  # to its end, whoever is cancelled meanwhile: the next one to ask waits for it
+            await asyncio.shield(self._ending)
 
     async def freeze(self) -> None:
         """Ends all processes: nothing changes the layer any more."""

@@ -301,7 +301,7 @@ def own(path: Path, user: Sequence[str] = ROOT) -> None:
 def made_here() -> Path:
     """A new folder for a machine, named after this process."""
     swept_once()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-"))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-{_namespace()}-"))
 
 
 def guard(folder: Path) -> None:
@@ -336,19 +336,42 @@ def swept() -> None:
     """Removes the machines' folders of processes that were killed."""
     mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        found = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)-.*", path.name)
-        if found is not None and found[2] != _begun(int(found[1])) and path.lstat().st_uid in mine:
+        if _is_left(path.name) and path.lstat().st_uid in mine:
             remove(path)
     for folder in groups(f"{_PREFIX}*"):
-        found = re.search(rf"{_PREFIX}(\d+)-(\d+)-", str(folder))
-        if found is None or found[2] != _begun(int(found[1])):
+        if _is_left(str(folder)):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-def _begun(pid: int) -> str:
-    """When a process began, in ticks of the system since its start; "" where there is none."""
+def _is_left(name: str) -> bool:
+    """True where the process that a folder is named after has ended; one that cannot be looked at counts as alive.
+
+    Containers that share a temporary folder have processes of their own by the same numbers.
+    """
+    owner = re.search(rf"{_PREFIX}(\d+)-(\d+)-(?:(\d+)-)?", name)
+    if owner is None or owner[3] not in (None, _namespace()):
+        return False
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return owner[2] != _begun(int(owner[1]))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     except (OSError, IndexError):
-        return ""
+        return False
+
+
+def _namespace() -> str:
+    """The number of this process's namespace of processes, "0" where it cannot be told."""
+    try:
+        return re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        return "0"
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in ticks of the system since its start.
+
+    Raises:
+        OSError: it has ended, or cannot be looked at.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]

@@ -16,7 +16,7 @@ import pytest
 from rlenv.errors import ResourceError, UsageError
 from rlenv.tools.workspace.machine import MachineFailed, own
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import swept
+from rlenv.tools.workspace.starters import groups, remove, swept
 from tests.support.machines import children, compiled, killed_at_first, opened, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -164,6 +164,7 @@ def test_jobs_that_write_beyond_it_between_two_commands_are_stopped(reachable: P
                 await asyncio.sleep(0.05)
 
     opened(reachable, work, disk_mb=2)
+    assert groups(f"rlenv-machine-{os.getpid()}-*") == []  # who had begun to end it was cancelled
 
 
 def test_a_policys_terminals_are_bounded_for_it_alone(reachable: Path) -> None:  # noqa: F811
@@ -216,7 +217,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next(reachable: Path) -> N
     ended.wait()
     left = Path(tempfile.gettempdir()) / f"rlenv-machine-{ended.pid}-1-x"
     again = Path(tempfile.gettempdir()) / f"rlenv-machine-{os.getpid()}-1-x"  # another process had this number
-    for folder in (left, again):
+    others = left.with_name(f"rlenv-machine-{ended.pid}-1-7-x")  # of a process of another namespace, which may live
+    for folder in (left, again, others):
         (folder / "layer" / "closed").mkdir(parents=True)
         (folder / "layer" / "closed").chmod(0)
         own(folder)
@@ -224,8 +226,12 @@ def test_what_a_killed_process_left_is_removed_by_the_next(reachable: Path) -> N
     async def work(workspace: Workspace) -> None:
         swept()
         assert (left.exists(), again.exists(), workspace.folder.exists()) == (False, False, True)
+        assert others.exists()
 
-    opened(reachable, work)
+    try:
+        opened(reachable, work)
+    finally:
+        remove(others)
 
 
 @pytest.mark.parametrize(
