@@ -181,9 +181,9 @@ EPISODES = [
 
 
 def test_every_rule_and_every_kind_has_its_rows() -> None:
-    assert set(registry.names("rules")) == EPISODE.keys() | {"python"}
+    assert set(registry.names("rules")) == EPISODE.keys() | {"python", "reasoning_gym"}
     assert set(registry.names("rewards")) == {"rule", "verify", "state", "judge", "group", "tests", "workspace"}
-    assert {"python", "judge", "tests", "workspace"} == ELSEWHERE.keys()
+    assert {"python", "reasoning_gym", "judge", "tests", "workspace"} == ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize(("rule", "row", "reason"), EPISODES)

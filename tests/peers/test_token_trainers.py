@@ -64,4 +64,4 @@ def test_skyrl_gets_the_rows_of_an_episode_and_the_others_mean_for_one_without_a
         assert skyrl["loss_masks"][at] == ([0] * len(alone["mask"]) if at == 1 else alone["mask"])
         assert len(skyrl["rewards"][at]) == len(alone["mask"])
     assert [sum(one) for one in skyrl["rewards"]] == [1.5, 1.5, 1.5]
-    assert skyrl["stop_reasons"] == ["stop"] * 3
+    assert skyrl["stop_reasons"] == ["stop", "length", "stop"]  # one that has failed counts as cut

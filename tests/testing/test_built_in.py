@@ -183,6 +183,22 @@ async def of_files(folder: Path) -> AsyncIterator[dict[str, Any]]:
     }
 
 
+@asynccontextmanager
+async def of_verl(folder: Path) -> AsyncIterator[dict[str, Any]]:
+    pytest.importorskip("verl.tools.function_tool")
+    (folder / "their_functions.py").write_text(
+        "from verl.tools.function_tool import function_tool\n\n"
+        "@function_tool\ndef shouted(text: str) -> str:\n"
+        '    """Shouts.\n\n    Args:\n        text: what is shouted\n    """\n    return text.upper()\n'
+    )
+    yield {
+        "base": folder,
+        "tool": {"kind": "verl", "functions": "their_functions.py"},
+        "good": [{"text": "a"}],
+        "bad": [{}],
+    }
+
+
 TEXT = {"text": "string"}
 Opens = Callable[[Path], AbstractAsyncContextManager[dict[str, Any]]]
 TOOLS: dict[str, Opens] = {
@@ -233,6 +249,7 @@ TOOLS: dict[str, Opens] = {
         bad=[{}, {"query": 3}],
     ),
     "sql": of_sql,
+    "verl": of_verl,
 }
 
 
@@ -358,6 +375,7 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "value": {"keys": {"value": "{{ (turn + 1) / 2 }}"}, "contexts": [reward_context(answer="4", turns=CALLED)]},
     "valid_calls": {"contexts": [reward_context(answer="4", turns=CALLED), *answers("4")]},
+    "reasoning_gym": {"contexts": [reward_context(answer="4", task={"reasoning_gym": {"dataset": "chain_sum"}})]},
     "verl_dapo": {**MATHS, **SIGNED},
     "verl_math": MATHS,
 }

@@ -44,7 +44,7 @@ def test_the_time_of_reading_grows_as_the_text_does(unit: str, is_open: bool) ->
             taken.append(time.thread_time() - began)
         return min(taken)
 
-    assert seconds(160_000) < 0.01 or seconds(160_000) < 10 * seconds(20_000)  # 64 times, if by the square
+    assert seconds(160_000) < 0.01 or seconds(160_000) < 30 * seconds(20_000)  # 64 times, if by the square
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from rlenv.tools.workspace.starters import (
     start_of,
 )
 
-__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root", "own"]
+__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root", "Verified", "own"]
 
 _KEPT: Final = 65_536
 """Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
@@ -129,6 +129,14 @@ class _Output:
     def ran(self, code: int | None, why: Literal["", "late", "ended", "cut"] = "") -> Ran:
         self._cut(self.most)
         return Ran(code, bytes(self.data), self.dropped, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The end of tests: how their command ended, and those of the files asked for that they left."""
+
+    ran: Ran
+    files: Mapping[str, bytes]
 
 
 class Machine:

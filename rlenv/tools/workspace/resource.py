@@ -27,7 +27,7 @@ from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
 from rlenv.tools.workspace.layer import GIVEN, Told, content, kept_of, laid, published, unlink_hidden, written_to
-from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, Verified, own
 from rlenv.tools.workspace.starters import check_sandbox, guard, made_here, needs, remove
 
 __all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
@@ -80,14 +80,6 @@ class WorkspaceSpec(ResourceSpec):
     """What the episode may write."""
     most_processes: Annotated[Int, Field(ge=8)] = 256
     """Processes and threads at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The end of tests: how their command ended, and those of the files asked for that they left."""
-
-    ran: Ran
-    files: Mapping[str, bytes]
 
 
 @dataclass(slots=True)

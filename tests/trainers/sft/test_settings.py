@@ -90,17 +90,6 @@ def test_a_supervised_run_is_not_listed_and_said_to_be_one(
     assert "is a supervised run (stopped), which keeps no episodes" in capsys.readouterr().err
 
 
-def test_a_run_that_an_older_version_wrote_is_read(data: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    run = planned(data, tiny_folder, tmp_path / "out")
-    path = run.folder / "run.json"
-    fields = json.loads(path.read_text())
-    for name in ("spec", "specs", "environments", "policy", "facts", "command", "state", "ended"):
-        del fields[name]
-    fields["environment"] = fields.pop("variables")
-    path.write_text(json.dumps({**fields, "version": 1}))
-    assert SftRun.load(run.folder).environment == run.environment
-
-
 def test_several_gpus_are_started_by_torchrun(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
