@@ -272,8 +272,11 @@ def groups(pattern: str) -> list[Path]:
     """The cgroups of machines by the pattern of their names, those within others first."""
     if os.geteuid():
         return []
-    tops = [*_GROUPS.glob(pattern), *_GROUPS.glob(f"*/{pattern}")]
-    return [one for top in tops for one in (*sorted(top.glob("**/"), reverse=True),)]
+    held: list[Path] = []
+    for top in (*_GROUPS.glob(pattern), *_GROUPS.glob(f"*/{pattern}")):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+            held += sorted(top.glob("**/"), reverse=True)
+    return held
 
 
 def _outer() -> list[str]:
