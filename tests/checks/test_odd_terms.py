@@ -584,10 +584,6 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "answer-form",
         judged() | {"prompt.system": "Solve it.", "rewards": None, "success": "good >= 1"},
     ),
-    "another language": (
-        "other-rule",
-        {"prompt.system": "Write Rust between <answer> and </answer>.", "rewards.t": TESTS | {"calls": CASES}},
-    ),
     "tests that are all the same": ("constant-gold", {"rewards.t": TESTS | {"calls": [CASES[0]] * 3}}),
     # forms of golds
     # what prompts make of columns
