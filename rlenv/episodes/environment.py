@@ -79,7 +79,7 @@ class Environment:
         self.players = self.parts.simulated if isinstance(self.parts.simulated, Players) else None
         """The players of an episode, where it has several."""
         self.opponent = None if self.players is None else opponent_of(self)
-        """The policy that plays the others; None where whoever plays the first does."""
+        """Who plays the others; None where whoever plays the first does."""
         self.has_ends = bool(self.parts.row_tools or self.players)
         self.has_ends = self.has_ends or any(tool.ends for tool in self.parts.tools.values())
         """True where a call may end the episode."""
@@ -257,7 +257,7 @@ class Environment:
             cut: how long results are cut, such as by a bound tokenizer's tokens; by characters otherwise.
             opening: the words of a user who speaks first, where they are known; the user is asked otherwise.
             others: who plays the other players, where there are several: a policy, or what plays an episode to its end.
-                By default the spec's opponent does, and chance where it has none (`RandomPolicy`).
+                By default the spec's opponent does, and chance where it has none.
 
         Raises:
             UsageError: no such split or row. The episode of a row that cannot be read fails as it opens.

@@ -8,6 +8,7 @@ are tasks beside it, and end with it. When one has ended all end, and a failure 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,9 +20,9 @@ from rlenv.episodes.rollout import drive
 from rlenv.episodes.tools import EpisodeReward, EpisodeTools, end_of
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.language.templates import TemplateError
-from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
+from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy
-from rlenv.policies.scripted import RandomPolicy
+from rlenv.policies.scripted import FunctionPolicy, random_call
 from rlenv.rewards.answer import GivenAnswer
 from rlenv.secrets import redact
 from rlenv.trajectory import Record, Trajectory
@@ -31,11 +32,13 @@ from rlenv.users.kinds import Players
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
 
-__all__ = ["Seat", "Seated", "Seating", "opponent_of", "played_by", "seated"]
+__all__ = ["Seat", "Seated", "Seating", "by_chance", "opponent_of", "played_by", "seated"]
 
 Seat = Callable[["Seated"], Awaitable[object]]
 """Plays the episode of another player, which is not open yet, to its end."""
 
+_MOST_DRAWN = 1000
+"""Calls that are drawn by chance for one that was not refused yet."""
 _BEGINS, _YOUR_TURN = "(The conversation begins.)", "(It is your turn.)"
 
 
@@ -49,12 +52,40 @@ def played_by(policy: Policy) -> Seat:
     return play
 
 
-def opponent_of(environment: Environment) -> Policy | None:
-    """The policy that a spec names for the other players; None where whoever plays the first plays them."""
+async def by_chance(episode: Seated) -> None:
+    """Plays another player's episode by chance, to the end of the game: it never answers, and calls as schemas allow.
+
+    No call is made again once it was refused, unless no other can be drawn. It speaks where a message passes the turn
+    on, or where there is no tool.
+    """
+    spec, rng = episode.environment.spec, random.Random(f"{episode.seed}:{episode.task_index}:{episode.task['player']}")
+    speaks = episode.table.passes_by_speaking and spec.answer.from_ != "final_message"
+    refused: list[ToolCall] = []
+
+    async def act(messages: Sequence[Message]) -> str:
+        turn, tools = episode.turns[-1:], episode.tool_schemas
+        pairs = [pair for one in turn for pair in zip(one.parsed.calls, one.results, strict=False)]
+        refused.extend(_bare(call) for call, result in pairs if isinstance(call, ToolCall) and result.is_error)
+        if not tools or (speaks and rng.random() < 0.5):
+            return rng.choice(("Yes.", "No.", "Why?", "The river."))
+        drawn = (random_call(tools, rng) for _ in range(_MOST_DRAWN))
+        call = next((call for call in drawn if call not in refused), None) or random_call(tools, rng)
+        return episode.environment.parts.dialect.render_action(Message("assistant", "", (call,)))
+
+    chance: Any = FunctionPolicy(act)
+    await played_by(chance)(episode)
+
+
+def _bare(call: ToolCall) -> ToolCall:
+    return ToolCall(call.name, call.arguments)
+
+
+def opponent_of(environment: Environment) -> Policy | Seat | None:
+    """Who plays the other players by the spec; None where whoever plays the first does."""
     name = getattr(environment.spec.user, "opponent", "self")
     if name == "oracle":
         return environment.oracle()
-    return RandomPolicy(environment.parts.dialect, environment.spec.answer) if name == "random" else None
+    return by_chance if name == "random" else None
 
 
 def seated(episode: Seated, others: Policy | Seat | None) -> Seated:
@@ -68,7 +99,7 @@ def seated(episode: Seated, others: Policy | Seat | None) -> Seated:
     if (name := episode.task.get("player")) not in players.roles:
         hint = f"give the row 'player': one of {', '.join(players.roles)}"
         raise UsageError(f"the row's player is {name!r}", hint=hint)
-    play = others or environment.opponent or RandomPolicy(environment.parts.dialect, environment.spec.answer)
+    play = others or environment.opponent or by_chance
     episode.table = Seating(players, episode, play if callable(play) else played_by(play))
     return episode
 
@@ -186,6 +217,11 @@ class Seating:
         self._error: Exception | None = None
         self._moved = asyncio.Event()
         self._waiting: set[str] = set()
+
+    @property
+    def passes_by_speaking(self) -> bool:
+        """True where a message without a call passes the turn on."""
+        return self._players.next is None
 
     @property
     def ended(self) -> tuple[Trajectory, ...]:

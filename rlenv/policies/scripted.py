@@ -24,7 +24,8 @@ from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies import base as golds
 from rlenv.policies.base import PolicyContext
 
-__all__ = ["Act", "FunctionPolicy", "OraclePolicy", "OracleSession", "RandomPolicy", "ScriptPolicy", "random_value"]
+__all__ = ["Act", "FunctionPolicy", "OraclePolicy", "OracleSession", "RandomPolicy", "ScriptPolicy", "random_call"]
+__all__ += ["random_value"]
 
 
 def oracle_function(spec: OracleFunction, *, base: Path) -> tuple[Callable[..., Any] | None, tuple[str, ...]]:
@@ -266,6 +267,12 @@ def random_value(schema: Mapping[str, Any] | bool, rng: random.Random, *, depth:
     return " ".join(rng.choice(_WORDS) for _ in range(rng.randint(1, 4)))
 
 
+def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random) -> ToolCall:
+    """A call of one of the tools, whose arguments fit its schema as far as `random_value` does."""
+    function = rng.choice(list(tools))["function"]
+    return ToolCall(function["name"], random_value(function["parameters"], rng))
+
+
 class RandomPolicy:
     """Random well-formed calls, random answers and now and then rubbish; equal seeds act equally."""
 
@@ -286,9 +293,7 @@ class RandomPolicy:
     def _act(self, rng: random.Random, context: PolicyContext) -> str:
         choice = rng.random()
         if choice < 0.6 and context.tools:
-            function = rng.choice(list(context.tools))["function"]
-            call = ToolCall(function["name"], random_value(function["parameters"], rng))
-            return self._dialect.render_action(Message("assistant", "", (call,)))
+            return self._dialect.render_action(Message("assistant", "", (random_call(context.tools, rng),)))
         if choice < 0.7:
             return "".join(rng.choice(string.printable) for _ in range(rng.randint(0, 60)))
         guess = str(rng.randint(0, 9999)) if rng.random() < 0.5 else rng.choice(_WORDS)

@@ -136,6 +136,26 @@ def test_what_one_player_wins_the_other_loses(game: str, seat: int) -> None:
         assert len(rewards(one)) == 2
 
 
+@pytest.mark.parametrize("game", GAMES)
+def test_an_opponent_by_chance_plays_to_the_end(game: str) -> None:
+    environment = load(game, set={"user.opponent": "random"})
+    jobs = [Job("train", index % 28, seed=index) for index in range(200)]
+    ended = asyncio.run(rollout(environment, environment.oracle(), jobs))
+    others = [other for one in ended for other in one.others]
+    assert {one.reason for one in (*ended, *others)} <= {"tool", "user"}  # a move, or nobody's turn
+    assert all(turn.parsed.calls for other in others for turn in other.turns)
+    refused = [[turn.action for turn in other.turns if turn.results[0].is_error] for other in others]
+    assert any(refused) or game == "kuhn-poker"
+    assert all(one.count(call) == 1 for one in refused for call in one)
+
+
+def test_an_opponent_by_chance_speaks_where_a_message_passes_the_turn_on_and_answers_nothing(tmp_path: Path) -> None:
+    environment = made(tmp_path, TALK.replace("roles:", "opponent: random, roles:"))
+    ended = played(environment, Says(buyer=["2?", "3!", "4!"], seller=[], judge=[]))
+    assert [len(one.turns) for one in all_of(ended).values()] == [3, 2, 2]
+    assert {one.answer for one in ended.others} == {None}
+
+
 def test_perfect_play_never_loses_at_tic_tac_toe() -> None:
     for opponent in ("self", "random"):
         environment = load("tic-tac-toe", set={"user.opponent": opponent})

@@ -187,6 +187,11 @@ def test_the_other_players_may_be_played_by_any_policy_and_the_run_says_so(tmp_p
     assert lock["policy"] == {"kind": "oracle", "opponent": {"kind": "stops"}}
 
 
+def test_an_opponent_by_chance_is_the_specs_own() -> None:
+    done = rlenv.evaluate("tic-tac-toe", "oracle", opponent="random")
+    assert {other.answer for one in done.trajectories for other in one.others} == {None}
+
+
 def test_an_opponent_is_refused_where_there_is_no_other_player() -> None:
     with pytest.raises(rlenv.errors.UsageError, match="several players"):
         rlenv.evaluate("arithmetic", opponent="random")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -146,6 +148,21 @@ def test_one_may_be_started_from(
     environment = load(folder / "mine.yaml", set=_limits(name, 1))
     assert environment.spec.name == "mine"
     _check_oracle(environment, play_oracle, assert_all_earn_maximum)
+
+
+def test_the_overrides_that_the_page_names_are_keys_of_their_environments(root: Path) -> None:
+    page = (root / "docs/guides/environments.md").read_text("utf-8")
+    sections = [(section.partition("\n")[0].split(), section) for section in page.split("\n## ")]
+    overrides = [
+        (name, *shlex.split(" ".join(words.split()))[0].split("=", 1))
+        for title, section in sections
+        for name in shipped()
+        if name in title
+        for words in re.findall(r"--set\s+('[^']*'|[^\s`]+)", section)
+    ]
+    assert {name for name, *_ in overrides} >= GAMES
+    for name, key, value in overrides:
+        load_spec(shipped()[name], set={key: value})
 
 
 def test_the_shipped_data_are_what_the_generator_makes(root: Path) -> None:
