@@ -78,7 +78,7 @@ def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
     places: dict[str | int, tuple[str, ...]] = {
         "prompt": _PROMPT,
         "observation": _OBSERVATION,
-        "resources": _WORLD if kind == "gymnasium" and path[-1] == "text" else _RESOURCE,
+        "resources": _WORLD if kind in ("gymnasium", "openenv") and path[-1] == "text" else _RESOURCE,
         "rewards": _JUDGE if kind == "judge" else _REWARD,
         "tools": ("task", "vars"),  # and what its kind adds
         "user": _PLAYERS.get(str(path[1]), _USER) if path[1:] else _USER,

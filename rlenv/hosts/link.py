@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,18 +14,19 @@ import aiohttp
 import orjson
 
 from rlenv.episodes.episode import Episode
-from rlenv.errors import EpisodeError
+from rlenv.errors import EpisodeError, UsageError
 from rlenv.hosts import wire
 
 if TYPE_CHECKING:
     from rlenv.hosts.remote import RemoteEnvironment
 
-__all__ = ["Link", "Socket"]
+__all__ = ["Door", "Link", "Refused", "Socket"]
 
 REASON: Final = "remote"
 """Why an episode ended whose server did not answer, or had forgotten it."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 CARD_S: Final = 30.0
+_START_S: Final = 20.0
 _IDLE_S: Final = 10.0
 """A connection without an episode is kept so long: it has a place of the server's."""
 _BEAT_S: Final = 20.0
@@ -51,10 +54,10 @@ class Socket:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def opened(cls, client: aiohttp.ClientSession, url: str) -> Socket:
+    async def opened(cls, client: aiohttp.ClientSession, url: str, most_bytes: int) -> Socket:
         """Connects; raises as aiohttp does."""
         async with asyncio.timeout(CARD_S):
-            return cls(await client.ws_connect(url, heartbeat=_BEAT_S, max_msg_size=_MOST_BYTES, compress=0))
+            return cls(await client.ws_connect(url, heartbeat=_BEAT_S, max_msg_size=most_bytes, compress=0))
 
     @property
     def is_closed(self) -> bool:
@@ -125,6 +128,104 @@ class Socket:
         self._reading.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The way into a server, which is asked again where it is full or is being started: with growing waits, each time
+    otherwise, so that clients that were refused together come back one by one. `patience_s` is for how long."""
+
+    url: str
+    headers: Mapping[str, str]
+    patience_s: float
+
+    async def fetched(self, path: str) -> Any:
+        """What the server answers to a GET of this path, from one that is just being started too.
+
+        Raises:
+            UsageError: there is none, or it refuses.
+        """
+        until = time.monotonic() + min(self.patience_s, _START_S)
+        while True:
+            try:
+                return await self._fetched(path)
+            except UsageError as error:
+                if not isinstance(error.__cause__, (OSError, TimeoutError)) or time.monotonic() > until:
+                    raise
+                await asyncio.sleep(_FIRST_WAIT_S)
+
+    async def _fetched(self, path: str) -> Any:
+        timeout = aiohttp.ClientTimeout(total=CARD_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self.headers, timeout=timeout) as client,
+                client.get(f"{self.url}{path}") as response,
+            ):
+                text = await response.text()
+                if response.status != 200:
+                    raise UsageError(f"{self.url} answers with status {response.status}: {text[:200]}")
+                return orjson.loads(text)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            hint = "start it with `rlenv serve SPEC`"
+            raise UsageError(f"there is no environment at {self.url} ({type(error).__name__})", hint=hint) from error
+
+    async def connected(self, client: aiohttp.ClientSession, until: float, *, most_bytes: int = _MOST_BYTES) -> Socket:
+        """A new socket, once the server is there.
+
+        Args:
+            until: how long it is waited for, on the clock of `time.monotonic()`.
+            most_bytes: a longer message of the server's closes it.
+
+        Raises:
+            EpisodeError: it was not there until then, or lets nobody in.
+        """
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await Socket.opened(client, f"{self.url}/ws", most_bytes)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                status = getattr(error, "status", 0)
+                if status in (401, 403, 404):
+                    raise EpisodeError(f"{self.url} answers with status {status}", reason=REASON) from error
+                await self._back_off(wait_s, until, f"{type(error).__name__}")
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def begun(
+        self, connect: Callable[[float], Awaitable[Socket]], data: Mapping[str, Any], *, timeout_s: float
+    ) -> tuple[Socket, dict[str, Any]]:
+        """A socket with an episode, and what the server says of its beginning.
+
+        Args:
+            connect: gives a socket without an episode, for at most as long as it is told.
+            data: of the reset.
+
+        Raises:
+            EpisodeError: the server took none in time, or does not begin this one.
+        """
+        until = time.monotonic() + self.patience_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            socket = await connect(until)
+            try:
+                return socket, await socket.ask("reset", data, timeout_s=timeout_s)
+            except Refused as error:
+                await socket.aclose()
+                if error.code not in _BUSY and "ending" not in str(error):
+                    raise EpisodeError(f"{self.url}: {error}", reason=REASON) from error
+                why = str(error)
+            except (ConnectionError, TimeoutError) as error:
+                await socket.aclose()
+                why = f"{type(error).__name__}: {error}"
+            except BaseException:
+                await socket.aclose()
+                raise
+            await self._back_off(wait_s, until, why)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _back_off(self, wait_s: float, until: float, why: str) -> None:
+        if time.monotonic() + wait_s > until:
+            raise EpisodeError(f"{self.url} took no episode within {self.patience_s:g} s: {why}", reason=REASON)
+        await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+
+
 @dataclass(eq=False)
 class Link:
     """The server's side of one episode."""
@@ -135,30 +236,11 @@ class Link:
 
     async def reset(self, episode: Episode, *, counts_tokens: bool) -> dict[str, Any]:
         """Opens the episode at the server; asks again where it is full, or the socket was lost meanwhile."""
-        until = time.monotonic() + self.environment.patience_s
         place = {"split": episode.split, "task": episode.task_index, "seed": self.seed}
-        ours = {wire.OURS: {"counts_tokens": counts_tokens}}
-        wait_s = FIRST_WAIT_S
-        while True:
-            socket = await self.environment.connected(until)
-            try:
-                data = await socket.ask("reset", {**place, **ours}, timeout_s=_limit_of(episode))
-            except Refused as error:
-                await socket.aclose()
-                if error.code not in _BUSY and "ending" not in str(error):
-                    raise EpisodeError(f"{self.environment.url}: {error}", reason=REASON) from error
-                why = str(error)
-            except (ConnectionError, TimeoutError) as error:
-                await socket.aclose()
-                why = f"{type(error).__name__}: {error}"
-            except BaseException:
-                await socket.aclose()
-                raise
-            else:
-                self.socket = socket
-                return data
-            await self.environment.back_off(wait_s, until, why)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        data = {**place, wire.OURS: {"counts_tokens": counts_tokens}}
+        environment = self.environment
+        self.socket, told = await environment.door.begun(environment.connected, data, timeout_s=_limit_of(episode))
+        return told
 
     async def ask(self, kind: str, data: Any, episode: Episode) -> dict[str, Any]:
         """The server's answer in a running episode.

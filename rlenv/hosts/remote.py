@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-import orjson
 
 from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet
@@ -27,7 +25,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.hosts import wire
-from rlenv.hosts.link import CARD_S, FIRST_WAIT_S, LONGEST_WAIT_S, REASON, Link, Socket
+from rlenv.hosts.link import REASON, Door, Link, Socket
 from rlenv.language.expressions import EpisodeLimits
 from rlenv.language.loader import load_document, loaded_of
 from rlenv.messages import Message, Observation, Sampled
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteEnvironment"]
 
-_START_S: Final = 20.0
 VARIABLE: Final = "RLENV_TOKEN"
 
 
@@ -66,8 +63,7 @@ class RemoteEnvironment(Environment):
     def __init__(self, url: str, *, token: str | None = None, patience_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
         token = os.environ.get(VARIABLE, "") if token is None else token
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.patience_s = patience_s
+        self.door = Door(self.url, {"Authorization": f"Bearer {token}"} if token else {}, patience_s)
         self._card: Mapping[str, Any] = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
         self.loaded = replace(self.loaded, digest=str(self._card["digest"]))
@@ -77,30 +73,7 @@ class RemoteEnvironment(Environment):
         self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def _fetched(self) -> Mapping[str, Any]:
-        """The server's card, from a server that is just being started too."""
-        until = time.monotonic() + min(self.patience_s, _START_S)
-        while True:
-            try:
-                return await self._asked()
-            except UsageError as error:
-                if not isinstance(error.__cause__, (OSError, TimeoutError)) or time.monotonic() > until:
-                    raise
-                await asyncio.sleep(FIRST_WAIT_S)
-
-    async def _asked(self) -> Mapping[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=CARD_S)
-        try:
-            async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as client,
-                client.get(f"{self.url}/card") as response,
-            ):
-                text = await response.text()
-                if response.status != 200:
-                    raise UsageError(f"{self.url} answers with status {response.status}: {text[:200]}")
-                card = orjson.loads(text)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            hint = "start it with `rlenv serve SPEC`"
-            raise UsageError(f"there is no environment at {self.url} ({type(error).__name__})", hint=hint) from error
+        card = await self.door.fetched("/card")
         if not isinstance(card, dict) or not {"spec", "rewards", "splits", "tools", "digest"} <= card.keys():
             raise UsageError(f"{self.url} serves no environment of this version of rlenv")
         return card
@@ -164,26 +137,7 @@ class RemoteEnvironment(Environment):
         while idle:
             if not (socket := idle.pop()).is_closed:
                 return socket
-        wait_s = FIRST_WAIT_S
-        while True:
-            try:
-                return await Socket.opened(self._client(loop), f"{self.url}/ws")
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                status = getattr(error, "status", 0)
-                if status in (401, 403, 404):
-                    raise EpisodeError(f"{self.url} answers with status {status}", reason=REASON) from error
-                await self.back_off(wait_s, until, f"{type(error).__name__}")
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-    async def back_off(self, wait_s: float, until: float, why: str) -> None:
-        """Waits about so long, each time otherwise: clients that were refused together come back one by one.
-
-        Raises:
-            EpisodeError: it is too late to try again.
-        """
-        if time.monotonic() + wait_s > until:
-            raise EpisodeError(f"{self.url} took no episode within {self.patience_s:g} s: {why}", reason=REASON)
-        await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+        return await self.door.connected(self._client(loop), until)
 
     def put_back(self, socket: Socket) -> None:
         """Keeps a socket for the next episode of its event loop."""
@@ -198,7 +152,7 @@ class RemoteEnvironment(Environment):
             for gone in [one for one in self._clients if one.is_closed()]:
                 del self._clients[gone]
             connector = aiohttp.TCPConnector(limit=0)
-            client = self._clients[loop] = aiohttp.ClientSession(headers=self._headers, connector=connector)
+            client = self._clients[loop] = aiohttp.ClientSession(headers=self.door.headers, connector=connector)
         return client
 
     async def aclose(self) -> None:

@@ -115,6 +115,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
         "model": "rlenv.tools.model:MODEL",
+        "openenv": "rlenv.hosts.openenv:TOOL",
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",
         "sql": "rlenv.tools.sql:KIND",
@@ -123,6 +124,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     "resources": {
         "duckdb": "rlenv.resources.sql.duckdb:KIND",
         "gymnasium": "rlenv.tools.gymnasium:RESOURCE",
+        "openenv": "rlenv.hosts.openenv:RESOURCE",
         "python": "rlenv.resources.base:PYTHON",
         "sqlite": "rlenv.resources.sql.sqlite:KIND",
         "tempdir": "rlenv.resources.base:TEMPDIR",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from rlenv.endpoints import Endpoint
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import nest
 from rlenv.errors import MissingExtra
 from rlenv.language.kinds import BUILT_IN, Group
@@ -41,7 +42,8 @@ from rlenv.testing.rewards import reward_context, turn
 from rlenv.testing.tools import context, fake_tool
 from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory
 from rlenv.users.base import UserContext
-from tests.support.environments import Make, shipped_names
+from tests.hosts.serving import serving
+from tests.support.environments import BASE, Make, shipped_names
 
 SERVERS = Path(__file__).parents[1] / "tools" / "servers"
 INNER = """
@@ -65,6 +67,7 @@ def reply(message, turn):
 def score(answer):
     return float(answer == "4")
 """
+CALL = {"message": '<tool_call>\n{"name": "calculate", "arguments": {"expression": "1+1"}}\n</tool_call>'}
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -87,6 +90,7 @@ def folder(tmp_path: Path) -> Path:
     ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "inner.yaml").write_text(INNER)
+    (tmp_path / "toy.yaml").write_text(BASE.replace("turns: 4", "turns: 40"))
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     return tmp_path
 
@@ -160,6 +164,18 @@ async def of_gymnasium(folder: Path) -> AsyncIterator[dict[str, Any]]:
         "good": [{"action": 0}, {"action": 3}],
         "bad": [{}, {"action": 4}, {"action": "left"}],
     }
+
+
+@asynccontextmanager
+async def of_openenv(folder: Path) -> AsyncIterator[dict[str, Any]]:
+    with serving(load(folder / "toy.yaml")) as served:
+        entry = {"kind": "openenv", "url": served.url}
+        yield {
+            "tool": {"kind": "openenv", "resource": "world"},
+            "resources": {"world": compiled("resources", entry, base=folder)},
+            "good": [CALL, {"message": CALL["message"].replace("1+1", "2+2")}],
+            "bad": [{}, {"message": 4}, {"answer": "5"}],
+        }
 
 
 @asynccontextmanager
@@ -239,6 +255,7 @@ TOOLS: dict[str, Opens] = {
         good=[{"text": "long"}],
         bad=[{}],
     ),
+    "openenv": of_openenv,
     "python": lambda folder: alone(
         folder, tool={"kind": "python", "function": "functions.py:shout"}, good=[{"text": "a"}], bad=[{}, {"text": 1}]
     ),
@@ -292,6 +309,10 @@ RESOURCES: dict[str, dict[str, Any]] = {
         "look": lambda world: [world.text, world.steps],
         "change": lambda world: world.step(1, 0),
     },
+    "openenv": {
+        "look": lambda world: [world.text, world.steps],
+        "change": lambda world: world.step(CALL, 0, time.monotonic() + 60),
+    },
     "python": {
         "entry": {"function": "functions.py:Box"},
         "look": lambda box: box.held,
@@ -309,11 +330,15 @@ RESOURCES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", in_sandboxes("resources", "workspace"))
 def test_a_built_in_resource_keeps_the_laws(kind: str, folder: Path) -> None:
+    keys = dict(RESOURCES[kind])
+    if kind == "openenv":
+        with serving(load(folder / "toy.yaml")) as served:
+            check_resource({"kind": kind, "url": served.url}, base=folder, **keys)
+        return
     if kind == "duckdb":
         with closing(pytest.importorskip("duckdb").connect(str(folder / "toys.duckdb"))) as raw:
             raw.execute("CREATE TABLE toy (name TEXT)")
             raw.execute("INSERT INTO toy VALUES ('ball'), ('kite')")
-    keys = dict(RESOURCES[kind])
     check_resource({"kind": kind, **keys.pop("entry")}, base=folder, **keys)
 
 

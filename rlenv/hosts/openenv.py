@@ -1,0 +1,323 @@
+"""A server of OpenEnv's as a world of a spec: the resource that has an episode there, and the tool of its actions.
+
+Source: openenv 0.10.0, `core/env_server/http_server.py` and `mcp_types.py`. An environment of its tools (`list_tools`,
+`call_tool`) gives each of them; any other gives one tool, whose arguments are those of its action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final, Literal
+
+import aiohttp
+import orjson
+from pydantic import Field
+
+from rlenv._base.schemas import without_unreadable_patterns
+from rlenv.concurrency.threads import run_sync
+from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UnknownEntry, UsageError
+from rlenv.hosts.link import Door, Refused, Socket
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
+from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
+from rlenv.messages import ToolResult
+from rlenv.resources.base import ResourceContext
+from rlenv.secrets import set_aside
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
+
+__all__ = ["RESOURCE", "TOOL", "ActSpec", "OpenEnvSpec", "World"]
+
+_OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
+"""The server's words for an action that is none, or that its environment fails over."""
+_OF_THE_SERVER: Final = frozenset(("transport_error",))
+"""The same of a call to one of its tools, where it is not the call's fault."""
+_RESET_S, _BEYOND_S = 120.0, 30.0
+_MOST_BYTES: Final = 8 << 20
+_SHOWN_CHARS: Final = 2_000
+
+
+class OpenEnvSpec(ResourceSpec):
+    """A server of OpenEnv's (`rlenv serve` is one); each episode has a session of its own.
+
+    Templates and rewards read its `text`, `observation`, `info` (the answer's metadata), `total` (the sum of what its
+    steps paid), `rewards` (the same by turn), `steps`, `terminated` and `truncated`.
+    """
+
+    kind: Literal["openenv"]
+    url: Text
+    """The server's address, http:// or https://; a template over `vars`."""
+    headers: Mapping[str, Text] = Field(default_factory=dict)
+    """Headers of every request; secrets are written ${env:NAME}."""
+    reset: Mapping[str, Any] = Field(default_factory=dict)
+    """Arguments of the reset by name; texts are templates over `task` and `vars`. The episode's
+    seed is `seed`, where nothing else is."""
+    text: Text | None = None
+    """What the policy sees of a state: a template over `observation`, `info`, `task` and `vars`. By default the `text`
+    of the observation, or what a tool of the server's gave, else the observation as JSON."""
+    patience_s: Float = 60.0
+    """How long a server that is full, or is being started again, is waited for."""
+
+
+class ActSpec(ToolSpec):
+    """The actions of a server of OpenEnv's: one tool, or each of the server's own; its end is the episode's."""
+
+    kind: Literal["openenv"]
+    resource: Text
+    """The server: the name of a resource of kind openenv."""
+
+
+class World:
+    """An episode at a server: what its last answer said, and what its steps paid.
+
+    `total` is NaN while a step is under way, for ever after one that was not answered, and where the server ended the
+    episode without a reward: nobody knows what it is then. A step that says no reward paid nothing. One whose call was
+    given up goes on, and the next waits for it.
+    """
+
+    def __init__(self, socket: Socket, begun: Mapping[str, Any], show: Callable[[World], str] | None) -> None:
+        self._socket, self._show = socket, show
+        self.total, self.steps, self.rewards = 0.0, 0, dict[int, float]()
+        self._one_at_a_time, self._under_way = asyncio.Lock(), set[asyncio.Task[Any]]()
+        self._read(begun)
+
+    def _read(self, answer: Mapping[str, Any]) -> None:
+        observation = answer["observation"]
+        self.info: Mapping[str, Any] = answer.get("metadata") or observation.get("metadata") or {}
+        self.observation = {key: value for key, value in observation.items() if key != "metadata"}
+        self.truncated = bool(answer["done"]) and bool(self.info.get("truncated"))
+        self.terminated = bool(answer["done"]) and not self.truncated
+        if failure := self.info.get("failure"):
+            raise EpisodeError(f"the server failed: {failure!s:.500}", reason="resource")
+        self.text = _text_of(self.observation) if self._show is None else self._show(self)
+
+    async def step(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
+        """Takes a step; gives what it paid, None where the server does not say.
+
+        Raises:
+            ToolFailed: the server refuses the action or fails over it, and the policy is told; it paid nothing.
+            EpisodeError: the server does not answer, says that it has failed, or has not answered an earlier step.
+        """
+        stepped = asyncio.create_task(self._stepped(action, turn, deadline))
+        self._under_way.add(stepped)
+        stepped.add_done_callback(self._done)
+        return await asyncio.shield(stepped)  # a call may be given up; the server takes its step all the same
+
+    def _done(self, stepped: asyncio.Task[Any]) -> None:
+        self._under_way.discard(stepped)
+        if not stepped.cancelled():
+            stepped.exception()  # whoever called has been told, or is not there any more
+
+    def close(self) -> None:
+        """Gives up steps that are under way."""
+        for stepped in self._under_way:
+            stepped.cancel()
+
+    async def _stepped(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
+        async with self._one_at_a_time:
+            return await self._asked(action, turn, deadline)
+
+    async def _asked(self, action: Mapping[str, Any], turn: int, deadline: float) -> float | None:
+        if self.terminated or self.truncated:
+            raise ToolFailed("the episode has ended")
+        total, self.total = self.total, math.nan
+        if math.isnan(total):
+            raise EpisodeError("the server has not answered an earlier step", reason="resource")
+        try:
+            timeout_s = max(deadline - time.monotonic(), 0.0) + _BEYOND_S
+            answer = await self._socket.ask("step", action, timeout_s=timeout_s)
+            self._read(answer)
+            paid = None if (reward := answer.get("reward")) is None else float(reward)
+        except Refused as error:
+            if error.code not in _OF_THE_ACTION:
+                raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
+            self.total = total
+            raise ToolFailed(f"the action failed: {str(error)[:_SHOWN_CHARS]}") from error
+        except (OSError, TimeoutError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+            raise EpisodeError(f"the server failed: {type(error).__name__}: {error}", reason="resource") from error
+        self.steps += 1
+        if paid is not None:
+            self.rewards[turn] = self.rewards.get(turn, 0.0) + paid
+        if paid is not None or not (self.terminated or self.truncated):
+            self.total = total + (paid or 0.0)
+        return paid
+
+
+def _text_of(observation: Mapping[str, Any]) -> str:
+    """What a policy sees of an observation."""
+    held = observation.get("text")
+    if "tool_name" in observation:
+        held = observation.get("error") or observation.get("result")
+        if isinstance(held, Mapping):
+            content = [one for one in held.get("content") or () if isinstance(one, Mapping)]
+            texts = [held.get("message"), *(one.get("text") for one in content)]
+            held = "\n".join(text for text in texts if isinstance(text, str)) or held
+        return held if isinstance(held, str) else orjson.dumps(held).decode()
+    return held if isinstance(held, str) else orjson.dumps(observation).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class WorldResource:
+    """A compiled `openenv` entry. `tools` are the names, descriptions and arguments of the server's own tools; empty
+    where its action, of which `action` is the schema, is the only one."""
+
+    template_attributes: ClassVar = (
+        *("text", "observation", "info", "total", "rewards", "steps", "terminated", "truncated"),
+    )
+    name: str
+    door: Door
+    arguments: Callable[..., dict[str, Any]]
+    show: Callable[..., Callable[[World], str] | None]
+    action: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    scope: Literal["episode"] = "episode"
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> AsyncIterator[World]:
+        """A session of the server's, reset for the task; closed on leaving.
+
+        Raises:
+            ResourceError: the server is not there, has no place, or does not begin the episode.
+        """
+        values = {"task": context.task, "vars": context.vars}
+        async with aiohttp.ClientSession(headers=self.door.headers) as client:
+            try:
+                data = {"seed": context.seed, **self.arguments(**values)}
+                connect = partial(self.door.connected, client, most_bytes=_MOST_BYTES)
+                socket, begun = await self.door.begun(connect, data, timeout_s=_RESET_S)
+            except (EpisodeError, TemplateError) as error:
+                raise ResourceError(f"resource '{self.name}': {error}") from error
+            try:
+                try:
+                    world = World(socket, begun, self.show(**values))
+                except (EpisodeError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+                    raise ResourceError(f"resource '{self.name}' cannot be read: {error}") from error
+                try:
+                    yield world
+                finally:
+                    world.close()
+            finally:
+                await socket.aclose()
+
+
+def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> WorldResource:
+    """The resource of one entry. Its server is asked for its actions, so it has to run.
+
+    Raises:
+        UsageError: there is no such server, or a template does not compile.
+    """
+    if spec.scope == "process":
+        raise UsageError("a server's session is an episode's own", key="scope", hint="leave it out")
+    for key, source in texts_at("reset", spec.reset):
+        template_of(source, key=key, names=("task", "vars"))
+    text = None
+    if spec.text is not None:
+        text = template_of(spec.text, key="text", names=("observation", "info", "task", "vars"))
+    headers = {key: _filled(f"headers.{key}", value, context) for key, value in spec.headers.items()}
+    url = _filled("url", spec.url, context).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError("the address is no server's", key="url", hint="write http://HOST:PORT")
+    door = Door(url, headers, spec.patience_s)
+
+    def show(**values: Any) -> Callable[[World], str] | None:
+        if text is None:
+            return None
+        return lambda world: text.text(observation=world.observation, info=world.info, **values)
+
+    try:
+        action, tools = run_sync(partial(_asked, door))
+    except UsageError as error:
+        raise UsageError(error.message, key="url", hint="start the server; it says what its actions are") from error
+    return WorldResource(name, door, compile_value(spec.reset), show, action, tools)
+
+
+def _filled(key: str, text: str, context: CompileContext) -> str:
+    marked, put_in = set_aside(text)
+    try:
+        return str(put_in(template_of(marked, key=key, names=("vars",)).text(vars=context.vars)))
+    except TemplateError as error:
+        raise UsageError(f"the template cannot be filled: {error}", key=key) from error
+
+
+async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """The schema of the server's action, and its own tools where it has those in place of one."""
+    told = await door.fetched("/schema")
+    action = told.get("action") if isinstance(told, Mapping) else None
+    if not isinstance(action, Mapping):
+        raise UsageError(f"{door.url}/schema has no action")
+    given = set(action.get("properties") or ()) - {"metadata"}
+    if given and not {"tool_name", "arguments"} <= given:
+        return action, ()
+    async with aiohttp.ClientSession(headers=door.headers) as client:
+        try:
+            socket = await door.connected(client, time.monotonic() + door.patience_s, most_bytes=_MOST_BYTES)
+            try:
+                listed = await socket.ask("step", {"type": "list_tools"}, timeout_s=_RESET_S)
+            finally:
+                await socket.aclose()
+            tools = [dict(one) for one in listed["observation"]["tools"] if {"name", "input_schema"} <= one.keys()]
+        except (EpisodeError, Refused, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"{door.url} does not list its tools: {type(error).__name__}: {error}") from error
+    if not tools:
+        raise UsageError(f"{door.url} has no tool, and its action no argument")
+    return action, tools
+
+
+def compile_act(name: str, spec: ActSpec, context: CompileContext) -> Sequence[Tool]:
+    """The server's own tools, or one tool with the arguments of its action; values are `{reward, done}`.
+
+    Raises:
+        UsageError: the resource does not exist or is no server of OpenEnv's.
+    """
+    resource = context.resources.get(spec.resource)
+    if resource is None:
+        raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
+    if not isinstance(resource, WorldResource):
+        found = type(resource).__name__
+        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind openenv", key="resource")
+    if spec.description is not None and len(resource.tools) > 1:
+        raise UsageError("the server's tools have descriptions of their own", key="description", hint="leave it out")
+    if not resource.tools:
+        return (_tool(name, spec, resource.action, str(resource.action.get("description") or "Take one step."), None),)
+    return tuple(
+        _tool(str(one["name"]), spec, one["input_schema"], str(one.get("description") or ""), str(one["name"]))
+        for one in resource.tools
+    )
+
+
+def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str | None) -> Tool:
+    """A tool of the world; `called` is its name where it is one of the server's own."""
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        world: World = call.resources[spec.resource]
+        action = {"type": "call_tool", "tool_name": called, "arguments": arguments} if called else arguments
+        paid = await world.step(action, call.turn, call.deadline)
+        value = {"reward": paid, "done": world.terminated or world.truncated}
+        if isinstance(error := world.observation.get("error"), Mapping) and called:
+            raise ToolFailed(str(error.get("message") or world.text)[:_SHOWN_CHARS])
+        return ToolOutput(world.text, value)
+
+    def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:
+        world: World = call.resources[spec.resource]
+        return "ended" if world.terminated else "truncated" if world.truncated else ""
+
+    parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    properties = {key: value for key, value in (schema.get("properties") or {}).items() if key != "metadata" or called}
+    return Tool(
+        name=name,
+        description=spec.description or description,
+        parameters={**without_unreadable_patterns(parameters), "type": "object", "properties": properties},
+        run=run,
+        mode="async",
+        ends=ends,
+        **{**common(spec), "mutates": True},
+    )
+
+
+RESOURCE = Kind(OpenEnvSpec, compile_openenv)
+TOOL = Kind(ActSpec, compile_act, is_local=False)
