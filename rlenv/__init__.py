@@ -11,6 +11,9 @@ used, so that importing the package stays light.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -118,11 +121,34 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    # Gymnasium loads no entry points: `gymnasium.make("rlenv:rlenv/NAME-v0")` only imports this package, so the names
-    # have to be there after an import. Only the names: the specs are loaded when an environment is made.
+    # Only the names: the specs are loaded when an environment is made.
     from rlenv.gym import register_shipped
 
     register_shipped()
 
 
-_register()
+class _WithGymnasium:
+    """Registers the shipped environments once Gymnasium is imported: to import it takes longer than all of rlenv."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "gymnasium":
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((one for one in others if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            vars(spec.loader)["exec_module"] = execute_and_register
+        return spec
+
+
+# Gymnasium loads no entry points: `gymnasium.make("rlenv:rlenv/NAME-v0")` only imports this package, so the names have
+# to be there after an import of both, in either order.
+if "gymnasium" in sys.modules:
+    _register()
+else:
+    sys.meta_path.insert(0, _WithGymnasium())

@@ -178,7 +178,7 @@ def test_importing_the_package_stays_light() -> None:
     code = (
         "import sys, rlenv\n"
         "heavy = {'torch', 'ray', 'transformers', 'verl', 'mcp', 'sqlglot', 'tokenizers', 'pyarrow', 'bm25s',"
-        " 'aiohttp', 'rich', 'pydantic', 'jinja2'}\n"
+        " 'aiohttp', 'rich', 'pydantic', 'jinja2', 'gymnasium', 'numpy', 'yaml'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -202,12 +202,14 @@ def test_what_an_episode_asks_a_server_with_is_loaded_when_the_spec_is_compiled(
     assert done.stdout.strip() == "True"
 
 
-def test_compiling_an_environment_loads_no_heavy_library() -> None:
+def test_compiling_and_validating_an_environment_load_no_heavy_library_and_need_no_extra() -> None:
     code = (
-        "import sys, rlenv\n"
+        "import sys, rlenv, rlenv.cli.main\n"
         "rlenv.load('arithmetic')\n"
-        "heavy = {'torch', 'ray', 'transformers', 'verl', 'mcp', 'sqlglot', 'tokenizers', 'pyarrow', 'bm25s'}\n"
+        "rlenv.cli.main.main(['validate', 'arithmetic'])\n"
+        "heavy = {'torch', 'ray', 'transformers', 'verl', 'mcp', 'mcp_types', 'sqlglot', 'tokenizers', 'pyarrow',"
+        " 'bm25s', 'gymnasium', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == ["1 file: no faults", "[]"]

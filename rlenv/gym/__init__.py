@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from gymnasium.envs.registration import register, registry
-
 from rlenv.language.shipped import shipped
 
 __all__ = ["register_shipped"]
@@ -16,6 +14,8 @@ _NAME = re.compile(r"^name:\s*['\"]?([a-z0-9_-]+)", re.MULTILINE)
 
 def register_shipped() -> None:
     """Registers every shipped spec as rlenv/NAME-vVERSION; registering twice does nothing."""
+    from gymnasium.envs.registration import register, registry
+
     for path in shipped().values():
         text = path.read_text(encoding="utf-8")
         name, version = _NAME.search(text), _VERSION.search(text)

@@ -153,6 +153,13 @@ def test_check_env_passes_on_every_shipped_spec(name: str) -> None:
         env.close()
 
 
+@pytest.mark.parametrize("imports", ["gymnasium, rlenv", "rlenv, gymnasium", "rlenv.gym.envs, gymnasium"])
+def test_names_are_registered_whichever_is_imported_first(imports: str) -> None:
+    code = f"import {imports}; print('rlenv/arithmetic-v0' in gymnasium.registry)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "True"
+
+
 @pytest.mark.slow
 def test_shipped_environments_are_registered_with_gymnasium_by_an_import() -> None:
     code = (

@@ -1,4 +1,4 @@
-"""MCP servers: how they are reached, kept, listed and pinned. Imported only where a spec names one.
+"""MCP servers: how they are reached, kept, listed and pinned. The SDK is imported only where one is asked.
 
 Limits of a server's messages: on each one, and on the number of those that nobody asked for.
 """
@@ -10,19 +10,14 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from mcp_types import (
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    jsonrpc_message_adapter,
-)
 
 from rlenv._base.strict_json import TooMuchJson, check_json
+
+if TYPE_CHECKING:
+    from mcp_types import JSONRPCError, JSONRPCMessage
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """Of one message: no text that a model reads is that long, and few images are."""
@@ -90,6 +85,8 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
     Raises:
         ValueError: it is no message.
     """
+    from mcp_types import JSONRPCNotification, JSONRPCRequest
+
     try:
         check_json(line, max_bytes=MAX_MESSAGE_BYTES, max_values=MAX_VALUES)
     except TooMuchJson as error:
@@ -106,6 +103,8 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
 
 
 def _parsed(line: bytes) -> JSONRPCMessage:
+    from mcp_types import jsonrpc_message_adapter
+
     if b'"jsonrpc"' not in line:
         raise ValueError("it is no message")
     try:
@@ -121,9 +120,13 @@ def _parsed(line: bytes) -> JSONRPCMessage:
 def too_long(head: bytes, tail: bytes, *, why: str = "it is too long") -> JSONRPCError | None:
     """The error in place of an answer that is not read, where its two ends say which request it answers."""
     found = _ID.search(head) or _ID.search(tail)
-    if found is None:
-        return None
-    return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=ErrorData(code=TOO_LARGE, message=why))
+    return None if found is None else _error(int(found[1]), why)
+
+
+def _error(identity: int, why: str) -> JSONRPCError:
+    from mcp_types import ErrorData, JSONRPCError
+
+    return JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=TOO_LARGE, message=why))
 
 
 def is_heard(message: Any) -> bool:
@@ -271,5 +274,5 @@ class Events:
         if failure is None:
             if not self._is_answer:
                 return None
-            failure = JSONRPCError(jsonrpc="2.0", id=0, error=ErrorData(code=TOO_LARGE, message=message))
+            failure = _error(0, message)
         return b"event: message\ndata: %s\n\n" % failure.model_dump_json(by_alias=True, exclude_unset=True).encode()
