@@ -306,7 +306,7 @@ def _script(script: Sequence[Action], subject: AuditSubject) -> Sequence[Action]
 @pytest.mark.parametrize("hole", MACHINES)
 def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str) -> None:  # noqa: F811
     keys, solution = MACHINES[hole]
-    spec = json.loads(written(reachable, **{**keys, "time_s": 5}).read_text())
+    spec = json.loads(written(reachable, **{**keys, "time_s": 5, "timeout_s": 5}).read_text())
     (reachable / "files").mkdir()
     (reachable / "files" / "test_total.py").write_text(VISIBLE)
     (reachable / "files" / "todo").write_text("open\n")
@@ -352,7 +352,7 @@ def test_what_a_machine_holds_of_the_answer_is_told(reachable: Path, name: str) 
         pytest.skip("git is not installed")
     (reachable / "files").mkdir()
     subprocess.run(["sh", "-c", makes], cwd=reachable / "files", check=True)
-    spec = json.loads(written(reachable).read_text())
+    spec = json.loads(written(reachable, 5).read_text())
     spec["resources"]["machine"] |= {"copy_from": "files", "workdir": workdir}
     spec["oracle"] = [{"call": {"bash": {"command": SOLVE}}}, {"say": "Done."}]
     (reachable / "env.yaml").write_text(json.dumps(spec))

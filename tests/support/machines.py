@@ -40,8 +40,11 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def written(folder: Path, **keys: Any) -> Path:
-    """A spec whose task is to write a program that sums numbers; `keys` are the reward's."""
+def written(folder: Path, timeout_s: float = 60, **keys: Any) -> Path:
+    """A spec whose task is to write a program that sums numbers; `keys` are the reward's.
+
+    `timeout_s` is a command's: none that ends by itself meets it on a slow machine.
+    """
     (folder / "tests").mkdir()
     (folder / "tests" / "test.sh").write_text(TEST, encoding="utf-8")
     reward = {"kind": "workspace", "resource": "machine", "tests": "tests", "time_s": 20, **keys}
@@ -51,7 +54,7 @@ def written(folder: Path, **keys: Any) -> Path:
         "tasks": {"test": {"rows": [{"id": "a"}]}},
         "prompt": {"user": "Write /app/total.py, which prints the sum of the numbers that it reads."},
         "resources": {"machine": {"kind": "workspace", "disk_mb": 8}},
-        "tools": {"bash": {"kind": "bash", "resource": "machine", "timeout_s": 2}},
+        "tools": {"bash": {"kind": "bash", "resource": "machine", "timeout_s": timeout_s}},
         "limits": {"turns": 12},
         "rewards": {"solved": reward},
     }
