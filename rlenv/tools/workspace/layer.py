@@ -36,6 +36,8 @@ GIVEN: Final = ("/logs", "/logs/artifacts")
 """Folders that each machine has at first; the last is the user's own."""
 _LEAST: Final = 1_024
 _DEEPEST: Final = 4_000
+_MOST_FOLDERS: Final = 200
+"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 """Bytes of a path that the kernel takes, nearly."""
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
 _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
@@ -51,11 +53,41 @@ _UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)
 
 
 def _like(source: Path, copy: Path) -> None:
-    """The owner, mode and marks of a folder of the layer, for its copy."""
+    """The owner, mode and marks of a file or folder of the layer, for its copy."""
     shutil.copystat(source, copy, follow_symlinks=False)
     status = os.lstat(source)
     with contextlib.suppress(PermissionError):
-        os.chown(copy, status.st_uid, status.st_gid)
+        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
+    """Copies a tree of the policy's, each of its files by `place`; no link is followed.
+
+    What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
+    """
+    rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
+    while rest:
+        at, to, depth = rest.pop()
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(at).st_mode):
+                place(at, to)
+            elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < _DEEPEST:
+                os.mkdir(to)
+                made.append((at, to))
+                rest += [(os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at)]
+    for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
+        with contextlib.suppress(OSError):
+            _like(Path(at), Path(to))
+
+
+def _linked(source: str, copy: str) -> None:
+    os.link(source, copy, follow_symlinks=False)
+
+
+def _duplicated(source: str, copy: str) -> None:
+    if stat.S_ISREG(mode := os.lstat(source).st_mode) or stat.S_ISLNK(mode):
+        shutil.copy2(source, copy, follow_symlinks=False)
+        _like(Path(source), Path(copy))
 
 
 def laid(base: Path, tests: Path | None) -> Path:
@@ -162,7 +194,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
         )
         if all(plain):
             return layer
-        run_on("cp", "--archive", "--link", "--no-target-directory", str(layer), str(target))
+        copied(layer, target, _linked)
         return target
     target.mkdir()
     own(target)
@@ -177,7 +209,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
             source, copy = source / part, copy / part
         else:
             if os.path.lexists(source) and not os.path.lexists(copy):
-                run_on("cp", "--archive", "--link", "--no-target-directory", str(source), str(copy))
+                copied(source, copy, _linked)
     return target
 
 
@@ -193,7 +225,7 @@ def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        run_on("cp", "--archive", "--no-target-directory", str(source), str(upper / "logs" / "artifacts"))
+        copied(source, upper / "logs" / "artifacts", _duplicated)
 
 
 def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:

@@ -144,6 +144,27 @@ def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
     assert time.process_time() - began < 5
 
 
+def test_a_copy_is_of_the_same_files_and_of_so_many_folders_within_each_other(tmp_path: Path) -> None:
+    app = tmp_path / "layer" / "app"
+    at = app
+    for _ in range(250):
+        at = at / "d"
+    at.mkdir(parents=True)
+    (app / "a").write_text("1")
+    (app / "link").symlink_to("/etc/passwd")
+    os.mkfifo(app / "pipe")
+    os.setxattr(app / "d", "user.overlay.opaque", b"y")
+    (app / "d").chmod(0o2750)
+    os.utime(app / "d", (1, 1))
+    copy = kept_of(tmp_path / "copy", ["/app"], tmp_path / "layer") / "app"
+    for name in ("a", "link", "pipe"):
+        assert os.lstat(copy / name).st_ino == os.lstat(app / name).st_ino
+    of, was = os.lstat(copy / "d"), os.lstat(app / "d")
+    assert (of.st_mode, of.st_uid, of.st_mtime) == (was.st_mode, was.st_uid, 1)
+    assert os.getxattr(copy / "d", "user.overlay.opaque") == b"y"
+    assert len([*copy.rglob("d")]) == 200
+
+
 def test_no_link_on_the_way_to_a_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("x")
