@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from rlenv.errors import UnsupportedTemplate, UsageError
@@ -18,7 +21,7 @@ from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
-from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, encode
+from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, _environment, encode
 from tests.support import data
 
 
@@ -160,6 +163,21 @@ EXTRAS = (
     "{{ strftime_now('%Y') }}{{ tools | tojson(indent=2) }}{{ messages | tojson }}",
     "{{ bos_token }}{{ missing }}|{% set a = namespace(b=1) %}{% set a.b = 2 %}{{ a.b }}",
 )
+
+
+@pytest.mark.parametrize("value", [{"role": "user", "items": 1}, {}, "text", ["text"], ("text",), 1, None], ids=repr)
+def test_the_sandbox_gives_and_refuses_what_jinjas_own_does(value: Any) -> None:
+    own, ours = ImmutableSandboxedEnvironment(), _environment()
+    names = {*dir(value), "role", "absent", "_absent", "__dict__", "mro", *dir(LoopContext)}
+    for source in ("{{ value.%s }}", "{% for one in [value] %}{{ loop.%s }}{% endfor %}"):
+        for name in names - {"call", "_iterator", "__init__"}:
+            shown = []
+            for environment in (own, ours):
+                try:
+                    shown.append(re.sub("0x[0-9a-f]+", "", environment.from_string(source % name).render(value=value)))
+                except Exception as error:
+                    shown.append(repr(error))
+            assert shown[0] == shown[1], name
 
 
 def test_rendering_equals_transformers() -> None:
