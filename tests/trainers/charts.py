@@ -11,9 +11,8 @@ from typing import Any
 import PIL.Image
 import torch
 
-from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
-from tests.trainers.loops import build, configuration, sample
+from tests.trainers.loops import build, configuration, own_process, sample
 
 MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 TYPES = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl", "Qwen3VLProcessor": "qwen3_vl"}
@@ -100,7 +99,7 @@ def run(
         "model": TYPES[family] if with_processor else "qwen2",
         "processor": made if with_processor else None,
     }
-    keys |= {"spec": str(tmp_path / "env.yaml"), "record_dir": str(tmp_path / "records"), "process": ProcessState()}
+    keys |= {"spec": str(tmp_path / "env.yaml"), "record_dir": str(tmp_path / "records"), "process": own_process()}
 
     async def played() -> Any:
         return await sample(build(config, server, made.tokenizer, **keys), step=1)

@@ -58,7 +58,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tokenizer(tiny_folder: Path) -> Any:
-    """The tiny policy's tokenizer."""
+    """The tiny policy's tokenizer, which no test changes: what is found of its template is found once for all loops."""
     return transformers.AutoTokenizer.from_pretrained(tiny_folder)

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv_verl.loop.process import ProcessState
-from tests.trainers.loops import Script, Server, build, configuration, sample
+from tests.trainers.loops import Script, Server, build, configuration, own_process, sample
 
 STUCK = '<tool_call>\n{"name": "stuck", "arguments": {}}\n</tool_call>'
 BREAKS = '<tool_call>\n{"name": "breaks", "arguments": {}}\n</tool_call>'
@@ -89,7 +88,7 @@ def play_group(
     for name, text in (files or {}).items():
         (folder / name).write_text(text, encoding="utf-8")
     config = configuration(response=160, n=len(scripts))
-    keys = {"spec": str(folder / "spec.yaml"), "record_dir": str(folder / "records"), "process": ProcessState(), **keys}
+    keys = {"spec": str(folder / "spec.yaml"), "record_dir": str(folder / "records"), "process": own_process(), **keys}
 
     async def played(server: Server) -> Any:
         return await sample(build(config, server, tokenizer, **keys), validation=validation, uid="u1")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv_verl.loop.process import ProcessState
-from tests.trainers.loops import Server, build, configuration, sample
+from tests.trainers.loops import Server, build, configuration, own_process, sample
 
 # The layout of Qwen3 with a short tools block: what an assistant thought before the last user's message is not written.
 FORGETFUL = """
@@ -175,7 +174,7 @@ def play(
     keys: dict[str, Any] = {
         "spec": str(folder / "spec.yaml"),
         "record_dir": str(folder / "records"),
-        "process": ProcessState(),
+        "process": own_process(),
     }
 
     async def played() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlenv.runs.folder import open_run
 from rlenv.trajectory import Trajectory
+from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
@@ -76,6 +77,14 @@ class Server:
             stop_reason=self.stop_reason,
             extra_fields={"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4},
         )
+
+
+_ENCODERS: dict[tuple[Any, ...], Any] = {}
+
+
+def own_process(**parts: Any) -> ProcessState:
+    """The state of a process of its own, but for the encoders: they hold what was found of a template alone."""
+    return ProcessState(_encoders=_ENCODERS, **parts)
 
 
 def configuration(*, response: int = 96, prompt: int = 512, data: Any = None, **rollout: Any) -> Any:

@@ -13,7 +13,17 @@ from rlenv.runs.folder import open_run
 from rlenv.tasks.rows import STEP_SEEDS, seed_of
 from rlenv_verl.loop.process import ProcessState
 from tests.trainers.conftest import quiet
-from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, kept, sample
+from tests.trainers.loops import (
+    CALL,
+    SPEC,
+    Server,
+    build,
+    check_alignment,
+    configuration,
+    kept,
+    own_process,
+    sample,
+)
 
 BROKEN = SPEC + '  broken: {kind: rule, function: "broken.py:score", required: true}\n'
 
@@ -35,7 +45,7 @@ def run(
     (tmp_path / "spec.yaml").write_text(spec, encoding="utf-8")
     config = configuration(response=response, prompt=prompt)
     fake = Server(tokenizer, actions, **server)
-    options: dict[str, Any] = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40, "process": ProcessState()}
+    options: dict[str, Any] = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40, "process": own_process()}
 
     async def played() -> Any:
         loop = build(config, fake, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)

@@ -12,9 +12,8 @@ from rlenv.errors import UsageError
 from rlenv.runs.cassettes import Recorder
 from rlenv.runs.events import Reel
 from rlenv.runs.folder import open_run
-from rlenv_verl.loop.process import ProcessState
 from tests.trainers.groups import ALONE, BREAKS, RIGHT, SPEC, STUCK, TOOLS, WRONG, figures, info, play_group
-from tests.trainers.loops import CALL, Server, hangs
+from tests.trainers.loops import CALL, Server, hangs, own_process
 
 ASKS = """
 from rlenv.concurrency.lanes import Answer, Asked, here, through
@@ -112,7 +111,7 @@ def test_what_a_cancelled_sample_has_asked_is_forgotten(verl: Any, tmp_path: Pat
         spec=ALONE.replace("tools:", 'tools:\n  asked: {kind: python, function: "asks.py:asked"}'),
         files={"tools.py": TOOLS, "asks.py": ASKS.replace("(context):", '(context: str) -> float:\n    """Ask."""')},
         on_start=cancel_last,
-        process=ProcessState(_recorder=recorder),
+        process=own_process(_recorder=recorder),
     )
     assert [row["success"] for row in open_run(tmp_path / "records").rows()] == [True]
     assert recorder.rest() == ""

@@ -25,7 +25,7 @@ DIALOGUE = (
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def forgetful(tiny_folder: Path) -> Any:
     """The tiny policy's tokenizer under a template that drops thinking at a user's message, as Qwen3's does."""
     import transformers

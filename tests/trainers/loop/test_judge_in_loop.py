@@ -13,8 +13,7 @@ import transformers
 
 from rlenv.cli.main import main
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from rlenv_verl.loop.process import ProcessState
-from tests.trainers.loops import build, configuration, sample
+from tests.trainers.loops import build, configuration, own_process, sample
 
 SPEC = """
 rlenv: 1
@@ -57,7 +56,7 @@ async def play(
     """A function that plays one sample, as veRL does: with a loop of its own."""
     path = folder / "spec.yaml"
     path.write_text(SPEC.format(base_url=endpoint.base_url, at_once=at_once))
-    config, process = configuration(response=64, prompt=256), ProcessState()
+    config, process = configuration(response=64, prompt=256), own_process()
 
     async def played() -> Any:
         return await sample(build(config, server, server.tokenizer, spec=str(path), process=process, **options), step=1)

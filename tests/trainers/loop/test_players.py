@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.loop.process import ProcessState
 from tests.support.counting import ADD, COUNTING, WORLD, all_of
-from tests.trainers.loops import Server, build, check_alignment, configuration, kept
+from tests.trainers.loops import Server, build, check_alignment, configuration, kept, own_process
 
 
 def run(tmp_path: Path, tokenizer: Any, actions: list[Any], *, task: int = 0, spec: str = COUNTING) -> tuple[Any, Any]:
     (tmp_path / "world.py").write_text(WORLD)
     (tmp_path / "spec.yaml").write_text(spec)
     server = Server(tokenizer, actions)
-    options: dict[str, Any] = {"record_dir": str(tmp_path / "records"), "process": ProcessState()}
+    options: dict[str, Any] = {"record_dir": str(tmp_path / "records"), "process": own_process()}
 
     async def played() -> Any:
         loop = build(configuration(prompt=2048), server, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)

@@ -11,9 +11,19 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.hosts.serve import Limits
-from rlenv_verl.loop.process import ProcessState
 from tests.hosts.serving import serving
-from tests.trainers.loops import CALL, SPEC, Script, Server, build, check_alignment, configuration, kept, sample
+from tests.trainers.loops import (
+    CALL,
+    SPEC,
+    Script,
+    Server,
+    build,
+    check_alignment,
+    configuration,
+    kept,
+    own_process,
+    sample,
+)
 
 SCRIPTS: tuple[Script, ...] = ((CALL, "<answer>42</answer>"), ("<answer>1</answer>",), (CALL, CALL, CALL))
 Play = Callable[..., Coroutine[Any, Any, list[Any]]]
@@ -26,7 +36,7 @@ def play(verl: Any, tmp_path: Path, tokenizer: Any) -> Play:
     They share their process: the verdict on the chat template takes seconds for each environment that it has not seen.
     """
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
-    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": 40, "process": ProcessState()}
+    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": 40, "process": own_process()}
 
     async def run(name: str, scripts: tuple[Script, ...], **more: Any) -> list[Any]:
         made = [

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from rlenv_train.keeping import STEP, Activity, Wait, Watch, read_waits, wait_line
-from rlenv_verl.loop.process import ProcessState
 from tests.trainers.groups import ALONE, RIGHT, STUCK, TOOLS, play_group
-from tests.trainers.loops import hangs
+from tests.trainers.loops import hangs, own_process
 
 
 class Source:
@@ -97,7 +96,7 @@ def test_nothing_to_say_is_an_empty_line(tmp_path: Path) -> None:
 
 
 def test_the_agent_loop_says_what_its_episodes_wait_for(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    process = ProcessState()
+    process = own_process()
     seen: list[Wait] = []
 
     async def look(tasks: list[asyncio.Task[Any]]) -> None:

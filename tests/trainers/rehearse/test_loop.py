@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from rlenv.episodes.environment import load
-from rlenv_verl.loop.process import ProcessState
 from rlenv_verl.rehearse.model import make_model
 from tests.trainers.conftest import quiet
-from tests.trainers.loops import build, configuration
+from tests.trainers.loops import build, configuration, own_process
 
 PROMPT, RESPONSE, TURN, GROUP = 512, 384, 128, 8
 
@@ -94,7 +93,7 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
         async def generate(self, request_id: str, **given: Any) -> Any:
             return await server.generate(given["prompt_ids"], given["sampling_params"], request_id)
 
-    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": TURN, "process": ProcessState()}
+    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": TURN, "process": own_process()}
 
     async def everything() -> list[Any]:
         with pytest.raises(RuntimeError, match="before the first weights"):
