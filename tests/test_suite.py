@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,13 +17,23 @@ NAMES = [str(path.relative_to(TESTS)) for path in FILES]
 
 
 @cache
-def tree(name: str) -> ast.Module:
-    return ast.parse((TESTS / name).read_text(encoding="utf-8"))
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file; to walk and to unparse the tests' million of them takes seconds each time."""
+    return tuple(ast.walk(ast.parse((TESTS / name).read_text(encoding="utf-8"))))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of such a name, and "" of what is none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (holder := dotted(node.value)):
+        return f"{holder}.{node.attr}"
+    return ""
 
 
 def imported(name: str) -> Iterator[str]:
     """The modules of tests/ that a file imports, as paths."""
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
             folder = (node.module or "").split(".")[1:]
             for alias in node.names:
@@ -39,8 +49,8 @@ def imported(name: str) -> Iterator[str]:
 
 def _outside(name: str) -> Iterator[str]:
     depth = len(Path("tests", name).parts) - 1
-    for node in ast.walk(tree(name)):
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".parents"):
+    for node in nodes(name):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
             index = node.slice
             if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value > depth:
                 yield f"{name}:{node.lineno}: {ast.unparse(node)}"
@@ -117,20 +127,30 @@ REPLACED = {
 }
 """What is left, and why: this list only gets shorter. Other code takes what it stands on as an argument."""
 _OURS = {"rlenv", "rlenv_hosts", "rlenv_inspect", "rlenv_train", "rlenv_trl", "rlenv_verifiers", "rlenv_verl"}
-_PATCH = re.compile(r"(.*\.)?((set|del)(attr|item)|patch(\.\w+)?)")
+_PATCHES = {"setattr", "setitem", "delattr", "delitem", "patch"}
+
+
+def _last(node: ast.AST) -> str:
+    """The last part of a dotted name, of whatever it is an attribute of."""
+    return node.attr if isinstance(node, ast.Attribute) else dotted(node)
+
+
+def _patches(node: ast.AST) -> bool:
+    """True for `patch.object` and its like."""
+    return isinstance(node, ast.Attribute) and _last(node.value) == "patch"
 
 
 def _replaced(name: str) -> Iterator[str]:
     """Where an attribute of a module or a class of ours is set or taken away."""
     ours: set[str] = set()
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _OURS:
             ours |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             known = (alias for alias in node.names if alias.name.split(".")[0] in _OURS)
             ours |= {alias.asname or alias.name.split(".")[0] for alias in known}
-    for node in ast.walk(tree(name)):
-        if isinstance(node, ast.Call) and _PATCH.fullmatch(ast.unparse(node.func)) is not None:
+    for node in nodes(name):
+        if isinstance(node, ast.Call) and (_last(node.func) in _PATCHES or _patches(node.func)):
             holders = node.args[:1]
         elif isinstance(node, ast.Assign):
             holders = [one.value for one in node.targets if isinstance(one, ast.Attribute)]
@@ -233,42 +253,48 @@ def test_a_suite_is_collected_where_its_mark_is_named_alone(
 REAL_RUNS = {"verl_runs/test_judge.py", "verl_runs/test_sft.py", "vllm_serve/test_faults.py"}
 """Suites of their own, which start real trainers and servers and look at how long those take."""
 _CLOCK = re.compile(r"time\.(monotonic|time|perf_counter)(_ns)?|.*loop(\(\))?\.time|.*datetime\.now")
+_CLOCKS = {"monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns", "now"}
+"""The last part of what the pattern matches."""
 _SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep"}
 
 
-def _calls(node: ast.AST, names: set[str]) -> list[ast.Call]:
-    return [one for one in ast.walk(node) if isinstance(one, ast.Call) and ast.unparse(one.func) in names]
+def _calls(among: Iterable[ast.AST], names: set[str]) -> list[ast.Call]:
+    return [one for one in among if isinstance(one, ast.Call) and dotted(one.func) in names]
 
 
 def _fixed_waits(name: str) -> Iterator[str]:
-    loops = (node for node in ast.walk(tree(name)) if isinstance(node, (ast.While, ast.For, ast.AsyncFor)))
-    polled = {id(call) for loop in loops for call in _calls(loop, _SLEEPS)}
-    for call in _calls(tree(name), _SLEEPS):
+    loops = (node for node in nodes(name) if isinstance(node, (ast.While, ast.For, ast.AsyncFor)))
+    polled = {id(call) for loop in loops for call in _calls(ast.walk(loop), _SLEEPS)}
+    for call in _calls(nodes(name), _SLEEPS):
         if id(call) not in polled and ast.unparse(call.args[0]) != "0":
             yield f"{name}:{call.lineno}: {ast.unparse(call)}"
 
 
 def _tells_time(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _CLOCK.fullmatch(ast.unparse(node.func)) is not None
+    if not isinstance(node, ast.Call) or _last(node.func) not in _CLOCKS:
+        return False
+    return _CLOCK.fullmatch(ast.unparse(node.func)) is not None
 
 
 def _timed(name: str) -> Iterator[str]:
     """Where a time that the clock told is taken off another, or held against a time to come outside of a loop."""
     told, due = set[str](), set[str]()
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.Assign) and any(map(_tells_time, ast.walk(node.value))):
             kept = told if _tells_time(node.value) else due
             kept.update(ast.unparse(target) for target in node.targets)
 
     def is_told(node: ast.AST) -> bool:
-        return _tells_time(node) or ast.unparse(node) in told
+        return _tells_time(node) or (bool(told) and ast.unparse(node) in told)
 
     def is_due(node: ast.AST) -> bool:
-        return ast.unparse(node) in due or (isinstance(node, ast.BinOp) and any(map(is_told, ast.walk(node))))
+        return (bool(due) and ast.unparse(node) in due) or (
+            isinstance(node, ast.BinOp) and any(map(is_told, ast.walk(node)))
+        )
 
-    loops = [node for node in ast.walk(tree(name)) if isinstance(node, (ast.While, ast.For, ast.AsyncFor))]
+    loops = [node for node in nodes(name) if isinstance(node, (ast.While, ast.For, ast.AsyncFor))]
     polled = {id(one) for loop in loops for one in ast.walk(loop)}
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             is_bet = any(map(is_told, ast.walk(node)))
         elif isinstance(node, ast.Compare) and id(node) not in polled:
