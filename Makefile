@@ -15,6 +15,8 @@ RUN ?= runs/demo
 SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
+# Many images of containers set it; each of the tests' processes would compile all that it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: attack attack-as-user bench check clean contract core coverage demo dist docs fuzz peers real servers setup test \
   test-all test-browser test-data test-peers test-real test-sandbox test-servers test-verl test-vllm vllm web
