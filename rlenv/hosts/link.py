@@ -93,6 +93,7 @@ class Socket:
         Raises:
             ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
             Refused: the server says that it does not.
+            ValueError: what it says is no answer of this wire.
         """
         if kind == "end":
             self._early = None
@@ -100,10 +101,12 @@ class Socket:
             await self._send(wire.encoded({"type": kind, "data": data}))
             while True:
                 told = orjson.loads(await self._next())
+                held = told.get("data") if isinstance(told, dict) else None
+                if not isinstance(held, dict):
+                    raise ValueError("the server's answer is none of this wire")
                 if told.get("type") == "error":
-                    raise Refused(str(told["data"].get("code")), str(told["data"].get("message")))
-                held: dict[str, Any] = told["data"]
-                if kind != "end" or held["metadata"].get("is_end"):
+                    raise Refused(str(held.get("code")), str(held.get("message")))
+                if kind != "end" or (isinstance(meta := held.get("metadata"), dict) and meta.get("is_end")):
                     return held
 
     async def _send(self, text: str) -> None:
@@ -252,7 +255,7 @@ class Link:
             raise EpisodeError(f"{self.environment.url} has no such episode", reason=REASON)
         try:
             return await self.socket.ask(kind, data, timeout_s=_limit_of(episode))
-        except (ConnectionError, TimeoutError, Refused, ValueError, KeyError) as error:
+        except (ConnectionError, TimeoutError, Refused, ValueError) as error:
             socket, self.socket = self.socket, None
             await socket.aclose()
             raise EpisodeError(f"{self.environment.url}: {type(error).__name__}: {error}", reason=REASON) from error

@@ -10,12 +10,13 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+import orjson
 
 from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet
@@ -64,38 +65,44 @@ class RemoteEnvironment(Environment):
         self.url = url.rstrip("/")
         token = os.environ.get(VARIABLE, "") if token is None else token
         self.door = Door(self.url, {"Authorization": f"Bearer {token}"} if token else {}, patience_s)
-        self._card: Mapping[str, Any] = run_sync(self._fetched)
+        self._card = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
-        self.loaded = replace(self.loaded, digest=str(self._card["digest"]))
-        self.toolsets.all = self._tools(self._card["tools"])
+        self.loaded = replace(self.loaded, digest=self._card.digest)
+        self.toolsets.all = self._tools(self._card.tools)
         self.has_tools = bool(self.toolsets.all.tools)
         self._idle: dict[asyncio.AbstractEventLoop, list[Socket]] = {}
         self._clients: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
-    async def _fetched(self) -> Mapping[str, Any]:
-        card = await self.door.fetched("/card")
-        if not isinstance(card, dict) or not {"spec", "rewards", "splits", "tools", "digest"} <= card.keys():
-            raise UsageError(f"{self.url} serves no environment of this version of rlenv")
+    async def _fetched(self) -> _Card:
+        try:
+            card: _Card = _read(_Card, await self.door.fetched("/card"))
+        except ValueError as error:
+            raise UsageError(f"{self.url} serves no environment of this version of rlenv") from error
+        if not card.rewards or not card.splits:
+            raise UsageError(f"{self.url} serves an environment without rewards or tasks")
         return card
 
-    def _tools(self, schemas: Any) -> ToolSet:
+    def _tools(self, schemas: Sequence[_Schema]) -> ToolSet:
         """Tools that only show their schemas: calls are the server's."""
-        made = {}
-        for one in (schema["function"] for schema in schemas):
-            about = {"description": one["description"], "parameters": one["parameters"]}
-            made[one["name"]] = Tool(name=one["name"], run=_never, mode="inline", **about)
+        made = {
+            one.name: Tool(
+                name=one.name, description=one.description, parameters=one.parameters, run=_never, mode="inline"
+            )
+            for one in (schema.function for schema in schemas)
+        }
         return ToolSet(made, Executor({}, calls=self.spec.calls))
 
     def tasks(self, split: str) -> Tasks:
         """As many empty rows as the split has tasks: the server keeps what stands in them."""
         rows = self._tasks.get(split)
         if rows is None:
-            splits = self._card["splits"]
+            splits = self._card.splits
             if split not in splits:
                 raise UsageError(f"no split '{split}' in {self.spec.name}", hint=f"it has {', '.join(splits)}")
-            order = range(int(splits[split]["size"]))
-            endless = bool(splits[split]["is_endless"])
-            rows = self._tasks[split] = Tasks(lambda index: {}, order, source=self.url, is_endless=endless)
+            held = splits[split]
+            rows = self._tasks[split] = Tasks(
+                lambda index: {}, range(held.size), source=self.url, is_endless=held.is_endless
+            )
         return rows
 
     def start(
@@ -115,7 +122,7 @@ class RemoteEnvironment(Environment):
         """
         if not isinstance(task, int):
             raise UsageError("a server plays the tasks of its own splits", hint="give the task's number")
-        split = split if split is not None else next(iter(self._card["splits"]))
+        split = split if split is not None else next(iter(self._card.splits))
         if not self.tasks(split).has(task):
             raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(self.tasks(split)) - 1}")
         # Without a seed the server takes the task's own, and says which.
@@ -168,20 +175,71 @@ class RemoteEnvironment(Environment):
 _PLACE: Final = "remote.yaml"
 
 
+# What a server says, as it is read. Nothing of it is believed: a number that is no finite number, another episode's
+# place or a turn out of order is the server's fault.
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    weight: float
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    size: int
+    is_endless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    function: _Function
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """`rlenv.hosts.wire.card_of`, as a client reads it."""
+
+    spec: dict[str, Any]
+    rewards: dict[str, _Weighed]
+    splits: dict[str, _Rows]
+    tools: list[_Schema]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of an episode."""
+
+    reason: str
+    success: bool | None
+    failure: Failure | None
+    terminated: bool
+    truncated: bool
+    answer: str | None
+    reward: RewardBreakdown
+
+
 def _never(arguments: Any, context: Any) -> Any:
     raise AssertionError("the tools of a remote environment are called by its server")
 
 
-def _spec_of(card: Mapping[str, Any]) -> dict[str, Any]:
+def _spec_of(card: _Card) -> dict[str, Any]:
     """The spec of a card: what drivers read, with terms that no episode measures here."""
     term = {"kind": "rule", "rule": "exact_match", "expect": ""}
-    rewards = {name: {**term, "weight": held["weight"], "required": held["required"]} for name, held in
-               card["rewards"].items()}  # fmt: skip
+    rewards = {name: {**term, "weight": held.weight, "required": held.required} for name, held in card.rewards.items()}
     empty: list[dict[str, Any]] = [{}]
-    splits = {split: {"rows": empty} for split in card["splits"]}
+    splits = {split: {"rows": empty} for split in card.splits}
     success = f"{next(iter(rewards))} >= 1"
     return {
-        "rlenv": 1, **card["spec"], "tasks": splits, "prompt": {"user": ""}, "rewards": rewards, "success": success
+        "rlenv": 1, **card.spec, "tasks": splits, "prompt": {"user": ""}, "rewards": rewards, "success": success
     }  # fmt: skip
 
 
@@ -189,7 +247,7 @@ class _RemoteEpisode(Episode):
     """An episode whose calls, user and reward are the server's; see `Episode` for what its driver may rely on."""
 
     link: Link
-    _told: Mapping[str, Any] = {}
+    _prompt_text = ""
 
     async def open(self) -> None:
         """Opens the episode at the server; one that cannot be opened has ended on return."""
@@ -201,12 +259,15 @@ class _RemoteEpisode(Episode):
             data = await self.link.reset(self, counts_tokens=not self.environment.is_text_only(self.cut))
             meta, ours = data["metadata"], data["metadata"][wire.OURS]
             self._started = self.tools.begun = time.monotonic()  # the wait for a slot is no part of it
-            self.seed, self._told = int(meta["seed"]), ours
+            seed = _read(int, meta["seed"])
+            if (meta["split"], meta["task"]) != (self.split, self.task_index) or self.link.seed not in (None, seed):
+                raise ValueError("it is of another episode")
+            self.seed, self._prompt_text = seed, _read(str, ours["text"])
             self.messages = tuple(_read(Message, one) for one in ours["prompt"])
             self.limits = _read(EpisodeLimits, ours["limits"])
-            if list(ours["tools"]) != list(self.environment.tool_schemas):
-                self.tools.toolset = self.tools.first = self._remote._tools(ours["tools"])
-            if data["done"]:
+            if ours["tools"] != list(self.environment.tool_schemas):
+                self.tools.toolset = self.tools.first = self._remote._tools(_read(list[_Schema], ours["tools"]))
+            if _read(bool, data["done"]):
                 self._end_as(meta)
         except (KeyError, TypeError, ValueError) as error:
             self._fail(REASON, f"the server's answer cannot be read: {type(error).__name__}: {error}")
@@ -220,7 +281,7 @@ class _RemoteEpisode(Episode):
     @property
     def prompt_text(self) -> str:
         """The prompt as a policy of raw text sees it, as the server's dialect writes it."""
-        return str(self._told.get("text", ""))
+        return self._prompt_text
 
     @property
     def _remote(self) -> RemoteEnvironment:
@@ -237,15 +298,20 @@ class _RemoteEpisode(Episode):
     def _answered(self, data: Mapping[str, Any], begun: float) -> Step:
         """The step that an answer of the server's says, with its turn in the record."""
         try:
-            meta = data["metadata"]
-            turn = _read(Turn, meta[wire.OURS]["turn"]) if meta[wire.OURS].get("turn") else None
+            meta, reward, is_last = data["metadata"], _read(float | None, data["reward"]), _read(bool, data["done"])
+            ours = meta[wire.OURS]
+            if (reward is None) != (is_last and meta["failure"] is not None):
+                raise ValueError("a reward is a number, unless the episode has failed")
+            turn = _read(Turn | None, ours["turn"])
             if turn is not None and turn.index == len(self.turns):
-                self._add(turn, str(meta[wire.OURS].get("text") or ""), begun)
+                self._add(turn, _read(str, ours["text"]), begun)
+            elif not is_last or (turn is not None and turn.index != len(self.turns) - 1):
+                raise ValueError("it is of another turn")
             observation = self.turns[-1].observation if self.turns else None
-            if not data["done"]:
-                return Step(observation or Observation(), data["reward"])
+            if not is_last:
+                return Step(observation or Observation(), reward)
             self._end_as(meta)
-            return Step.last(self.trajectory, reward=data["reward"], observation=observation or Observation())
+            return Step.last(self.trajectory, reward=reward, observation=observation or Observation())
         except (KeyError, TypeError, ValueError) as error:
             raise EpisodeError(f"the server's answer cannot be read: {error}", reason=REASON) from error
 
@@ -270,16 +336,18 @@ class _RemoteEpisode(Episode):
         return cut if bare == message.content else told_of_cut([cut])[0]
 
     def _end_as(self, meta: Mapping[str, Any]) -> None:
-        end, failure = meta[wire.OURS]["end"], meta.get("failure")
-        reward = _read(RewardBreakdown, end["reward"])
+        told = {key: meta[key] for key in ("reason", "success", "failure")}
+        end: _End = _read(_End, {**told, **meta[wire.OURS]["end"]})
+        if (end.failure is None) == (end.reward.total is None):
+            raise ValueError("a reward is valid, or it has failed")
         self._is_ended_there = True
-        record = self.record(answer=end["answer"])
-        if failure is not None:
-            told = Trajectory.failed(failure=_read(Failure, failure), reward=reward, **record)
-            self._trajectory = replace(told, reason=meta["reason"])
+        record = self.record(answer=end.answer)
+        if end.failure is not None:
+            failed = Trajectory.failed(failure=end.failure, reward=end.reward, **record)
+            self._trajectory = replace(failed, reason=end.reason)
             return
-        made = Trajectory.termination if end["terminated"] else Trajectory.truncation
-        self._trajectory = made(reason=meta["reason"], reward=reward, success=meta["success"], **record)
+        made = Trajectory.termination if end.terminated else Trajectory.truncation
+        self._trajectory = made(reason=end.reason, reward=end.reward, success=end.success, **record)
 
     async def truncate(self, reason: str, *, action: str | Message | Sampled | None = None) -> Trajectory:
         """Ends the episode from outside; the server scores it as it stands. See `Episode.truncate`."""
@@ -296,13 +364,12 @@ class _RemoteEpisode(Episode):
 
 
 @cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-def _read(kind: type[Any], value: Any) -> Any:
-    """A record of the wire; raises ValueError for what is none."""
-    made: TypeAdapter[Any] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
-    return made.validate_python(value)
+def _read(kind: Any, value: Any) -> Any:
+    """A value of the wire as its type; raises ValueError where it is of another. JSON has no number but finite ones."""
+    return _adapter(kind).validate_json(orjson.dumps(value), strict=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 import rlenv
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.hosts.serve import Limits
+from rlenv.hosts.workers import listen
 from rlenv.runs.evaluate import evaluate
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.trajectory import Trajectory
@@ -281,3 +286,114 @@ def test_what_is_not_there_is_said(toy: Served) -> None:
         environment.start(split="valid")
     with pytest.raises(UsageError, match="tasks of its own splits"):
         environment.start(task={"question": "mine"})
+
+
+@asynccontextmanager
+async def lying(served: Served, lie: Callable[[str, Any], Any]) -> AsyncIterator[str]:
+    """A server before another one, which says what `lie` makes of each answer: an answer, a text, or None to leave."""
+
+    async def card(request: web.Request) -> web.Response:
+        async with aiohttp.ClientSession() as client, client.get(f"{served.url}/card") as response:
+            return web.json_response(lie("card", await response.json()))
+
+    async def socket(request: web.Request) -> web.WebSocketResponse:
+        mine = web.WebSocketResponse()
+        await mine.prepare(request)
+        async with aiohttp.ClientSession() as client, client.ws_connect(f"{served.url}/ws") as theirs:
+            async for message in mine:
+                await theirs.send_str(message.data)
+                told = lie(json.loads(message.data)["type"], await theirs.receive_json())
+                if told is None:
+                    break
+                await mine.send_str(told if isinstance(told, str) else json.dumps(told))
+        return mine
+
+    app = web.Application()
+    app.add_routes([web.get("/card", card), web.get("/ws", socket)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound := listen("127.0.0.1", 0)).start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+def changed(at: str, path: str, value: Any) -> Callable[[str, Any], Any]:
+    """The lie that puts a value into the answers to one kind of message, where there is such a place."""
+
+    def lie(kind: str, told: Any) -> Any:
+        *parts, last = path.split(".")
+        held = told
+        for part in parts:
+            held = held.get(part, {})
+        if kind == at and last in held:
+            held[last] = value
+        return told
+
+    return lie
+
+
+def replayed() -> Callable[[str, Any], Any]:
+    """The lie that gives the first answer to a step for every later one."""
+    steps: list[Any] = []
+
+    def lie(kind: str, told: Any) -> Any:
+        if kind != "step":
+            return told
+        steps.append(told)
+        return steps[0]
+
+    return lie
+
+
+END = "data.metadata.rlenv.end.reward"
+LIES: Mapping[str, Callable[[str, Any], Any]] = {
+    "no JSON": lambda kind, told: told if kind == "card" else "{]",
+    "a list": lambda kind, told: told if kind == "card" else [],
+    "no data": lambda kind, told: told if kind == "card" else {"type": "observation"},
+    "an error without words": lambda kind, told: told if kind == "card" else {"type": "error", "data": 5},
+    "a close in a step": lambda kind, told: None if kind == "step" else told,
+    "a reward that is a text": changed("step", "data.reward", "1.0"),
+    "a reward that is a word": changed("step", "data.reward", True),
+    "no reward of a step": changed("step", "data.reward", None),
+    "an end that is none": changed("step", "data.done", False),
+    "an end too early": changed("step", "data.done", True),
+    "a total that is no number": changed("step", f"{END}.total", "nan"),
+    "a total without an end": changed("step", f"{END}.total", "inf"),
+    "no total, and no failure": changed("step", f"{END}.total", None),
+    "a failure with a total": changed("step", "data.metadata.failure", {"reason": "judge", "message": "m"}),
+    "a success that is a number": changed("step", "data.metadata.success", 5),
+    "no turn": changed("step", "data.metadata.rlenv.turn", None),
+    "another turn": changed("step", "data.metadata.rlenv.turn.index", 9),
+    "an answer that was given": replayed(),
+    "another task": changed("reset", "data.metadata.task", 1),
+    "another split": changed("reset", "data.metadata.split", "other"),
+    "another seed": changed("reset", "data.metadata.seed", 9),
+    "tools that are none": changed("reset", "data.metadata.rlenv.tools", [5]),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_server_that_lies_fails_the_episode_and_is_no_number(name: str, toy: Served) -> None:
+    async def main() -> Trajectory:
+        async with lying(toy, LIES[name]) as url:
+            environment = await asyncio.to_thread(RemoteEnvironment, url, patience_s=0.0)
+            async with environment:
+                return await rlenv.play(environment, Says(CALL, *2 * ["<answer>5</answer>"]), rlenv.Job("train", 0, 3))
+
+    ended = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (ended.reward.total, ended.success, ended.reason) == (None, None, "remote")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("rewards", []), ("rewards", {}), ("spec", "x"), ("splits", {"train": 5}), ("tools", 5), ("digest", [1])],
+)
+def test_a_card_that_is_none_is_said_so(path: str, value: Any, toy: Served) -> None:
+    async def main() -> None:
+        async with lying(toy, changed("card", path, value)) as url:
+            with pytest.raises(UsageError, match="serves"):
+                await asyncio.to_thread(RemoteEnvironment, url, patience_s=0.0)
+
+    asyncio.run(main())
