@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import play, run
+from tests.peers.places import contract, play
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(500)]
 
@@ -59,5 +59,4 @@ def test_tinker_trains_on_what_was_sampled(tmp_path: Path) -> None:
     ("name", "packages"), [("gem", ["gem", "skyrl_gym"]), ("tinker", ["tinker_cookbook"])], ids=["gem", "tinker"]
 )
 def test_a_host_has_what_its_face_stands_on(name: str, packages: list[str], tmp_path: Path) -> None:
-    done = run(name, ["python", "-m", "tests.support.hosts_contract", *packages], tmp_path, limit_s=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    contract(name, tmp_path, *packages)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import play
+from tests.peers.places import contract, play
 from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARCHED, written
 
 pytestmark = pytest.mark.peers
@@ -38,7 +38,7 @@ def run(folder: Path, way: str, spec: Path | str, answers: Any, *options: str) -
 
 
 def test_every_name_that_it_stands_on_is_there(tmp_path: Path) -> None:
-    assert play("inspect", "names.py", tmp_path, "rlenv_inspect") == []
+    contract("inspect", tmp_path, "inspect_ai")
 
 
 def test_the_mock_of_inspect_earns_what_the_spec_gives(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import play, run
+from tests.peers.places import contract, play, run
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
 
@@ -77,5 +77,4 @@ def test_a_run_of_the_command_is_kept_as_others_are(tmp_path: Path) -> None:
 
 
 def test_trl_has_what_the_adapter_stands_on(tmp_path: Path) -> None:
-    done = run("trl", ["python", "-m", "tests.support.hosts_contract", "trl"], tmp_path, limit_s=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    contract("trl", tmp_path, "trl")

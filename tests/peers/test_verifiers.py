@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
-from tests.peers.places import ROOT, play
+from tests.peers.places import ROOT, contract, play
 from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARCHED, written
 
 pytestmark = pytest.mark.peers
@@ -23,7 +23,7 @@ def run(folder: Path, answers: Any, command: str, spec: Path | str, *options: st
 
 
 def test_every_name_that_it_stands_on_is_there(tmp_path: Path) -> None:
-    assert play("verifiers", "names.py", tmp_path, "rlenv_verifiers") == []
+    contract("verifiers", tmp_path, "verifiers")
 
 
 def test_each_rollout_earns_what_the_spec_gives(tmp_path: Path) -> None:

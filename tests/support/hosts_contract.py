@@ -92,6 +92,46 @@ CLAUSES: Final[Mapping[str, tuple[Clause, ...]]] = {
     "gem": tuple(
         _clauses("gem", "rlenv_hosts", "gem-llm 0.1.0", ("core:Env", "members", "reset step spawn", "gem.py"))
     ),
+    "verifiers": tuple(
+        _clauses(
+            "verifiers", "rlenv_verifiers", "verifiers >=0.4,<0.5",
+            ("v1:Taskset", "names", "load bounded INFINITE", "__init__.py"),
+            ("v1:TasksetConfig", "names", "id task system_prompt", "__init__.py"),
+            ("v1:Task", "names", "key score validate", "__init__.py"),
+            ("v1:Task.validate", "names", "runtime", "__init__.py"),
+            ("v1:TaskData", "names", "name prompt", "__init__.py"),
+            ("v1:Trace", "names", "info nodes stop_condition", "__init__.py"),
+            ("v1:Harness", "names", "launch APPENDS_SYSTEM_PROMPT EXECUTES_CODE NEEDS_CONTAINER", "__init__.py"),
+            ("v1:Harness.launch", "names", "ctx trace runtime endpoint secret mcp_urls data", "__init__.py"),
+            ("v1:HarnessConfig", "names", "id env forward_env mcp_header_env disabled_tools", "__init__.py"),
+            ("v1:ProgramResult", "names", "exit_code stdout stderr", "__init__.py"),
+            ("v1:ModelContext", "names", "model", "__init__.py"),
+            ("v1:TaskError", "names", "", "__init__.py"),
+            ("v1:reward", "names", "weight", "__init__.py"),
+            ("v1:metric", "names", "", "__init__.py"),
+        )
+    ),
+    "inspect_ai": tuple(
+        _clauses(
+            "inspect_ai", "rlenv_inspect", "Inspect 0.3",
+            (":Task", "names", "", "__init__.py"),
+            (":Task.__init__", "names", "dataset solver scorer name", "__init__.py"),
+            ("dataset:Sample", "names", "input id metadata", "__init__.py"),
+            ("dataset:MemoryDataset.__init__", "names", "samples name", "__init__.py"),
+            ("model:Model.generate", "names", "input tools", "__init__.py"),
+            ("model:ModelOutput", "names", "message stop_reason", "__init__.py"),
+            ("model:ChatMessageTool", "names", "content tool_call_id function", "__init__.py"),
+            ("model:ChatMessageAssistant", "names", "content tool_calls", "__init__.py"),
+            ("model:ContentImage", "names", "image", "__init__.py"),
+            ("scorer:Score.unscored", "names", "reason explanation metadata", "__init__.py"),
+            ("scorer:scorer", "names", "metrics", "__init__.py"),
+            ("solver:TaskState", "names", "messages metadata output epoch", "__init__.py"),
+            ("tool:ToolCall", "names", "id function arguments parse_error", "__init__.py"),
+            ("tool:ToolInfo", "names", "name description parameters", "__init__.py"),
+            ("tool:ToolParams", "names", "properties required additionalProperties", "__init__.py"),
+            ("util:LimitExceededError", "names", "", "__init__.py"),
+        )
+    ),
 }  # fmt: skip
 """By the package of the host."""
 

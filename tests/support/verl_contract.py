@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rlenv.cli.terminal import write
 from rlenv_verl import VERL_RANGE
 
-Kind = Literal["parameters", "coroutine", "members", "fields", "says", "source"]
+Kind = Literal["parameters", "coroutine", "members", "fields", "names", "says", "source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Clause:
     """One thing that veRL has to have.
 
     `kind` says what `needs` are: names of `parameters` that a function is called with (`coroutine`: the same, of an
-    async function), `members` of a class or module, `fields` of a dataclass or pydantic model, or texts that the
+    async function), `members` of a class or module, `fields` of a dataclass or pydantic model, `names` that stand there
+    in any of these ways, or texts that the
     source of a module `says` (file names, environment variables, keys of metrics). `source` is the same of a module
     that is read and not imported: vLLM is not installed beside every veRL.
     """
@@ -353,6 +354,11 @@ def _found(clause: Clause) -> tuple[Iterable[str] | str, bool]:
         return Path(str(module.__file__)).read_text(encoding="utf-8"), True
     if clause.kind == "members":
         return dir(target), True
+    if clause.kind == "names":
+        own = [*dir(target), *getattr(target, "model_fields", ()), *getattr(target, "__dataclass_fields__", ())]
+        if not isinstance(target, type):
+            return [*own, *inspect.signature(target).parameters], True
+        return [*own, *(name for base in target.__mro__ for name in getattr(base, "__annotations__", ()))], True
     if clause.kind == "fields":
         named: Mapping[str, Any] = getattr(target, "model_fields", None) or getattr(target, "__dataclass_fields__", {})
         return list(named), True

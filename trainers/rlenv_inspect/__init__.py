@@ -38,26 +38,6 @@ from rlenv.tasks.rows import seed_of
 
 __all__ = ["play", "reward", "run", "success"]
 
-CONTRACT: Final[Mapping[str, str]] = {
-    "inspect_ai:Task": "",
-    "inspect_ai:Task.__init__": "dataset solver scorer name",
-    "inspect_ai.dataset:Sample": "input id metadata",
-    "inspect_ai.dataset:MemoryDataset.__init__": "samples name",
-    "inspect_ai.model:Model.generate": "input tools",
-    "inspect_ai.model:ModelOutput": "message stop_reason",
-    "inspect_ai.model:ChatMessageTool": "content tool_call_id function",
-    "inspect_ai.model:ChatMessageAssistant": "content tool_calls",
-    "inspect_ai.model:ContentImage": "image",
-    "inspect_ai.scorer:Score.unscored": "reason explanation metadata",
-    "inspect_ai.scorer:scorer": "metrics",
-    "inspect_ai.solver:TaskState": "messages metadata output epoch",
-    "inspect_ai.tool:ToolCall": "id function arguments parse_error",
-    "inspect_ai.tool:ToolInfo": "name description parameters",
-    "inspect_ai.tool:ToolParams": "properties required additionalProperties",
-    "inspect_ai.util:LimitExceededError": "",
-}
-"""The names of Inspect that this stands on, each with what is used of it."""
-
 _CUT: Final = ("max_tokens", "model_length")
 _MOST_DEPTH: Final = 6
 """Schemas that refer to themselves are written out so deep."""

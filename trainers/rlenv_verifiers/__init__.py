@@ -23,24 +23,6 @@ import rlenv
 
 __all__ = ["RlenvHarness", "RlenvTaskset"]
 
-CONTRACT: Final[Mapping[str, str]] = {
-    "verifiers.v1:Taskset": "load bounded INFINITE",
-    "verifiers.v1:TasksetConfig": "id task system_prompt",
-    "verifiers.v1:Task": "key score validate",
-    "verifiers.v1:Task.validate": "runtime",
-    "verifiers.v1:TaskData": "name prompt",
-    "verifiers.v1:Trace": "info nodes stop_condition",
-    "verifiers.v1:Harness": "launch APPENDS_SYSTEM_PROMPT EXECUTES_CODE NEEDS_CONTAINER",
-    "verifiers.v1:Harness.launch": "ctx trace runtime endpoint secret mcp_urls data",
-    "verifiers.v1:HarnessConfig": "id env forward_env mcp_header_env disabled_tools",
-    "verifiers.v1:ProgramResult": "exit_code stdout stderr",
-    "verifiers.v1:ModelContext": "model",
-    "verifiers.v1:TaskError": "",
-    "verifiers.v1:reward": "weight",
-    "verifiers.v1:metric": "",
-}
-"""The names of verifiers that this stands on, each with what is used of it."""
-
 _UNFINISHED: Final[Mapping[str, Any]] = {"total": None, "success": None, "failure": None, "terms": {}}
 _ENDPOINTS: Final = ("policy", "refused")
 """The reasons of episodes that the model's endpoint has failed."""
