@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlenv.cli.options import WithOut, WithSpec, given, option
+from rlenv.cli.serve import token_in
 from rlenv.cli.terminal import say, write, write_error
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rlenv.runs.folder import KeptRun
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+_GRACE_S = 10.0
 
 
 @dataclass
@@ -38,15 +38,16 @@ class _Served(WithSpec, WithOut):
     )
 
     def token(self) -> str:
-        """The driver's token, "" where none is named."""
-        if self.token_env is None:
-            if self.host not in _LOCAL:
-                raise UsageError(f"--host {self.host}: others reach it too", hint="name a token by --token-env NAME")
-            return ""
-        token = os.environ.get(self.token_env, "")
-        if len(token) < 16:
-            raise UsageError(f"--token-env {self.token_env}: found {len(token)} characters; expected 16 or more")
-        return token
+        """The driver's token, "" where none is named.
+
+        Raises:
+            UsageError: it is too short, or others reach the server, and none is named.
+        """
+        from rlenv.hosts.http import is_local
+
+        if self.token_env is None and not is_local(self.host):
+            raise UsageError(f"--host {self.host}: others reach it too", hint="name a token by --token-env NAME")
+        return token_in(self.token_env)
 
     def keeping(self, stack: ExitStack, environment: Any, *, policy: str, model: str = "") -> KeptRun | None:
         """The run in the folder of `-o`; None where none is named."""
@@ -64,23 +65,15 @@ class _Served(WithSpec, WithOut):
         Raises:
             UsageError: the address cannot be listened at.
         """
-        from rlenv.retrieval import serve
+        from rlenv.hosts import workers
 
-        def ready(host: str, port: int) -> None:
-            write(shown(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}") + "\n")
+        def ready() -> None:
+            write(shown(workers.address_of(bound)) + "\n")
             sys.stdout.flush()
 
-        async def main() -> None:
-            stopped = asyncio.Event()
-            for name in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(name, stopped.set)
-            await serve(app, host=self.host, port=port, stopped=stopped, on_ready=ready)
-
-        try:
-            asyncio.run(main())
-        except OSError as error:
-            told = f"--port {port}: cannot listen at {self.host}: {error.strerror}"
-            raise UsageError(told, hint="choose another, or 0 for a free one") from error
+        workers.raise_file_limit()
+        bound = workers.listen(self.host, port)
+        asyncio.run(workers.serve(app, bound, on_ready=ready, grace_s=_GRACE_S))
 
 
 @dataclass
@@ -116,8 +109,11 @@ class McpCommand(_Served):
         import json
 
         from rlenv._base.bounded import sendable
+        from rlenv.cli.servers import Input
         from rlenv.hosts.desk import Desk
+        from rlenv.hosts.http import MOST_BYTES
         from rlenv.hosts.mcp_server import serve_lines
+        from rlenv.hosts.workers import stop_by_signal
 
         # Nothing but messages may reach the client: what is printed goes to standard error.
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -125,7 +121,9 @@ class McpCommand(_Served):
         with out:
             async with environment, Desk(environment, **options | {"idle_s": float("inf")}) as desk:
                 held = await desk.start(**given(self, "task", "split", "seed"))
-                await serve_lines(desk, held, sys.stdin.buffer.readline, out)
+                stop_by_signal(stopped := asyncio.Event())
+                source = Input(sys.stdin.fileno())
+                await serve_lines(desk, held, lambda: source.readline(MOST_BYTES), out, stopped=stopped)
         assert held.trajectory is not None
         write_error(json.dumps(sendable(held.trajectory.outcome())) + "\n")
         return 0

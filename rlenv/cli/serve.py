@@ -15,6 +15,18 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 
 
+def token_in(variable: str | None) -> str:
+    """The token in an environment variable, "" where none is named.
+
+    Raises:
+        UsageError: it is none that nobody guesses.
+    """
+    token = "" if variable is None else os.environ.get(variable, "")
+    if variable is not None and len(token) < 16:
+        raise UsageError(f"--token-env {variable}: found {len(token)} characters; expected 16 or more")
+    return token
+
+
 @dataclass
 class ServeCommand(WithSet):
     """`rlenv serve`."""
@@ -41,23 +53,24 @@ class ServeCommand(WithSet):
     def execute(self) -> int:
         """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
         from rlenv.hosts import workers
-        from rlenv.hosts.serve import Board, Limits, Server, is_local
+        from rlenv.hosts.http import is_local
+        from rlenv.hosts.http_sessions import HttpSessions
+        from rlenv.hosts.serve import UP, Board, Limits, Server
 
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-        token = self._token()
+        token = token_in(self.token_env)
         if not token and not self.no_token and not is_local(self.host):
             hint = "give --token-env NAME, or --no-token where a proxy asks for one"
             raise UsageError(f"--host {self.host}: whoever reaches it could play without a token", hint=hint)
         workers.raise_file_limit()
         board = workers.board_of_worker()
         bound = workers.listen(self.host, self.port, is_shared=self.workers > 1)
-        address, port = bound.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+        shown, port = workers.address_of(bound), bound.getsockname()[1]
         if self.workers > 1 and board is None:
             names = ", ".join(self._environments())  # faults are told once, before anything starts
             with bound:
                 command = [sys.executable, "-m", "rlenv", "serve", *sys.argv[2:], "--port", str(port)]
-                text = f"{names} at http://{shown}:{port}, {self.workers} workers\n"
+                text = f"{names} at {shown}, {self.workers} workers\n"
                 return workers.supervise(command, self.workers, drain_s=self.drain_s, on_ready=lambda: write(text))
         limits = Limits(
             sessions=max(1, self.max_sessions // self.workers),
@@ -71,19 +84,13 @@ class ServeCommand(WithSet):
         )
 
         def ready() -> None:
+            server.board.add(UP)
             if board is None:
-                write(f"{', '.join(server.environments)} at http://{shown}:{port}, {limits.sessions} sessions\n")
+                write(f"{', '.join(server.environments)} at {shown}, {limits.sessions} sessions\n")
 
-        asyncio.run(workers.serve(server, bound, on_ready=ready))
+        app = server.application(HttpSessions(server))
+        asyncio.run(workers.serve(app, bound, on_ready=ready, drain=server.drain, is_worker=server.board.is_shared))
         return 0
-
-    def _token(self) -> str:
-        if self.token_env is None:
-            return ""
-        token = os.environ.get(self.token_env, "")
-        if len(token) < 16:
-            raise UsageError(f"--token-env {self.token_env}: it holds {len(token)} characters; expected 16 or more")
-        return token
 
     def _environments(self) -> dict[str, Environment]:
         found: dict[str, Environment] = {}

@@ -67,10 +67,10 @@ class LspCommand(Options):
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with out:
-            return asyncio.run(_serve(_Input(sys.stdin.fileno()), out, self.pause, self.full))
+            return asyncio.run(_serve(Input(sys.stdin.fileno()), out, self.pause, self.full))
 
 
-class _Input:
+class Input:
     """Reads a descriptor. Python's own buffer of standard input is locked while a thread waits in it, and Python cannot
     end then."""
 
@@ -97,7 +97,7 @@ class _Input:
         return self.read(min(end, len(self._held)))
 
 
-async def _serve(source: _Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
+async def _serve(source: Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[dict[str, Any] | Unreadable | None] = asyncio.Queue()
 

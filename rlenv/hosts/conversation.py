@@ -199,14 +199,14 @@ class Conversation:
     async def _ended(self, data: Any) -> Any:
         """Ends the episode as its driver says: a limit of its own (scored), or a failure (invalid)."""
         session, given = self.session, data if isinstance(data, Mapping) else {}
-        reason = given.get("reason")
-        if session.episode is None or not isinstance(reason, str) or not 0 < len(reason) <= 64:
+        reason, turns = wire.text_of(given, "reason", most=64), wire.whole_of(given, "turns") or 0
+        if session.episode is None or not reason:
             raise ValueError('expected {"reason": WORD} of an episode that was opened')
         if given.get("failed"):
             session.fail(reason, "the client says so")
         else:
             # A client that gave up a step may not know that it was taken.
-            is_taken = len(session.episode.turns) > int(given.get("turns") or 0)
+            is_taken = len(session.episode.turns) > turns
             action = wire.action_of(given["action"]) if given.get("action") and not is_taken else None
             await session.episode.truncate(reason, action=action)
         return await session.step("")

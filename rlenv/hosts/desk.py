@@ -13,34 +13,29 @@ opened, ended or read, and no other episode be reached.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from rlenv._base.bounded import sendable
-from rlenv._base.strict_json import read_json
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import UsageError
+from rlenv.hosts.http import guarded, is_local, json_of
 from rlenv.messages import Message, ToolCall
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["MOST_BYTES", "Desk", "Held", "guarded", "json_of", "refusal", "same"]
+__all__ = ["Desk", "Held", "guard_of", "refusal"]
 
-MOST_BYTES: Final = 16_000_000
-"""Of a request's body."""
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _LOOK_S: Final = 1.0
+STOPPED: Final = "the server was stopped before the episode had ended"
 _log = logger("rlenv.hosts")
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Keep = Callable[["Held", Trajectory], None]
 
 
@@ -50,66 +45,13 @@ def refusal(status: int, message: str, **more: Any) -> web.Response:
     return web.json_response({"error": {"message": message, "type": kind, **more}}, status=status)
 
 
-def same(one: str, other: str) -> bool:
-    """True for equal texts, in a time that does not tell how far they are equal."""
-    return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
+def guard_of(host: str, token: str, *, is_free: Callable[[web.Request], bool]) -> Any:
+    """The middleware of a server at an address whose driver has a token; `is_free` is true for an agent's requests."""
 
+    def status_of(error: Exception) -> int:
+        return 503 if isinstance(error, Full) else 404 if isinstance(error, Unknown) else 400
 
-def bearer_of(request: web.Request) -> str:
-    """The token of a request's `Authorization`, "" without one."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
-async def json_of(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request's body; {} where it has none.
-
-    Raises:
-        UsageError: it is none, or too much.
-    """
-    raw = await request.read()
-    try:
-        value = read_json(raw, max_bytes=MOST_BYTES) if raw.strip() else {}
-    except ValueError as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"the body is a {type(value).__name__}; expected an object")
-    return value
-
-
-def guarded(host: str, *, token: str, is_open: Callable[[web.Request], bool]) -> Any:
-    """The middleware before every request: the token, this machine's names alone where only it is served, and errors.
-
-    Args:
-        host: the address that is listened at.
-        token: what `Authorization: Bearer` must hold; "" asks for none.
-        is_open: True for requests that bring a key of their own.
-    """
-    is_local = host in (*_LOOPBACK, "::1")
-
-    @web.middleware
-    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        origin = request.headers.get("Origin")
-        names = [request.host, *([urlsplit(origin).netloc] if origin is not None else [])]
-        if is_local and not all(_is_local(name) for name in names):  # a page's own name may lead here (DNS rebinding)
-            return refusal(403, f"'{request.host[:100]}' is not a name of this server")
-        if token and not is_open(request) and not same(bearer_of(request), token):
-            return refusal(401, "expected 'Authorization: Bearer TOKEN' with the token of this server")
-        try:
-            return await handler(request)
-        except UsageError as error:
-            return refusal(503 if isinstance(error, Full) else 404 if isinstance(error, Unknown) else 400, str(error))
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            return refusal(error.status, f"{error.reason}: {request.method} {request.path[:200]}")
-
-    return guard
-
-
-def _is_local(name: str) -> bool:
-    name = name.lower()
-    return (name[: name.rfind("]") + 1] if name.startswith("[") else name.partition(":")[0]) in _LOOPBACK
+    return guarded(token, is_local_only=is_local(host), is_free=is_free, refusal=refusal, status_of=status_of)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +121,7 @@ class Desk:
             with suppress(asyncio.CancelledError):
                 await self._reaper
         for held in list(self._by_id.values()):
-            await self.leave(held, gives_up="stopped", why="the server was stopped before the episode had ended")
+            await self.leave(held, gives_up="stopped", why=STOPPED)
 
     @property
     def open(self) -> int:
@@ -276,6 +218,8 @@ class Desk:
 
     def _end(self, held: Held, trajectory: Trajectory) -> None:
         held.trajectory, held.touched = trajectory, self.now()
+        if (failure := trajectory.failure) is not None:  # an agent is told its word alone
+            _log.warning("episode %s: %s: %s", held.id, failure.reason, failure.message)
         self._keep(held, trajectory)
 
     async def _reap(self) -> None:
@@ -286,16 +230,18 @@ class Desk:
     async def reap(self) -> None:
         """Leaves the episodes that nobody asks anything of, and forgets those that have ended as long ago."""
         last = self.now() - self.idle_s
+        left: list[Held] = []
         for held in [held for held in self._by_id.values() if held.touched <= last]:
             if held.busy and held.touched > last - held.session.episode.limits.episode_s:
                 continue  # a call may take as long; whoever reads no answer does not keep the episode open for ever
-            if held.trajectory is not None:
+            if held.trajectory is None:
+                left.append(held)
+            else:
                 del self._by_id[held.id], self._by_key[held.key]
-                continue
-            try:
-                await self.leave(held)
-            except Exception:  # the boundary: the episodes behind it are looked at all the same
-                _log.exception("an episode could not be ended")
+        # At once: a judge that is slow keeps none of the others open.
+        for error in await asyncio.gather(*[self.leave(held) for held in left], return_exceptions=True):
+            if isinstance(error, Exception):  # the boundary: the others are ended all the same
+                _log.error("an episode could not be ended", exc_info=error)
 
     # The driver's routes
 

@@ -34,8 +34,9 @@ from rlenv.endpoints import REFUSED, Client
 from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError
-from rlenv.hosts.desk import MOST_BYTES, Desk, Held, bearer_of, guarded, json_of, refusal
+from rlenv.hosts.desk import Desk, Held, guard_of, refusal
 from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, transcript_of
+from rlenv.hosts.http import MOST_BYTES, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
 from rlenv.messages import Message
@@ -99,7 +100,7 @@ class Gateway:
 
     def application(self) -> web.Application:
         """The server."""
-        guard = guarded(self._host, token=self._token, is_open=lambda one: one.path.startswith(("/agent/", "/v1/")))
+        guard = guard_of(self._host, self._token, is_free=lambda one: one.path.startswith(("/agent/", "/v1/")))
         app = web.Application(middlewares=[guard], client_max_size=MOST_BYTES)
         app.cleanup_ctx.append(held_by(aclosing(self._client), self.environment, self.desk))
         app.add_routes(self.desk.routes(self._described))
@@ -161,9 +162,10 @@ class Gateway:
     async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
         body, record = await json_of(request), held.aside
         before = body.get("previous_response_id")
-        if before is not None and before not in record.responses:
+        known = () if before is None else record.responses.get(str(before))
+        if known is None:
             return refusal(404, f"there is no response '{str(before)[:60]}' in this episode")
-        chat = as_chat(body, record.responses[before] if before is not None else ())
+        chat = as_chat(body, known)
 
         async def answer() -> Exchange | web.Response:
             return await self._asked(held, body, chat, len(await request.read()))

@@ -12,10 +12,10 @@ OpenEnv 0.10.0 (`core/env_server/http_server.py`, `POST /mcp`): `openenv/session
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from aiohttp import web
@@ -24,7 +24,8 @@ from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import RlenvError
 from rlenv.hosts import wire
 from rlenv.hosts.conversation import note_end
-from rlenv.hosts.serve import answer, json_of
+from rlenv.hosts.http import json_of
+from rlenv.hosts.serve import answer
 from rlenv.hosts.session import Session
 from rlenv.messages import Message
 from rlenv.trajectory import Step
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 _COOKIE: Final = "rlenv_session"
 _SWEEP_S: Final = 5.0
 _PARSE, _INVALID, _PARAMS = -32700, -32600, -32602
+_MOST_ID: Final = 256
+_Kind = TypeVar("_Kind", bound=Session | ToolSession)
+_Made = TypeVar("_Made")
 
 
 @dataclass(eq=False)
@@ -44,6 +48,8 @@ class _Held:
 
     session: Session | ToolSession
     touched: float
+    busy: int = 0
+    """Requests that are being answered."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     last_id: str = ""
     last: tuple[int, dict[str, Any]] = (200, {})
@@ -81,12 +87,8 @@ class HttpSessions:
         if not isinstance(row, Mapping):
             raise web.HTTPUnprocessableEntity(text="the row has no 'rlenv': {split, task}; `rlenv export` writes some")
         environment = self._server.environments[name]
-        id, session = await self._taken(Session(environment))
-        try:
-            opened = await session.reset(**wire.place_of(row, environment) | {"id": id})
-        except BaseException:
-            await self._end(id, "client", "it was not opened")
-            raise
+        session, place = Session(environment), wire.place_of(row, environment)
+        id, opened = await self._taken(session, lambda id: session.reset(**place | {"id": id}))
         if opened.is_ended:
             return await self._invalid(id, session)
         given = body["responses_create_params"]
@@ -100,9 +102,9 @@ class HttpSessions:
     async def _stateless(self, request: web.Request, body: Mapping[str, Any]) -> web.Response:
         """OpenEnv's `POST /reset`: an observation of an episode that nobody goes on with."""
         environment = self._server.environments[self._server.named(request)]
-        id, session = await self._taken(Session(environment))
+        session, place = Session(environment), wire.place_of(body, environment)
+        id, opened = await self._taken(session, lambda id: session.reset(**place))
         try:
-            opened = await session.reset(**wire.place_of(body, environment))
             return answer(wire.opened_data(opened, session, is_ours=False))
         finally:
             await self._end(id, "client", "a request without a socket opens an episode and leaves it")
@@ -111,17 +113,14 @@ class HttpSessions:
         body = await json_of(request)
         if "response" not in body:
             raise web.HTTPConflict(text="a step needs an episode: open a WebSocket at /ws, or send NeMo Gym's body")
-        id = request.cookies.get(_COOKIE, "")
-        held = self._of(id)
-        asked = str(body.get("_ng_step_request_id") or "")
-        async with held.lock:
-            if not asked or asked != held.last_id:
-                held.last_id, held.last = asked, await self._stepped(held, id, body["response"])
-        return answer(held.last[1], status=held.last[0])
+        asked = wire.text_of(body, "_ng_step_request_id", most=_MOST_ID)
+        with self._of(request.cookies.get(_COOKIE, ""), Session) as (held, session):
+            async with held.lock:
+                if not asked or asked != held.last_id:
+                    held.last_id, held.last = asked, await self._stepped(session, body["response"])
+            return answer(held.last[1], status=held.last[0])
 
-    async def _stepped(self, held: _Held, id: str, response: Any) -> tuple[int, dict[str, Any]]:
-        session = held.session
-        assert isinstance(session, Session)
+    async def _stepped(self, session: Session, response: Any) -> tuple[int, dict[str, Any]]:
         step = await session.step(wire.action_of(_said(response)))
         if step.is_last:
             note_end(session)
@@ -149,7 +148,9 @@ class HttpSessions:
     async def _metrics(self, request: web.Request) -> web.Response:
         given = (await json_of(request)).get("verify_responses")
         rewards = [
-            one["reward"] for one in given or () if isinstance(one, dict) and isinstance(one.get("reward"), float)
+            one["reward"]
+            for one in (given if isinstance(given, list) else ())
+            if isinstance(one, dict) and type(one.get("reward")) in (int, float) and not one.get("mask_sample")
         ]
         mean = {"mean/reward": sum(rewards) / len(rewards)} if rewards else {}
         return answer({"group_level_metrics": [], "agent_metrics": mean, "key_metrics": mean})
@@ -159,9 +160,9 @@ class HttpSessions:
     async def _mcp(self, request: web.Request) -> web.Response:
         try:
             body = await json_of(request)
-        except web.HTTPBadRequest as error:
+        except web.HTTPException as error:
             return answer(wire.rpc_fault(None, _PARSE, str(error.text)))
-        id, method, given = body.get("id"), body.get("method"), body.get("params") or {}
+        id, method, given = body.get("id"), body.get("method"), body.get("params", {})
         if body.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(given, dict):
             return answer(
                 wire.rpc_fault(id, _INVALID, 'expected {"jsonrpc": "2.0", "method": …, "params": {…}, "id": …}')
@@ -174,35 +175,38 @@ class HttpSessions:
 
     async def _rpc(self, request: web.Request, id: Any, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         environment = self._server.environments[self._server.named(request)]
-        at = str(given.get("session_id") or "")
+        at = wire.text_of(given, "session_id")
         if method == "openenv/session/create":
             place = wire.place_of(given, environment)
             del place["id"]
-            at, tools = await self._taken(ToolSession(environment, **place))
-            await tools.open()
-            messages = [message.as_dict() for message in tools.episode.messages]
+            made = ToolSession(environment, **place)
+            at, _ = await self._taken(made, lambda id: made.open())
+            messages = [message.as_dict() for message in made.episode.messages]
             return wire.rpc_result(id, {"session_id": at, "messages": messages})
         if method == "openenv/session/close":
-            held = self._of(at)
-            assert isinstance(held.session, ToolSession)
-            trajectory = await held.session.finish(str(given.get("answer") or ""))
+            with self._of(at, ToolSession) as (held, tools):
+                async with held.lock:
+                    trajectory = await tools.finish(wire.text_of(given, "answer"))
             await self._end(at, "client", "")
             return wire.rpc_result(id, {"closed": True, **wire.public_outcome(trajectory, at)})
-        tools = self._of(at).session if at else None
-        shown = tools.tools if isinstance(tools, ToolSession) else environment.tool_schemas
         if method != "tools/call":
-            return wire.tools_answer({"id": id, "method": method}, shown)
-        name, arguments = given.get("name"), given.get("arguments") or {}
-        if not isinstance(tools, ToolSession) or not isinstance(name, str):
+            if not at:
+                return wire.tools_answer({"id": id, "method": method}, environment.tool_schemas)
+            with self._of(at, ToolSession) as (_, tools):
+                return wire.tools_answer({"id": id, "method": method}, tools.tools)
+        if not at or not (name := wire.text_of(given, "name")):
             raise ValueError("a call needs a name, and the session_id that openenv/session/create gives")
-        result = await tools.call(name, arguments)
+        with self._of(at, ToolSession) as (_, tools):
+            result = await tools.call(name, given.get("arguments"))
         content = [{"type": "text", "text": result.text}]
         return wire.rpc_result(id, {"content": content, "isError": result.is_error})
 
     # Sessions
 
-    async def _taken(self, session: Any) -> tuple[str, Any]:
-        """A session with its id and its slot."""
+    async def _taken(
+        self, session: Session | ToolSession, begin: Callable[[str], Awaitable[_Made]]
+    ) -> tuple[str, _Made]:
+        """The id of a session that has a slot and was begun, and what `begin` of its id has given."""
         server = self._server
         server.refuse_if_draining()
         if server.board.workers > 1:
@@ -215,14 +219,25 @@ class HttpSessions:
         id = uuid4().hex
         self._held[id] = _Held(session, loop.time())
         server.note_opened()
-        return id, session
+        try:
+            with self._of(id, type(session)):
+                return id, await begin(id)
+        except BaseException:
+            await self._end(id, "client", "it was not opened")
+            raise
 
-    def _of(self, id: str) -> _Held:
+    @contextmanager
+    def _of(self, id: str, kind: type[_Kind]) -> Iterator[tuple[_Held, _Kind]]:
+        """A session of that kind; it is not idle while a request of it is answered."""
         held = self._held.get(id)
-        if held is None:
+        if held is None or not isinstance(held.session, kind):
             raise web.HTTPNotFound(text="there is no such session: it was closed, or nobody asked for too long")
-        held.touched = asyncio.get_running_loop().time()
-        return held
+        held.busy += 1
+        try:
+            yield held, held.session
+        finally:
+            held.busy -= 1
+            held.touched = asyncio.get_running_loop().time()
 
     async def _end(self, id: str, reason: str, why: str) -> None:
         held = self._held.pop(id, None)
@@ -239,10 +254,14 @@ class HttpSessions:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            oldest = asyncio.get_running_loop().time() - self._server.limits.idle_s
-            for id in [id for id, held in self._held.items() if held.touched < oldest and not held.lock.locked()]:
-                with suppress(Exception):
-                    await self._end(id, "client", f"nobody asked for {self._server.limits.idle_s:g} s")
+            await self.reap()
+
+    async def reap(self) -> None:
+        """Ends the sessions that nobody asks."""
+        oldest = asyncio.get_running_loop().time() - self._server.limits.idle_s
+        for id in [id for id, held in self._held.items() if held.touched < oldest and not held.busy]:
+            with suppress(Exception):
+                await self._end(id, "client", f"nobody asked for {self._server.limits.idle_s:g} s")
 
 
 def _said(response: Any) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any, BinaryIO, Final
 
 from aiohttp import web
@@ -26,15 +27,21 @@ from rlenv._base.bounded import sendable
 from rlenv._base.strict_json import read_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.hosts.desk import MOST_BYTES, Desk, Held, guarded, refusal
+from rlenv.hosts import wire
+from rlenv.hosts.desk import STOPPED, Desk, Held, guard_of, refusal
+from rlenv.hosts.http import MOST_BYTES, read_of
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.secrets import logger
 
 __all__ = ["FINISH", "answered", "application", "check", "over_http", "serve_lines"]
 
+_log = logger("rlenv.hosts")
 _HANDSHAKE: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 _ALONE: Final = "2026-07-28"
 _META: Final = "io.modelcontextprotocol/"
-_PARSE, _REQUEST, _METHOD, _PARAMS, _HEADER, _VERSION = -32700, -32600, -32601, -32602, -32020, -32022
+_PARSE, _REQUEST, _METHOD, _PARAMS, _INTERNAL, _HEADER, _VERSION = (
+    -32700, -32600, -32601, -32602, -32603, -32020, -32022
+)  # fmt: skip
 _STATUS: Final = {_PARSE: 400, _REQUEST: 400, _METHOD: 404, _PARAMS: 400, _HEADER: 400, _VERSION: 400}
 _NAMED: Final = {"tools/call": "name", "prompts/get": "name"}
 FINISH: Final = "finish_episode"
@@ -98,7 +105,10 @@ async def answered(
         return {"jsonrpc": "2.0", "id": id, "result": sendable(result)}
     except _Refused as error:
         told = {"code": error.code, "message": str(error), **({} if error.data is None else {"data": error.data})}
-        return {"jsonrpc": "2.0", "id": id if isinstance(id, str | int) else None, "error": sendable(told)}
+    except Exception:  # the boundary: whoever waits for an answer is given one
+        _log.exception("a request of MCP failed")
+        told = {"code": _INTERNAL, "message": "the server has failed at this request"}
+    return {"jsonrpc": "2.0", "id": id if isinstance(id, str | int) else None, "error": sendable(told)}
 
 
 def _stands_alone(method: str, params: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
@@ -200,7 +210,7 @@ async def _finished(held: Held, arguments: Mapping[str, Any], desk: Desk) -> dic
     answer = arguments.get("answer")
     if not isinstance(answer, str):
         return _text("answer: expected a text", is_error=True)
-    outcome = (await desk.finish(held, answer)).outcome()
+    outcome = wire.public_outcome(await desk.finish(held, answer), held.id)
     return {**_text(json.dumps(sendable(outcome)), is_error=False), "structuredContent": outcome}
 
 
@@ -216,7 +226,7 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
     if request.method != "POST":
         return web.Response(status=405, headers={"Allow": "POST"})
     try:
-        message = read_json(await request.read(), max_bytes=MOST_BYTES)
+        message = read_json(await read_of(request), max_bytes=MOST_BYTES)
     except ValueError as error:
         told = {"code": _PARSE, "message": f"Parse error: {error}"}
         return web.json_response({"jsonrpc": "2.0", "id": None, "error": told}, status=400)
@@ -274,7 +284,7 @@ def application(
         return {"mcp_url": f"{request.url.origin()}/mcp/{held.key}"}
 
     is_open: Callable[[web.Request], bool] = lambda request: request.path.startswith("/mcp/")  # noqa: E731
-    app = web.Application(middlewares=[guarded(host, token=token, is_open=is_open)], client_max_size=MOST_BYTES)
+    app = web.Application(middlewares=[guard_of(host, token, is_free=is_open)], client_max_size=MOST_BYTES)
     app.cleanup_ctx.append(held_by(environment, desk))
     app.add_routes(desk.routes(described))
     app.add_routes([web.route("*", "/mcp/{key}", of_key), web.route("*", "/mcp", of_session)])
@@ -296,13 +306,22 @@ def held_by(*contexts: AbstractAsyncContextManager[Any]) -> Callable[[web.Applic
 # Over standard input and output
 
 
-async def serve_lines(desk: Desk, held: Held, read: Callable[[], bytes], out: BinaryIO) -> None:
-    """Answers the messages that `read` gives line by line until it gives none; calls run at once.
+async def serve_lines(
+    desk: Desk, held: Held, read: Callable[[], bytes], out: BinaryIO, *, stopped: asyncio.Event | None = None
+) -> None:
+    """Answers the messages that `read` gives line by line until it gives none, or `stopped` is set; calls run at once.
 
     Args:
-        read: blocks until there is a line; runs in a thread of its own.
+        read: blocks until there is a line; runs in a thread of its own, which is left behind once all has ended.
     """
-    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop, stopped = asyncio.get_running_loop(), stopped or asyncio.Event()
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def reading() -> None:
+        line = b"\n"
+        with suppress(OSError, ValueError, RuntimeError):  # closed while it was read, or the loop has ended
+            while line:
+                loop.call_soon_threadsafe(lines.put_nowait, line := read())
 
     async def take(line: bytes) -> None:
         try:
@@ -311,14 +330,22 @@ async def serve_lines(desk: Desk, held: Held, read: Callable[[], bytes], out: Bi
             told = {"code": _PARSE, "message": f"Parse error: {error}"}
             answer = {"jsonrpc": "2.0", "id": None, "error": told}
         if answer is not None:
-            out.write(json.dumps(answer).encode() + b"\n")
-            out.flush()
+            with suppress(OSError):  # the client has gone, and its episode ends with what it sends
+                out.write(json.dumps(answer).encode() + b"\n")
+                out.flush()
 
-    while line := await loop.run_in_executor(None, read):
-        if line.strip():
-            task = asyncio.create_task(take(line))
-            running.add(task)
-            task.add_done_callback(running.discard)
-    if running:
-        await asyncio.wait(running)
-    await desk.leave(held)
+    async def take_all() -> None:
+        async with asyncio.TaskGroup() as running:
+            while line := await lines.get():
+                if line.strip():
+                    running.create_task(take(line))
+
+    threading.Thread(target=reading, name="rlenv-mcp", daemon=True).start()
+    taking, stopping = asyncio.create_task(take_all()), asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await desk.leave(held, **({"gives_up": "stopped", "why": STOPPED} if stopped.is_set() else {}))
+    finally:
+        for task in (taking, stopping):
+            task.cancel()
+        await asyncio.gather(taking, stopping, return_exceptions=True)

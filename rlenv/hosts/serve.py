@@ -14,30 +14,22 @@ are, how long a message is, how many wait unanswered, how long a client may be s
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import mmap
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from aiohttp import WSCloseCode, web
 
 from rlenv import __version__
-from rlenv._base.strict_json import read_json
 from rlenv.episodes.environment import Environment
-from rlenv.errors import RlenvError
 from rlenv.hosts import wire
 from rlenv.hosts.conversation import ENDING, Conversation
+from rlenv.hosts.http import guarded, json_of
 from rlenv.hosts.session import Session
 
 __all__ = ["Board", "Limits", "Server", "Slots"]
-
-_SWEEP_S: Final = 5.0
-_SILENT_S: Final = 30.0
-"""A connection without a whole request is closed after so long."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +126,14 @@ class Slots:
         self._waiting.append(place)
         self._board.add(WAITING)
         try:
-            await asyncio.wait_for(asyncio.shield(place), wait_s)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if place.done():  # given in the same moment
+            await asyncio.wait([place], timeout=wait_s)  # wait_for may give a result in place of the cancellation
+        except asyncio.CancelledError:
+            if not place.cancel():  # given in the same moment
                 self.free()
-            place.cancel()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return False
+            raise
         finally:
             self._board.add(WAITING, -1)
-        return True
+        return not place.cancel()
 
     def free(self) -> None:
         """Gives a place back, to who has waited longest."""
@@ -191,7 +180,14 @@ class Server:
         Args:
             held: the sessions of clients without a socket.
         """
-        app = web.Application(client_max_size=self.limits.message_bytes, middlewares=[self._guard])
+        guard = guarded(
+            self.token,
+            is_local_only=not self.token and not self.is_open,
+            is_free=lambda request: request.path.endswith("/health"),
+            refusal=lambda status, text: answer({"detail": text}, status=status),
+            status_of=lambda error: 422,
+        )
+        app = web.Application(client_max_size=self.limits.message_bytes, middlewares=[guard])
         for prefix in ("", *(f"/env/{name}" for name in self.environments)):
             app.router.add_routes(
                 [
@@ -225,34 +221,6 @@ class Server:
         if name not in self.environments:
             raise web.HTTPNotFound(text=f"there is no environment '{name[:80]}'; see /list_environments")
         return name
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keeps out who has no token, and pages of a browser; every refusal is JSON with its reason."""
-        try:
-            if not request.path.endswith("/health"):
-                self._admit(request)
-            return await handler(request)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            headers = {"Retry-After": "1"} if error.status == 503 else {}
-            return answer({"detail": error.text or error.reason}, status=error.status, headers=headers)
-        except (ValueError, RlenvError) as error:
-            return answer({"detail": str(error)}, status=422)
-
-    def _admit(self, request: web.Request) -> None:
-        origin = request.headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != request.host:
-            raise web.HTTPForbidden(text="a page of another site may not ask this server")
-        if not self.token:
-            if not self.is_open and not is_local(request.host):
-                raise web.HTTPForbidden(text="this server has no token, and answers to this machine's own names alone")
-            return
-        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        shown = shown.strip() if scheme.lower() == "bearer" else request.query.get("token", "")
-        if not hmac.compare_digest(shown.encode("utf-8", "replace"), self.token.encode()):
-            raise web.HTTPUnauthorized(text="the token is missing or wrong; send Authorization: Bearer TOKEN")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         environment = self.environments[self.named(request)]
@@ -354,52 +322,6 @@ class Server:
         return answer({"tasks": found, "env_name": name})
 
 
-def answer(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def answer(value: Any, *, status: int = 200) -> web.Response:
     """A response of JSON."""
-    text = wire.encoded(value)
-    return web.Response(text=text, status=status, headers=headers, content_type="application/json")
-
-
-async def json_of(request: web.Request) -> dict[str, Any]:
-    """The object in a request's body, {} where it has none.
-
-    Raises:
-        HTTPBadRequest: it holds something else.
-    """
-    try:
-        raw = await asyncio.wait_for(request.read(), _SILENT_S)
-    except TimeoutError as error:
-        raise web.HTTPRequestTimeout(text=f"the body did not come within {_SILENT_S:g} s") from error
-    try:
-        body = read_json(raw, max_bytes=request.app._client_max_size) if raw.strip() else {}
-    except ValueError as error:
-        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="expected a JSON object")
-    return body
-
-
-def is_local(host: str) -> bool:
-    """True for this machine's own names, with or without a port: a page that was rebound shows its own."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-async def close_silent(runner: web.AppRunner) -> None:
-    """Closes, as long as it runs, connections that have sent no whole request for a while: aiohttp waits forever."""
-    since: dict[Any, float] = {}
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(_SWEEP_S)
-        server = runner.server
-        now = loop.time()
-        idle = [one for one in server.connections if getattr(one, "_current_request", None) is None] if server else []
-        since = {one: since.get(one, now) for one in idle}
-        for one, begun in since.items():
-            if now - begun >= _SILENT_S:
-                one.force_close()
+    return web.Response(text=wire.encoded(value), status=status, content_type="application/json")

@@ -88,20 +88,46 @@ def action_of(data: Any) -> Sampled:
         raise ValueError('found no action; expected {"message": TEXT}, with "tool_calls" where there are some')
     if unknown := sorted(map(str, data.keys() - ACTION["properties"].keys())):
         raise ValueError(f"found '{unknown[0][:_MAX_SHOWN]}' in the action; expected message, tool_calls or metadata")
-    more = data.get("metadata") or {}
-    if not isinstance(more, Mapping):
+    more = data.get("metadata")
+    if not isinstance(more, Mapping | None):
         raise ValueError("the action's metadata is no object")
-    reason, thinking = str(more.get("finish_reason") or ""), more.get("thinking")
-    if not data.get("tool_calls") and not thinking:
-        return Sampled(data["message"], reason[:_MOST_CHARS])
-    said = {"content": data["message"], "tool_calls": data.get("tool_calls"), "reasoning_content": thinking}
+    reason, thinking = (text_of(more or {}, key) for key in ("finish_reason", "thinking"))
+    calls = data.get("tool_calls")
+    if calls in (None, []) and not thinking:
+        return Sampled(data["message"], reason)
+    said = {"content": data["message"], "tool_calls": calls, "reasoning_content": thinking or None}
     try:
-        return Sampled(read_chat({"choices": [{"message": said}]}).message, reason[:_MOST_CHARS])
+        return Sampled(read_chat({"choices": [{"message": said}]}).message, reason)
     except UnreadableAnswer as error:
         raise ValueError(f"the action's tool_calls cannot be read: {error}") from error
 
 
 _MAX_SHOWN: Final = 80
+
+
+def text_of(data: Mapping[str, Any], key: str, *, most: int | None = None) -> str:
+    """The text under a key, "" where there is none or null.
+
+    Raises:
+        ValueError: it is of another type, or longer than `most` characters.
+    """
+    value = data.get(key)
+    if value is not None and (not isinstance(value, str) or (most is not None and len(value) > most)):
+        bound = "" if most is None else f" of at most {most} characters"
+        raise ValueError(f"{key} is {value!r:.80}; expected a text{bound}")
+    return value or ""
+
+
+def whole_of(data: Mapping[str, Any], key: str) -> int | None:
+    """The whole number under a key, None where there is none.
+
+    Raises:
+        ValueError: it is of another type, or has more than 64 bits.
+    """
+    value = data.get(key)
+    if value is not None and (type(value) is not int or abs(value) >= 1 << 63):
+        raise ValueError(f"{key} is {value!r:.80}; expected a whole number of 64 bits")
+    return value
 
 
 def action_data(action: str | Message | Sampled) -> dict[str, Any]:
@@ -126,14 +152,9 @@ def place_of(data: Any, environment: Environment) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise ValueError("the data of a reset is no object")
-    seed, task = data.get("seed"), data.get("task", data.get("index"))
-    split, id = data.get("split") or next(iter(environment.spec.tasks)), data.get("episode_id") or ""
-    for name, value in (("seed", seed), ("task", task)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63):
-            raise ValueError(f"{name} is {value!r:.80}; expected a whole number of 64 bits")
-    for name, value in (("split", split), ("episode_id", id)):
-        if not isinstance(value, str) or len(value) > _MOST_CHARS:
-            raise ValueError(f"{name} is {value!r:.80}; expected a text of at most {_MOST_CHARS} characters")
+    seed, task = whole_of(data, "seed"), whole_of(data, "task" if "task" in data else "index")
+    split, id = (text_of(data, key, most=_MOST_CHARS) for key in ("split", "episode_id"))
+    split = split or next(iter(environment.spec.tasks))
     if task is None:
         task = (seed or 0) % len(environment.tasks(split))
     return {"split": split, "task": task, "seed": seed, "id": id}

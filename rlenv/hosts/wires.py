@@ -97,8 +97,8 @@ def _add_item(messages: list[dict[str, Any]], item: Any, at: str) -> None:
             messages.append({"role": "assistant", "content": ""})
         name = f"{item['namespace']}{_PART}{item.get('name')}" if item.get("namespace") else item.get("name")
         function = {"name": name, "arguments": item.get("arguments", "")}
-        calls = messages[-1].setdefault("tool_calls", [])
-        calls.append({"type": "function", "id": item.get("call_id"), "function": function})
+        call = {"type": "function", "id": item.get("call_id"), "function": function}
+        messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), call]  # `before` keeps its own list
     elif kind == "function_call_output":
         output = item.get("output")
         text = output if isinstance(output, str) else _content(output)

@@ -12,15 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
 
 from rlenv.errors import UsageError
-from rlenv.hosts.http_sessions import HttpSessions
-from rlenv.hosts.serve import UP, Board, Server, close_silent
+from rlenv.hosts.http import close_silent
+from rlenv.hosts.serve import UP, Board
 
 _LOGGER: Final = logging.getLogger("rlenv.hosts.serve")
 _BACKLOG: Final = 1_024
@@ -73,31 +73,52 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def address_of(bound: socket.socket) -> str:
+    """The address of what listens at a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def serve(
-    server: Server, bound: socket.socket, *, on_ready: Callable[[], None], stopped: asyncio.Event | None = None
+    app: web.Application,
+    bound: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    stopped: asyncio.Event | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
+    is_worker: bool = False,
+    grace_s: float = 1.0,
 ) -> None:
-    """Serves until SIGINT or SIGTERM comes or `stopped` is set, then drains."""
+    """Serves until SIGINT or SIGTERM comes or `stopped` is set, and then until `drain` has ended.
+
+    Args:
+        is_worker: it also ends with its standard input, which its parent holds.
+        grace_s: how long requests that run then may go on.
+    """
     stopped = stopped or asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        with suppress(ValueError, RuntimeError):  # not in the main thread: whoever runs it sets `stopped`
-            loop.add_signal_handler(name, stopped.set)
-    if server.board.is_shared:  # a worker ends with its standard input, which its parent holds
+    stop_by_signal(stopped)
+    if is_worker:
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 1) else stopped.set())
-    runner = web.AppRunner(
-        server.application(HttpSessions(server)), access_log=None, shutdown_timeout=1.0, handle_signals=False
-    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace_s, handle_signals=False)
     await runner.setup()
     sweeping = loop.create_task(close_silent(runner))
     try:
         await web.SockSite(runner, bound, backlog=_BACKLOG).start()
-        server.board.add(UP)
         on_ready()
         await stopped.wait()
-        await server.drain()
+        if drain is not None:
+            await drain()
     finally:
         sweeping.cancel()
         await runner.cleanup()
+
+
+def stop_by_signal(stopped: asyncio.Event) -> None:
+    """Sets the event once SIGINT or SIGTERM comes; outside of the main thread whoever runs it does."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        with suppress(ValueError, RuntimeError):
+            asyncio.get_running_loop().add_signal_handler(name, stopped.set)
 
 
 def supervise(command: Sequence[str], workers: int, *, drain_s: float, on_ready: Callable[[], None]) -> int:

@@ -10,7 +10,6 @@ How the viewer answers: work in a thread under the run's lock, JSON that always 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 import socket
 import zlib
@@ -27,6 +26,7 @@ from aiohttp.typedefs import Middleware
 
 from rlenv._base.bounded import sendable
 from rlenv.errors import RlenvError, UsageError
+from rlenv.hosts.http import is_same
 from rlenv.runs.figures.query import QueryFault
 from rlenv.web.episode import ImageCache
 from rlenv.web.shelf import OpenRun, Shelf
@@ -110,8 +110,8 @@ class Guard:
         given = request.query.get("token")
         if given is None or request.method != "GET" or not self._is_meant(request):
             return None
-        is_ticket = any(_same(given, ticket) for ticket in self._tickets)
-        if not is_ticket and not _same(given, self.token):
+        is_ticket = any(is_same(given, ticket) for ticket in self._tickets)
+        if not is_ticket and not is_same(given, self.token):
             return refusal(403, "the token of this link is not this server's: open the link that `rlenv view` printed")
         self._tickets.discard(given)
         parts = request.rel_url.raw_query_string.split("&")
@@ -134,7 +134,7 @@ class Guard:
             if request.method not in _READS and (origin is None or request.headers.get("X-Rlenv") != "1"):
                 return refusal(403, "a change needs the header X-Rlenv: 1 and the Origin of the viewer's page")
         given = request.cookies.get(_cookie(request), "")
-        if not _same(given, self._session):
+        if not is_same(given, self._session):
             return refusal(401, "open the link that `rlenv view` printed: it holds the token that this page needs")
         return None
 
@@ -151,11 +151,6 @@ def _cookie(request: web.Request) -> str:
     """
     port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
     return f"rlenv-{port}-{zlib.crc32(socket.gethostname().encode()):08x}"
-
-
-def _same(one: str, other: str) -> bool:
-    # A header may hold bytes that are no text: they arrive as lone surrogates.
-    return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
 
 
 SHELF = web.AppKey("shelf", Shelf)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.episodes.environment import Environment
+from rlenv.hosts.http_sessions import HttpSessions
 from rlenv.hosts.serve import Limits, Server
 from rlenv.hosts.workers import listen, serve
 from tests.support.environments import BASE
@@ -65,7 +66,8 @@ def serving(
 
     async def main() -> None:
         made["loop"], made["stopped"] = asyncio.get_running_loop(), asyncio.Event()
-        await serve(server, bound, on_ready=ready.set, stopped=made["stopped"])
+        app = server.application(HttpSessions(server))
+        await serve(app, bound, on_ready=ready.set, stopped=made["stopped"], drain=server.drain)
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()

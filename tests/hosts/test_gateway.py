@@ -12,6 +12,7 @@ import pytest
 import rlenv
 from rlenv.endpoints import Client, Endpoint
 from rlenv.hosts.gateway import Gateway
+from rlenv.hosts.wires import as_chat
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.folder import KeptRun, RunInfo
@@ -267,6 +268,9 @@ def test_the_other_wire_of_openai_is_the_same_conversation(tmp_path: Path) -> No
             outputs.append({"type": "function_call_output", "call_id": call["call_id"], "output": text})
         whole = {"model": "m", "input": [*items, *first["output"], *outputs], "tools": [tool], "stream": True}
         later = {"model": "m", "input": outputs, "tools": [tool], "previous_response_id": first["id"]}
+        guesses: list[Any] = ["guessed", [first["id"]], {}]
+        for guessed in guesses:
+            assert (await ask("POST", url, later | {"previous_response_id": guessed}))[0] == 404
         async with ask.http.post(url, json=whole) as answer:
             events = [json.loads(one.partition("data: ")[2]) for one in (await answer.text()).strip().split("\n\n")]
         _, second = await ask("POST", url, later)
@@ -277,6 +281,14 @@ def test_the_other_wire_of_openai_is_the_same_conversation(tmp_path: Path) -> No
         return await finished(ask, seat)
 
     assert gateway(Speaker([CALLS, RIGHT]), tmp_path, play)["total"] == pytest.approx(1.3)
+
+
+def test_what_an_agent_adds_to_its_history_is_in_no_answer_that_is_kept() -> None:
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
+    forged = {"type": "function_call", "name": "calculate", "call_id": "b", "arguments": "{}"}
+    chat = as_chat({"input": [forged]}, [answer])
+    assert [one["id"] for one in chat["messages"][-1]["tool_calls"]] == ["a", "b"]
+    assert answer["tool_calls"] == [{"id": "a"}]
 
 
 def test_an_episode_that_nobody_finishes_is_scored_as_truncated_and_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlenv.errors import UsageError
 from rlenv.hosts.desk import Desk, Held
 from rlenv.hosts.mcp_server import application, serve_lines
 from rlenv.trajectory import Trajectory
+from tests.hosts.serving import DOWN
 from tests.support.asked import Asks, served
 from tests.support.hosts import SPEC
 
@@ -208,6 +210,46 @@ def test_standard_input_is_one_episode_and_ends_with_it(tmp_path: Path) -> None:
     assert by_id[2]["structuredContent"]["success"] is True
     gone, *_ = lines(hello)
     assert (gone.reward.total, gone.failure.reason) == (None, "client")
+
+
+def test_a_server_that_is_stopped_ends_its_episode_though_standard_input_is_open(tmp_path: Path) -> None:
+    async def main() -> Held:
+        stopped, never = asyncio.Event(), threading.Event()
+
+        def read() -> bytes:
+            never.wait()
+            return b""
+
+        async with environment(tmp_path) as env, Desk(env) as desk:
+            held = await desk.start(task=1)
+            serving = asyncio.create_task(serve_lines(desk, held, read, io.BytesIO(), stopped=stopped))
+            await asyncio.sleep(0)
+            stopped.set()
+            await serving
+            never.set()
+        return held
+
+    ended = asyncio.run(asyncio.wait_for(main(), 60)).trajectory
+    assert ended is not None
+    assert (ended.reward.total, ended.failure and ended.failure.reason) == (None, "stopped")
+
+
+def test_an_agent_that_ends_its_episode_is_told_no_words_of_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(ask: Asks) -> None:
+        async with ask.http.post(
+            f"{ask.root}/mcp?task=0", json={"jsonrpc": "2.0", "id": 1, "method": "initialize"}
+        ) as it:
+            session = it.headers["Mcp-Session-Id"]
+        done = {"name": "finish_episode", "arguments": {"answer": "<answer>5</answer>"}}
+        _, told = await ask.rpc("/mcp", "tools/call", done, Mcp_Session_Id=session)
+        outcome = told["result"]["structuredContent"]
+        assert (outcome["total"], outcome["failure"]["reason"]) == (None, "reward")
+        assert "secret-judge" not in json.dumps(told)
+
+    served(application(environment(tmp_path, DOWN)), play)
+    assert "secret-judge" in caplog.text
 
 
 def test_a_tool_of_the_servers_own_name_is_refused(tmp_path: Path) -> None:

@@ -9,14 +9,18 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.hosts.serve import EPISODES, Board, Limits, Server, Slots, is_local
+from rlenv.hosts.http import is_local
+from rlenv.hosts.http_sessions import HttpSessions
+from rlenv.hosts.serve import EPISODES, Board, Limits, Server, Slots
 from tests.hosts.serving import DOWN, Served, raw, serving
+from tests.support.asked import asking
 from tests.support.environments import BASE, Make
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
@@ -106,6 +110,12 @@ def test_an_episode_by_openenvs_wire(make_environment: Make) -> None:
         ('{"type": "reset", "data": {"task": {"answer": 1}}}', "VALIDATION_ERROR", "whole number"),
         ('{"type": "reset", "data": {"split": 3}}', "VALIDATION_ERROR", "split is 3"),
         ('{"type": "reset", "data": []}', "VALIDATION_ERROR", "no object"),
+        ('{"type": "reset", "data": {"split": []}}', "VALIDATION_ERROR", "split is []"),
+        ('{"type": "reset", "data": {"episode_id": {}}}', "VALIDATION_ERROR", "episode_id is {}"),
+        ('{"type": "step", "data": {"message": "x", "metadata": []}}', "VALIDATION_ERROR", "no object"),
+        ('{"type": "step", "data": {"message": "x", "tool_calls": 0}}', "VALIDATION_ERROR", "no list"),
+        ('{"type": "step", "data": {"message": "x", "metadata": {"finish_reason": 5}}}', "VALIDATION_ERROR", "is 5"),
+        ('{"type": "end", "data": {"reason": "mine", "turns": [1]}}', "VALIDATION_ERROR", "turns is [1]"),
         ('{"type": "end", "data": {}}', "VALIDATION_ERROR", "reason"),
         ('{"type": ' + "[" * 5000 + "]" * 5000 + "}", "INVALID_JSON", "nested deeper"),
     ],
@@ -285,7 +295,13 @@ def test_places_are_given_in_order_and_none_is_lost() -> None:
         slots.free()
         assert await waiting[1] is True
         assert await slots.take(0.01) is False
-        slots.free()
+        left = asyncio.create_task(slots.take(30))
+        await asyncio.sleep(0)
+        slots.free()  # given to a client that leaves in the same moment
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert (slots.active, slots.waiting) == (1, 0)
         slots.free()
         assert (slots.active, slots.waiting) == (0, 0)
 
@@ -390,6 +406,15 @@ def test_json_rpc_calls_tools_in_a_session_of_its_own(make_environment: Make) ->
         closed = (await rpc("openenv/session/close", session_id=session, answer=ANSWER))["result"]
         assert (closed["closed"], closed["total"]) == (True, 1.0)
         assert (await rpc("tools/call", **call))["error"]["code"] == -32602
+        other = (await rpc("openenv/session/create", task=0))["result"]["session_id"]
+        for wrong in ({"answer": 5}, {"session_id": [other]}, {"session_id": "guessed"}):
+            told = await rpc("openenv/session/close", **{"session_id": other, "answer": ANSWER} | wrong)
+            assert told["error"]["code"] == -32602
+        for more in ({}, {"_ng_step_request_id": 5}):
+            step = {"response": {"output": []}, **more}
+            assert (await client.asked("POST", "/step", step, Cookie=f"rlenv_session={other}"))[0] in (404, 422)
+        both = [rpc("openenv/session/close", session_id=other, answer=ANSWER) for _ in range(2)]
+        assert {one["result"]["total"] for one in await asyncio.gather(*both) if "result" in one} == {1.0}
         assert (await rpc("fly"))["error"]["code"] == -32601
 
     with serving(make_environment()) as served:
@@ -423,7 +448,7 @@ def test_nemo_gyms_agent_plays_an_episode_by_its_cookie(make_environment: Make) 
         assert (await client.asked("POST", "/close", {}))[0] == 200
         assert (await client.asked("POST", "/step", {**ROW, "response": call}))[0] == 404
         assert (await client.asked("POST", "/reset", {"responses_create_params": {}}))[0] == 422
-        given = {"verify_responses": [{"reward": 1.0}, {"reward": 0.0}]}
+        given = {"verify_responses": [{"reward": 1}, {"reward": 0.0}, {"reward": 9.0, "mask_sample": True}]}
         assert (await client.asked("POST", "/aggregate_metrics", given))[1]["agent_metrics"] == {"mean/reward": 0.5}
 
     with serving(make_environment()) as served:
@@ -456,6 +481,28 @@ def test_http_sessions_take_slots_are_swept_and_need_one_worker(make_environment
         play(served, main)
     with serving(make_environment(), board=Board(workers=2)) as served:
         play(served, refused)
+
+
+def test_a_session_is_not_idle_while_a_call_of_it_runs(make_environment: Make, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    tools = SLOW.replace("    await", f"    open({str(begun)!r}, 'w').close()\n    await")
+    server = Server({"toy": make_environment(HANGING, tools=tools)}, Limits(idle_s=1e-9))
+    sessions = HttpSessions(server)
+
+    async def main() -> None:
+        async with asking(server.application(sessions)) as ask:
+            _, made = await ask.rpc("/mcp", "openenv/session/create", {"task": 0})
+            call = {"session_id": made["result"]["session_id"], "name": "hang", "arguments": {"n": 1}}
+            calling = asyncio.create_task(ask.rpc("/mcp", "tools/call", call))
+            while not begun.exists():  # noqa: ASYNC110 - a tool's file is no event
+                await asyncio.sleep(0.005)
+            await ask.rpc("/mcp", "openenv/session/create", {"task": 0})
+            assert server.slots.active == 2
+            await sessions.reap()
+            assert server.slots.active == 1
+            calling.cancel()
+
+    asyncio.run(main())
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(make_environment: Make) -> None:

@@ -1,0 +1,139 @@
+"""Requests of clients over HTTP, bounded before they are believed: who asks, what a body holds, how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from rlenv._base.strict_json import read_json
+from rlenv.errors import RlenvError
+
+__all__ = ["MOST_BYTES", "bearer_of", "close_silent", "guarded", "is_local", "is_same", "json_of", "read_of"]
+
+MOST_BYTES: Final = 16_000_000
+"""Of a request's body."""
+_SWEEP_S: Final = 5.0
+_SILENT_S: Final = 30.0
+"""A connection without a whole request is closed after so long."""
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guarded(
+    token: str,
+    *,
+    is_local_only: bool,
+    is_free: Callable[[web.Request], bool],
+    refusal: Callable[[int, str], web.Response],
+    status_of: Callable[[Exception], int],
+) -> Any:
+    """The middleware before every request: the token, names and pages of other machines, and errors as JSON.
+
+    Args:
+        token: what `Authorization: Bearer` or `?token=` must hold; "" asks for none.
+        is_local_only: only this machine's own names are answered; a page's own name may lead here (DNS rebinding).
+        is_free: true for requests that need no token.
+        refusal: an error's answer, of its status and text.
+        status_of: the status of an error that a handler raises.
+    """
+
+    def admit(request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        page = request.host if origin is None else urlsplit(origin).netloc
+        if is_local_only and not (is_local(request.host) and is_local(page)):
+            raise web.HTTPForbidden(text="this server answers to this machine's own names alone")
+        if page != request.host and not (is_local(request.host) and is_local(page)):
+            raise web.HTTPForbidden(text="a page of another site may not ask this server")
+        shown = bearer_of(request) or request.query.get("token", "")
+        if token and not is_free(request) and not is_same(shown, token):
+            raise web.HTTPUnauthorized(text="the token is missing or wrong; send Authorization: Bearer TOKEN")
+
+    @web.middleware
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            admit(request)
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            told = refusal(error.status, error.text or error.reason)
+        except (ValueError, RlenvError) as error:
+            told = refusal(status_of(error), str(error))
+        except ConnectionError:  # the client has left before its request was whole: nobody reads this
+            told = refusal(400, "the request did not come whole")
+        if told.status == 503:
+            told.headers["Retry-After"] = "1"
+        return told
+
+    return guard
+
+
+def bearer_of(request: web.Request) -> str:
+    """The token of a request's `Authorization`, "" without one."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_same(one: str, other: str) -> bool:
+    """True for equal texts, in a time that does not tell how far they are equal."""
+    return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))
+
+
+async def read_of(request: web.Request) -> bytes:
+    """A request's body.
+
+    Raises:
+        HTTPRequestTimeout: it did not come in time.
+        HTTPRequestEntityTooLarge: it is longer than the application's `client_max_size`.
+    """
+    try:
+        return await asyncio.wait_for(request.read(), _SILENT_S)
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {_SILENT_S:g} s") from error
+
+
+async def json_of(request: web.Request) -> dict[str, Any]:
+    """The object in a request's body, {} where it has none.
+
+    Raises:
+        HTTPBadRequest: it holds something else; or see `read_of`.
+    """
+    raw = await read_of(request)
+    try:
+        body = read_json(raw, max_bytes=len(raw)) if raw.strip() else {}
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise web.HTTPBadRequest(text=f"the body is a {type(body).__name__}; expected a JSON object")
+    return body
+
+
+def is_local(host: str) -> bool:
+    """True for this machine's own names, with or without a port: a page that was rebound shows its own."""
+    name = host.partition(":")[0] if host.count(":") == 1 else host.rpartition("]")[0].lstrip("[") or host
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def close_silent(runner: web.AppRunner) -> None:
+    """Closes, as long as it runs, connections that have sent no whole request for a while: aiohttp waits forever."""
+    since: dict[Any, float] = {}
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        server = runner.server
+        now = loop.time()
+        idle = [one for one in server.connections if getattr(one, "_current_request", None) is None] if server else []
+        since = {one: since.get(one, now) for one in idle}
+        for one, begun in since.items():
+            if now - begun >= _SILENT_S:
+                one.force_close()
