@@ -329,6 +329,11 @@ class Trajectory:
             return ""
         return self.reason
 
+    def measured(self) -> dict[str, float]:
+        """The success and the value of each term by `term/NAME`, those that are known: what a trainer's log takes."""
+        known = {} if self.success is None else {"success": float(self.success)}
+        return known | {f"term/{n}": one.value for n, one in self.reward.terms.items() if one.value is not None}
+
     def outcome(self) -> dict[str, Any]:
         """The end as JSON, without clocks: `total`, `success` and each term's value, None where they are not known,
         `reason`, and `failure` with its reason and message, None where the reward is valid."""

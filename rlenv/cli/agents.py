@@ -38,11 +38,7 @@ class _Served(WithSpec, WithOut):
     )
 
     def token(self) -> str:
-        """The driver's token, "" where none is named.
-
-        Raises:
-            UsageError: it is too short, or others reach the server, and none is named.
-        """
+        """The driver's token, "" where none is named; raises UsageError where others reach the server then."""
         from rlenv.hosts.http import is_local
 
         if self.token_env is None and not is_local(self.host):
@@ -60,11 +56,7 @@ class _Served(WithSpec, WithOut):
         return stack.enter_context(stage.kept(environment, lock=lock, policy=policy, model=model))
 
     def serve(self, app: web.Application, port: int, shown: Callable[[str], str]) -> None:
-        """Serves until SIGINT or SIGTERM comes.
-
-        Raises:
-            UsageError: the address cannot be listened at.
-        """
+        """Serves until SIGINT or SIGTERM comes; raises UsageError where the address cannot be listened at."""
         from rlenv.hosts import workers
 
         def ready() -> None:

@@ -16,11 +16,7 @@ from rlenv.errors import UsageError
 
 
 def token_in(variable: str | None) -> str:
-    """The token in an environment variable, "" where none is named.
-
-    Raises:
-        UsageError: it is none that nobody guesses.
-    """
+    """The token in an environment variable, "" where none is named; raises UsageError for one that is short."""
     token = "" if variable is None else os.environ.get(variable, "")
     if variable is not None and len(token) < 16:
         raise UsageError(f"--token-env {variable}: found {len(token)} characters; expected 16 or more")

@@ -47,11 +47,13 @@ def refusal(status: int, message: str, **more: Any) -> web.Response:
 
 def guard_of(host: str, token: str, *, is_free: Callable[[web.Request], bool]) -> Any:
     """The middleware of a server at an address whose driver has a token; `is_free` is true for an agent's requests."""
-
-    def status_of(error: Exception) -> int:
-        return 503 if isinstance(error, Full) else 404 if isinstance(error, Unknown) else 400
-
-    return guarded(token, is_local_only=is_local(host), is_free=is_free, refusal=refusal, status_of=status_of)
+    return guarded(
+        token,
+        is_local_only=is_local(host),
+        is_free=is_free,
+        refusal=refusal,
+        status_of=lambda error: 503 if isinstance(error, Full) else 404 if isinstance(error, Unknown) else 400,
+    )
 
 
 @dataclass(slots=True, eq=False)

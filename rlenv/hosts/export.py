@@ -48,7 +48,14 @@ def openenv(environment: Environment) -> Files:
     plan = {"plan_schema_version": "1", "reset": {"episode_id": "oracle", "seed": 0}, "actions": actions}
     return {
         "openenv.yaml": yaml.safe_dump(_manifest(environment, earned), sort_keys=False, allow_unicode=True),
-        "pyproject.toml": _PYPROJECT.format(name=name, version=environment.spec.version, rlenv=__version__),
+        "pyproject.toml": _PYPROJECT.format(
+            id=f"openenv-{name}",
+            module="server",
+            scripts=_SCRIPTS,
+            host="openenv>=0.10.0",
+            rlenv=f">={__version__}",
+            version=environment.spec.version,
+        ),
         "uv.lock": _UV_LOCK,
         "server/__init__.py": "",
         "server/app.py": _APP.format(name=name, spec=spec, port=_PORT),
@@ -94,10 +101,10 @@ def verifiers(environment: Environment) -> Files:
         "module": module,
         "id": module.replace("_", "-"),
         "version": environment.spec.version,
-        "rlenv": __version__,
+        "rlenv": f"=={__version__}",
     }
     return {
-        "pyproject.toml": _VERIFIERS_PYPROJECT.format(**about),
+        "pyproject.toml": _PYPROJECT.format(**about, scripts="", host="verifiers>=0.4,<0.5"),
         "README.md": _VERIFIERS_README.format(**about),
         f"{module}/__init__.py": _VERIFIERS.format(**about, spec=spec),
         **{f"{module}/spec/{path}": content for path, content in files.items()},
@@ -220,21 +227,19 @@ def _within(place: Path) -> Iterator[Path]:
 
 _PYPROJECT: Final = """\
 [build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
+requires = ["hatchling"]
+build-backend = "hatchling.build"
 
 [project]
-name = "openenv-{name}"
+name = "{id}"
 version = "0.{version}.0"
 requires-python = ">=3.11"
-dependencies = ["rlenv>={rlenv}", "openenv>=0.10.0"]
+dependencies = ["rlenv{rlenv}", "{host}"]
 
-[project.scripts]
-server = "server.app:main"
-
-[tool.setuptools]
-packages = ["server"]
+{scripts}[tool.hatch.build.targets.wheel]
+packages = ["{module}"]
 """
+_SCRIPTS: Final = '[project.scripts]\nserver = "server.app:main"\n\n'
 _UV_LOCK: Final = """\
 # Written without the network: `uv lock` fills it in.
 version = 1
@@ -288,20 +293,6 @@ An environment of [rlenv](https://pypi.org/project/rlenv/) behind OpenEnv's wire
     openenv validate . --level static --skip-build
 """
 
-_VERIFIERS_PYPROJECT: Final = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{id}"
-version = "0.{version}.0"
-requires-python = ">=3.11"
-dependencies = ["rlenv=={rlenv}", "verifiers>=0.4,<0.5"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["{module}"]
-"""
 _VERIFIERS: Final = '''\
 """A spec of rlenv as a taskset of verifiers, with the harness that plays it."""
 

@@ -38,8 +38,7 @@ def guarded(
         token: what `Authorization: Bearer` or `?token=` must hold; "" asks for none.
         is_local_only: only this machine's own names are answered; a page's own name may lead here (DNS rebinding).
         is_free: true for requests that need no token.
-        refusal: an error's answer, of its status and text.
-        status_of: the status of an error that a handler raises.
+        refusal: an error's answer, of its status and text; `status_of` is that of one which a handler raises.
     """
 
     def admit(request: web.Request) -> None:
@@ -85,12 +84,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 async def read_of(request: web.Request) -> bytes:
-    """A request's body.
-
-    Raises:
-        HTTPRequestTimeout: it did not come in time.
-        HTTPRequestEntityTooLarge: it is longer than the application's `client_max_size`.
-    """
+    """A request's body; raises HTTPException where it does not come in time, or is beyond `client_max_size`."""
     try:
         return await asyncio.wait_for(request.read(), _SILENT_S)
     except TimeoutError as error:
@@ -98,11 +92,7 @@ async def read_of(request: web.Request) -> bytes:
 
 
 async def json_of(request: web.Request) -> dict[str, Any]:
-    """The object in a request's body, {} where it has none.
-
-    Raises:
-        HTTPBadRequest: it holds something else; or see `read_of`.
-    """
+    """The object in a request's body, {} where it has none; raises HTTPException for all else, as `read_of` does."""
     raw = await read_of(request)
     try:
         body = read_json(raw, max_bytes=len(raw)) if raw.strip() else {}

@@ -283,8 +283,8 @@ def application(
     def described(request: web.Request, held: Held) -> dict[str, Any]:
         return {"mcp_url": f"{request.url.origin()}/mcp/{held.key}"}
 
-    is_open: Callable[[web.Request], bool] = lambda request: request.path.startswith("/mcp/")  # noqa: E731
-    app = web.Application(middlewares=[guard_of(host, token, is_free=is_open)], client_max_size=MOST_BYTES)
+    guard = guard_of(host, token, is_free=lambda request: request.path.startswith("/mcp/"))
+    app = web.Application(middlewares=[guard], client_max_size=MOST_BYTES)
     app.cleanup_ctx.append(held_by(environment, desk))
     app.add_routes(desk.routes(described))
     app.add_routes([web.route("*", "/mcp/{key}", of_key), web.route("*", "/mcp", of_session)])

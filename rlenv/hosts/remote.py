@@ -175,8 +175,7 @@ class RemoteEnvironment(Environment):
 _PLACE: Final = "remote.yaml"
 
 
-# What a server says, as it is read. Nothing of it is believed: a number that is no finite number, another episode's
-# place or a turn out of order is the server's fault.
+# What a server says, as it is read: nothing of it is believed.
 
 
 @dataclass(frozen=True, slots=True)

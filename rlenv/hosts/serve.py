@@ -18,7 +18,7 @@ import mmap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSCloseCode, web
 
@@ -28,6 +28,9 @@ from rlenv.hosts import wire
 from rlenv.hosts.conversation import ENDING, Conversation
 from rlenv.hosts.http import guarded, json_of
 from rlenv.hosts.session import Session
+
+if TYPE_CHECKING:
+    from rlenv.hosts.http_sessions import HttpSessions
 
 __all__ = ["Board", "Limits", "Server", "Slots"]
 
@@ -49,14 +52,6 @@ class Limits:
     heartbeat_s: float = 20.0
     send_s: float = 30.0
     message_bytes: int = 16 << 20
-
-
-class More(Protocol):
-    """Routes beside those of the sockets, with what they keep."""
-
-    def routes(self, prefix: str) -> list[web.RouteDef]: ...
-
-    async def aclose(self, app: web.Application) -> None: ...
 
 
 ACTIVE, WAITING, EPISODES, UP = range(_COUNTS := 4)
@@ -174,7 +169,7 @@ class Server:
         self.slots = Slots(self.limits.sessions, self.board)
         self.cards = {name: wire.card_of(environment) for name, environment in self.environments.items()}
 
-    def application(self, held: More) -> web.Application:
+    def application(self, held: HttpSessions) -> web.Application:
         """The application, to be run by aiohttp.
 
         Args:

@@ -10,11 +10,11 @@ from uuid import uuid4
 from rlenv.dialects.base import Cut
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
-from rlenv.errors import UsageError
+from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Step, Trajectory
 
-__all__ = ["Opened", "Session"]
+__all__ = ["Opened", "Session", "require_alone", "shown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +149,23 @@ class Session:
         if self.episode is None:
             raise UsageError("there is no episode yet", hint="call reset() first")
         return self.episode
+
+
+def shown(environment: Environment, split: str, index: int) -> str:
+    """The prompt of a row as people read it: its last message; its address where it cannot be read alone."""
+    try:
+        messages = environment.prompt(environment.tasks(split)[index], {})
+    except RlenvError:  # it takes resources, or the row has a fault
+        messages = ()
+    return (messages[-1].content if messages else "") or f"{environment.spec.name}/{split}/{index}"
+
+
+def require_alone(environment: Environment, by: str, hint: str) -> None:
+    """Passes where an episode can be scored without its siblings, as `by` does it.
+
+    Raises:
+        UsageError: terms compare the answers to one task.
+    """
+    if names := ", ".join(environment.parts.scorer.group_names):
+        told = f"the terms {names} of {environment.spec.name} compare the answers to one task, and {by} by itself"
+        raise UsageError(told, hint=hint)

@@ -19,7 +19,7 @@ from rlenv._base.bounded import fields_of, plain, sendable
 from rlenv.endpoints.account import UnreadableAnswer, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.hosts.session import Opened, Session
+from rlenv.hosts.session import Opened, Session, require_alone
 from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Step, TermResult, Trajectory, Turn
 
@@ -106,11 +106,7 @@ _MAX_SHOWN: Final = 80
 
 
 def text_of(data: Mapping[str, Any], key: str, *, most: int | None = None) -> str:
-    """The text under a key, "" where there is none or null.
-
-    Raises:
-        ValueError: it is of another type, or longer than `most` characters.
-    """
+    """The text under a key, "" for none; raises ValueError where it is no text of `most` characters at most."""
     value = data.get(key)
     if value is not None and (not isinstance(value, str) or (most is not None and len(value) > most)):
         bound = "" if most is None else f" of at most {most} characters"
@@ -119,11 +115,7 @@ def text_of(data: Mapping[str, Any], key: str, *, most: int | None = None) -> st
 
 
 def whole_of(data: Mapping[str, Any], key: str) -> int | None:
-    """The whole number under a key, None where there is none.
-
-    Raises:
-        ValueError: it is of another type, or has more than 64 bits.
-    """
+    """The whole number under a key, None for none; raises ValueError where it is another type, or has over 64 bits."""
     value = data.get(key)
     if value is not None and (type(value) is not int or abs(value) >= 1 << 63):
         raise ValueError(f"{key} is {value!r:.80}; expected a whole number of 64 bits")
@@ -240,9 +232,7 @@ def card_of(environment: Environment) -> dict[str, Any]:
         UsageError: the spec has what cannot be served: terms that compare siblings, or several players.
     """
     spec, parts = environment.spec, environment.parts
-    if parts.scorer.has_group_terms:
-        names = ", ".join(parts.scorer.group_names)
-        raise UsageError(f"{spec.name} compares all answers to one task ({names}), and a served episode stands alone")
+    require_alone(environment, "a server scores each episode", "take them out of the rewards")
     if environment.players is not None:
         raise UsageError(f"{spec.name} has several players, and a served episode has one")
     if taken := sorted(RESERVED & parts.tools.keys()):

@@ -89,12 +89,8 @@ async def serve(
     is_worker: bool = False,
     grace_s: float = 1.0,
 ) -> None:
-    """Serves until SIGINT or SIGTERM comes or `stopped` is set, and then until `drain` has ended.
-
-    Args:
-        is_worker: it also ends with its standard input, which its parent holds.
-        grace_s: how long requests that run then may go on.
-    """
+    """Serves until SIGINT or SIGTERM comes or `stopped` is set, then until `drain` has ended; a worker also ends with
+    its standard input, which its parent holds. Requests that run then may go on for `grace_s` seconds."""
     stopped = stopped or asyncio.Event()
     loop = asyncio.get_running_loop()
     stop_by_signal(stopped)

@@ -334,19 +334,6 @@ def changed(at: str, path: str, value: Any) -> Callable[[str, Any], Any]:
     return lie
 
 
-def replayed() -> Callable[[str, Any], Any]:
-    """The lie that gives the first answer to a step for every later one."""
-    steps: list[Any] = []
-
-    def lie(kind: str, told: Any) -> Any:
-        if kind != "step":
-            return told
-        steps.append(told)
-        return steps[0]
-
-    return lie
-
-
 END = "data.metadata.rlenv.end.reward"
 LIES: Mapping[str, Callable[[str, Any], Any]] = {
     "no JSON": lambda kind, told: told if kind == "card" else "{]",
@@ -358,17 +345,13 @@ LIES: Mapping[str, Callable[[str, Any], Any]] = {
     "a reward that is a word": changed("step", "data.reward", True),
     "no reward of a step": changed("step", "data.reward", None),
     "an end that is none": changed("step", "data.done", False),
-    "an end too early": changed("step", "data.done", True),
     "a total that is no number": changed("step", f"{END}.total", "nan"),
-    "a total without an end": changed("step", f"{END}.total", "inf"),
     "no total, and no failure": changed("step", f"{END}.total", None),
     "a failure with a total": changed("step", "data.metadata.failure", {"reason": "judge", "message": "m"}),
     "a success that is a number": changed("step", "data.metadata.success", 5),
     "no turn": changed("step", "data.metadata.rlenv.turn", None),
     "another turn": changed("step", "data.metadata.rlenv.turn.index", 9),
-    "an answer that was given": replayed(),
     "another task": changed("reset", "data.metadata.task", 1),
-    "another split": changed("reset", "data.metadata.split", "other"),
     "another seed": changed("reset", "data.metadata.seed", 9),
     "tools that are none": changed("reset", "data.metadata.rlenv.tools", [5]),
 }

@@ -512,5 +512,5 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(make_environmen
     with pytest.raises(UsageError, match="a tool of toy is called 'step'"):
         Server({"toy": make_environment(text)})
     group = BASE.replace("oracle:", "  many: {kind: group, of: correct, by: rank, weight: 0.1}\noracle:")
-    with pytest.raises(UsageError, match="compares all answers"):
+    with pytest.raises(UsageError, match="compare the answers"):
         Server({"toy": make_environment(group)})

@@ -45,12 +45,6 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def contract(name: str, folder: Path, *packages: str) -> None:
-    """Fails where a peer has not what the adapters stand on (`tests.support.hosts_contract`)."""
-    done = run(name, ["python", "-m", "tests.support.hosts_contract", *packages], folder, limit_s=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def play(name: str, script: str, folder: Path, *arguments: str, limit_s: float = 100, **environment: str) -> Any:
     """What tests/peers/scripts/SCRIPT says in the last line that it prints, which is JSON; the test fails with it."""
     done = run(name, ["python", str(SCRIPTS / script), *arguments], folder, limit_s=limit_s, **environment)

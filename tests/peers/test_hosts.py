@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import contract, play
+from tests.peers.places import play, run
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(500)]
 
@@ -55,8 +55,10 @@ def test_tinker_trains_on_what_was_sampled(tmp_path: Path) -> None:
     assert found["down"].startswith("InvalidReward: the episode has no reward: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "packages"), [("gem", ["gem", "skyrl_gym"]), ("tinker", ["tinker_cookbook"])], ids=["gem", "tinker"]
-)
-def test_a_host_has_what_its_face_stands_on(name: str, packages: list[str], tmp_path: Path) -> None:
-    contract(name, tmp_path, *packages)
+PACKAGES = {"gem": "gem skyrl_gym", "inspect": "inspect_ai", "tinker": "tinker_cookbook", "trl": "trl"}
+
+
+@pytest.mark.parametrize(("name", "packages"), (PACKAGES | {"verifiers": "verifiers"}).items())
+def test_a_host_has_what_its_face_stands_on(name: str, packages: str, tmp_path: Path) -> None:
+    done = run(name, ["python", "-m", "tests.support.hosts_contract", *packages.split()], tmp_path, limit_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import contract, play
+from tests.peers.places import play
 from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARCHED, written
 
 pytestmark = pytest.mark.peers
@@ -35,10 +35,6 @@ def look(places: list[Place], first: Place) -> str:
 def run(folder: Path, way: str, spec: Path | str, answers: Any, *options: str) -> Any:
     spec = written(folder, spec)
     return play("inspect", "inspect_run.py", folder, way, str(spec), json.dumps(answers), *options)
-
-
-def test_every_name_that_it_stands_on_is_there(tmp_path: Path) -> None:
-    contract("inspect", tmp_path, "inspect_ai")
 
 
 def test_the_mock_of_inspect_earns_what_the_spec_gives(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.places import contract, play, run
+from tests.peers.places import play, run
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
 
@@ -74,7 +74,3 @@ def test_a_run_of_the_command_is_kept_as_others_are(tmp_path: Path) -> None:
     shown = run("trl", ["python", "-m", "rlenv", "runs", "show", "run"], tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "16 episodes" in shown.stdout
-
-
-def test_trl_has_what_the_adapter_stands_on(tmp_path: Path) -> None:
-    contract("trl", tmp_path, "trl")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
-from tests.peers.places import ROOT, contract, play
+from tests.peers.places import ROOT, play
 from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARCHED, written
 
 pytestmark = pytest.mark.peers
@@ -20,10 +20,6 @@ def run(folder: Path, answers: Any, command: str, spec: Path | str, *options: st
     taskset = "--env.taskset" if command == "vf-eval" else "--taskset"
     given = ["rlenv_verifiers", f"{taskset}.spec", str(spec), *options]
     return play("verifiers", "verifiers_run.py", folder, json.dumps(answers), command, *given)
-
-
-def test_every_name_that_it_stands_on_is_there(tmp_path: Path) -> None:
-    contract("verifiers", tmp_path, "verifiers")
 
 
 def test_each_rollout_earns_what_the_spec_gives(tmp_path: Path) -> None:

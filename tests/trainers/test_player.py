@@ -132,7 +132,7 @@ def test_terms_that_compare_are_measured_over_the_group_without_the_masked(tmp_p
         right = ids("<answer>5</answer>" + END)
         wrong = ids("<answer>6</answer>" + END)
         group = [await fed(player, turn) for turn in (right, wrong, [])]
-        with pytest.raises(rlenv.UsageError, match="compare the samples of a group"):
+        with pytest.raises(rlenv.UsageError, match="compare the answers to one task"):
             await player.play(Address("sums", "train", 0), fed)
         return [figures for _, figures in await player.outcomes(group)]
 

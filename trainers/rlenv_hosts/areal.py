@@ -14,8 +14,7 @@ from uuid import uuid4
 
 from areal.api import ModelRequest, RolloutWorkflow
 
-from rlenv_hosts.tokens import Hosted
-from rlenv_train.player import Address
+from rlenv_train.player import Address, Hosted
 
 
 class RlenvWorkflow(RolloutWorkflow):

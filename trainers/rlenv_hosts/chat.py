@@ -15,20 +15,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final
 
 import rlenv
+from rlenv.hosts.session import require_alone, shown
 from rlenv.tasks.rows import seed_of
+from rlenv_train.player import environment_of
 
 __all__ = ["Agent", "art_rollout", "art_trajectory", "evaluate", "play", "rollout", "rows"]
 
 _KEY: Final = "EMPTY"
-
-
-@cache
-def _environment(spec: str) -> rlenv.Environment:
-    return rlenv.load(spec)
 
 
 def rows(spec: str, split: str | None = None, *, seed: int = 0, prompts: bool = False) -> list[dict[str, Any]]:
@@ -42,24 +38,15 @@ def rows(spec: str, split: str | None = None, *, seed: int = 0, prompts: bool = 
         UsageError: no such split, or the spec has terms that compare the answers to one task, which are not measured
             where each rollout is scored by itself.
     """
-    environment = _environment(spec)
+    environment = environment_of(spec)
     name = split or next(iter(environment.spec.tasks))
-    if compared := environment.parts.scorer.group_names:
-        raise rlenv.UsageError(
-            f"the terms {', '.join(compared)} of {environment.spec.name} compare the answers to one task, and these"
-            " trainers score each rollout by itself",
-            hint="train with rlenv train, or take them out of the rewards",
-        )
-    found = [{"rlenv": spec, "split": name, "task": index, "seed": seed} for index in environment.part(name, None)]
-    return [row | {"question": _prompt(environment, row)} for row in found] if prompts else found
-
-
-def _prompt(environment: rlenv.Environment, row: Mapping[str, Any]) -> str:
-    try:
-        messages = environment.prompt(environment.tasks(row["split"])[row["task"]], {})
-    except rlenv.RlenvError:  # it takes resources, or cannot be read
-        messages = ()
-    return messages[-1].content if messages else f"{environment.spec.name}/{row['split']}/{row['task']}"
+    hint = "train with rlenv train, or take them out of the rewards"
+    require_alone(environment, "these trainers score each rollout", hint)
+    return [
+        {"rlenv": spec, "split": name, "task": index, "seed": seed}
+        | ({"question": shown(environment, name, index)} if prompts else {})
+        for index in environment.part(name, None)
+    ]
 
 
 async def play(
@@ -80,7 +67,7 @@ async def play(
         raise rlenv.UsageError(f"a row has no {', '.join(missing)}", hint="rlenv_hosts.chat.rows writes them")
     split, task = str(address["split"]), int(address["task"])
     ended = await rlenv.play_endpoint(
-        _environment(str(address["rlenv"])), base_url=base_url, model=model, api_key=api_key,
+        environment_of(str(address["rlenv"])), base_url=base_url, model=model, api_key=api_key,
         task=task, split=split, seed=seed_of(int(address.get("seed", 0)), split, task), sampling=sampling,
     )  # fmt: skip
     if ended.failure is not None:
@@ -125,7 +112,7 @@ async def rollout(task: Any, config: Any) -> Any:
     ended = await play(task.metadata, base_url=config.base_url, model=config.model, api_key=_KEY)
     told = {"answer": ended.answer or "", "rlenv": ended.outcome()}
     played = Trajectory(name="rlenv", task=task.metadata, reward=_total(ended), output=told["answer"])
-    about = {"is_correct": ended.success is True, "artifacts": told, "metrics": _terms(ended)}
+    about = {"is_correct": ended.success is True, "artifacts": told, "metrics": ended.measured()}
     return Episode(task=task.metadata, trajectories=[played], **about)
 
 
@@ -146,7 +133,7 @@ async def art_rollout(model: Any, address: Mapping[str, Any], *, sampling: rlenv
         address, base_url=model.inference_base_url, model=model.get_inference_name(),
         api_key=model.inference_api_key, sampling=whole,
     )  # fmt: skip
-    return art_trajectory(ended, tools=_environment(str(address["rlenv"])).tool_schemas)
+    return art_trajectory(ended, tools=environment_of(str(address["rlenv"])).tool_schemas)
 
 
 def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
@@ -163,7 +150,7 @@ def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
     for turn in ended.turns:
         said.append(Choice.model_validate(_choice(turn)))
         said += [message.as_dict() for message in (turn.observation.messages if turn.observation is not None else ())]
-    metrics = _terms(ended) | ({} if ended.success is None else {"success": float(ended.success)})
+    metrics = ended.measured()
     return art.Trajectory(
         messages_and_choices=said, tools=[dict(tool) for tool in tools] or None, reward=_total(ended), metrics=metrics
     )
@@ -191,10 +178,6 @@ def _choice(turn: Any) -> dict[str, Any]:
 def _written(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     return {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-
-
-def _terms(ended: rlenv.Trajectory) -> dict[str, float]:
-    return {f"term/{name}": term.value for name, term in ended.reward.terms.items() if term.value is not None}
 
 
 def _total(ended: rlenv.Trajectory) -> float:

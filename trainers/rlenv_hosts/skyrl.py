@@ -20,9 +20,8 @@ from typing import Any
 from rlenv.concurrency.threads import run_sync
 from rlenv.errors import UsageError
 from rlenv.messages import Message, ToolCall
-from rlenv_hosts.tokens import Hosted, environment_of, placeholder
 from rlenv_train.fate import Outcome
-from rlenv_train.player import Address, Sample, together
+from rlenv_train.player import Address, Hosted, Sample, environment_of, placeholder, together
 from rlenv_train.samples import EpisodeFigures, step_figures
 
 try:
@@ -173,10 +172,7 @@ class RlenvTextEnv(BaseTextEnv):
 
     def get_metrics(self) -> dict[str, float]:
         """The success and the terms of the episode, as far as they are known."""
-        record = self._episode.trajectory
-        known = {} if record.success is None else {"success": float(record.success)}
-        terms = {f"term/{name}": term.value for name, term in record.reward.terms.items() if term.value is not None}
-        return known | terms
+        return self._episode.trajectory.measured()
 
     def close(self) -> None:
         """Closes the episode; may be called twice."""

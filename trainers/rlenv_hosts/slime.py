@@ -22,8 +22,7 @@ from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.http_utils import post
 
 from rlenv.errors import UsageError
-from rlenv_hosts.tokens import Hosted
-from rlenv_train.player import Address
+from rlenv_train.player import Address, Hosted
 
 _HOOK = "rlenv_hosts.slime.post_process_rewards"
 _NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")

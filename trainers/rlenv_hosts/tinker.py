@@ -18,8 +18,7 @@ import tinker
 from tinker_cookbook.rl.types import ActionExtra, Env, EnvGroupBuilder, Metrics, StepResult, StopReason, Trajectory
 
 from rlenv.errors import RlenvError
-from rlenv_hosts.tokens import Hosted
-from rlenv_train.player import Address, Sample
+from rlenv_train.player import Address, Hosted, Sample
 
 _STOPS = {
     "turns": StopReason.MAX_TURNS,
@@ -66,12 +65,7 @@ class RlenvEnv(Env):
         if not self.sample.is_ended:
             return StepResult(0.0, False, self._seen(), stops)
         total, record = self._total(), self.sample.played.trajectory
-        metrics: dict[str, float] = {f"stop/{_STOPS.get(record.reason, StopReason.COMPLETED)}": 1.0}
-        if record.success is not None:
-            metrics["success"] = float(record.success)
-        for name, term in record.reward.terms.items():
-            if term.value is not None:
-                metrics[f"term/{name}"] = term.value
+        metrics = {f"stop/{_STOPS.get(record.reason, StopReason.COMPLETED)}": 1.0, **record.measured()}
         self._paid = total
         return StepResult(total, True, tinker.ModelInput.empty(), stops, metrics=metrics)
 

@@ -32,6 +32,7 @@ from inspect_ai.util import LimitExceededError
 
 import rlenv
 from rlenv.episodes.rollout import drive
+from rlenv.hosts.session import require_alone, shown
 from rlenv.messages import MalformedCall, Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tasks.rows import seed_of
@@ -68,15 +69,10 @@ def run(
     """
     environment = rlenv.load(spec, set=spec_set)
     name = split or next(iter(environment.spec.tasks))
-    compared = environment.parts.scorer.group_names
-    if compared and group_terms == "refuse":
-        raise rlenv.UsageError(
-            f"the terms {', '.join(compared)} of {environment.spec.name} compare the answers to one task, and Inspect"
-            " scores each sample by itself",
-            hint="-T group_terms=drop leaves them out",
-        )
+    if group_terms == "refuse":
+        require_alone(environment, "Inspect scores each sample", "-T group_terms=drop leaves them out")
     samples = [
-        Sample(input=_shown(environment, name, index), id=index, metadata={"split": name, "task": index})
+        Sample(input=shown(environment, name, index), id=index, metadata={"split": name, "task": index})
         for index in environment.part(name, None)
     ]
     dataset = MemoryDataset(samples, name=f"{environment.spec.name}/{name}")
@@ -142,15 +138,6 @@ def success() -> Scorer:
         return _scored(state, lambda end: None if end["success"] is None else float(end["success"]))
 
     return score
-
-
-def _shown(environment: rlenv.Environment, split: str, index: int) -> str:
-    """The row's prompt for people, or its address where the prompt takes resources or the row cannot be read."""
-    try:
-        messages = environment.prompt(environment.tasks(split)[index], {})
-    except rlenv.RlenvError:
-        messages = ()
-    return (messages[-1].content if messages else "") or f"{environment.spec.name}/{split}/{index}"
 
 
 class _Policy:

@@ -12,12 +12,14 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rlenv.concurrency.lanes import entered
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.token_episode import TokenEpisode
 from rlenv.errors import InvalidReward, UnsupportedTemplate, UsageError, all_known
+from rlenv.hosts.session import require_alone
 from rlenv.runs.schema import ending_of
 from rlenv.tasks.rows import seed_of
 from rlenv.tokens.bound import bind
@@ -259,11 +261,7 @@ class Player:
             UsageError: see `start`; or terms of the spec compare the samples of a group.
         """
         environment = self.environment(address.spec)
-        if environment.parts.scorer.has_group_terms:
-            raise UsageError(
-                f"terms of {environment.spec.name} compare the samples of a group, and this trainer's come one by one",
-                hint="leave these terms out, or train by TRL or veRL",
-            )
+        require_alone(environment, "this trainer scores each sample", "leave them out, or train by TRL or veRL")
         made = self.start(address, **facts)
         try:
             await made.open()
@@ -337,6 +335,33 @@ class Player:
             if not verdict.will_run:
                 raise UnsupportedTemplate(verdict.message)
             self._will_run.add(key)
+
+
+@cache
+def environment_of(spec: str) -> Environment:
+    """The environment of a spec, by path or by the name of one that ships, one a process; raises SpecError."""
+    return load(spec)
+
+
+class Hosted(Player):
+    """A player whose addresses name specs by path, or by the name of one that ships; they are loaded as they come."""
+
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        super().__init__((), tokenizer, **options)
+
+    def environment(self, name: str) -> Environment:
+        """The environment of that path or name; raises SpecError for the spec's own faults."""
+        return environment_of(name)
+
+
+def placeholder(rewards: Mapping[int, float | None]) -> float:
+    """The number for a masked sample where a trainer wants one and averages over its group: the others' mean.
+
+    So the group's mean is the one that the others have by themselves. 0.0 where there are no others; `rewards` are None
+    for the masked.
+    """
+    known = [reward for reward in rewards.values() if reward is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 async def together(works: Sequence[Awaitable[object]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -165,14 +165,19 @@ def rlenv_reward(
     return list(rlenv_reward)
 
 
-def _check(trainer: Any) -> None:
-    others = [getattr(one, "__name__", str(one)) for one in trainer.reward_funcs if one is not rlenv_reward]
-    if others or not trainer.reward_funcs:
+def require_only(reward: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Passes where a trainer has this reward function and no other; raises UsageError otherwise."""
+    others = [getattr(one, "__name__", str(one)) for one in given if one is not reward]
+    if others or not given:
         raise UsageError(
-            f"reward_funcs has {', '.join(others) or 'nothing'} beside rlenv_trl.rlenv_reward; {_ONLY_ONE}",
+            f"reward_funcs has {', '.join(others) or 'nothing'} beside rlenv_trl.{reward.__name__}; {_ONLY_ONE}",
             key="reward_funcs",
             hint="make them terms of the spec, such as `kind: python`",
         )
+
+
+def _check(trainer: Any) -> None:
+    require_only(rlenv_reward, trainer.reward_funcs)
     if trainer.tools:
         raise UsageError(
             "TRL takes no mask of a rollout_func beside tools of its own", key="tools", hint="the spec has the tools"

@@ -17,10 +17,11 @@ from rlenv.concurrency.threads import run_sync
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import UsageError
+from rlenv.hosts.session import require_alone
 from rlenv.messages import Message
 from rlenv.trajectory import Trajectory
 from rlenv_train.player import addresses
-from rlenv_trl.rollout import _ONLY_ONE
+from rlenv_trl.rollout import require_only
 
 _TYPES: Final = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _KNOWN: Final = frozenset(("type", "description", "default", "title"))
@@ -67,8 +68,7 @@ def environment_class(environment: Environment) -> type:
         UsageError: a tool whose schema a signature cannot say, or whose name no method may have; or the spec has a
             simulated user, tools that rows declare, or terms that compare samples.
     """
-    if environment.parts.scorer.has_group_terms:
-        raise UsageError(f"{environment.spec.name} has terms that compare samples", hint="use rlenv_trl.Rollout")
+    require_alone(environment, "TRL's own loop scores each sample", "use rlenv_trl.Rollout")
     if environment.parts.row_tools:
         raise UsageError(f"{environment.spec.name} has tools that rows declare", hint="use rlenv_trl.Rollout")
 
@@ -92,14 +92,8 @@ def environment_reward(
         UsageError: the trainer has other reward functions beside this.
     """
     trainer = getattr(columns.get("log_metric"), "__self__", None)  # TRL hands on nothing else of itself
-    others = [one for one in getattr(trainer, "reward_funcs", ()) if one is not environment_reward]
-    if others:
-        names = ", ".join(getattr(one, "__name__", str(one)) for one in others)
-        raise UsageError(
-            f"reward_funcs has {names} beside rlenv_trl.environment_reward; {_ONLY_ONE}",
-            key="reward_funcs",
-            hint="make them terms of the spec, such as `kind: python`",
-        )
+    if trainer is not None:
+        require_only(environment_reward, trainer.reward_funcs)
 
     async def ends() -> list[Trajectory]:
         pairs = zip(environments, completions, strict=True)

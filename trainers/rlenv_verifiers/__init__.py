@@ -20,6 +20,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 import rlenv
+from rlenv.hosts.session import require_alone, shown
 
 __all__ = ["RlenvHarness", "RlenvTaskset"]
 
@@ -56,11 +57,7 @@ def _loaded(spec: str, overrides: str) -> rlenv.Environment:
 
 
 def environment_of(spec: str, spec_set: Mapping[str, Any]) -> rlenv.Environment:
-    """The environment of a spec, one for each process.
-
-    Raises:
-        SpecError: the spec has faults.
-    """
+    """The environment of a spec, one for each process; raises SpecError where it has faults."""
     return _loaded(spec, json.dumps(spec_set, sort_keys=True))
 
 
@@ -120,12 +117,9 @@ class RlenvTaskset(vf.Taskset[RlenvTask, RlenvConfig]):
             raise ValueError("system_prompt: a spec has its own; replace it with spec_set, under prompt.system")
         self._environment = environment = environment_of(config.spec, config.spec_set)
         self.split = config.split or next(iter(environment.spec.tasks))
-        compared = environment.parts.scorer.group_names
-        if compared and config.group_terms == "refuse":
-            raise ValueError(
-                f"the terms {', '.join(compared)} of {environment.spec.name} compare the answers to one task, and"
-                " verifiers scores each rollout by itself; --env.taskset.group-terms drop leaves them out"
-            )
+        if config.group_terms == "refuse":
+            hint = "--env.taskset.group-terms drop leaves them out"
+            require_alone(environment, "verifiers scores each rollout", hint)
         self.INFINITE = environment.tasks(self.split).is_endless
 
     def load(self) -> Iterator[RlenvTask]:
@@ -133,17 +127,9 @@ class RlenvTaskset(vf.Taskset[RlenvTask, RlenvConfig]):
         config, environment = self.config, self._environment
         count = len(environment.tasks(self.split))
         for index in itertools.count() if self.INFINITE else range(count):
-            name = f"{environment.spec.name}/{self.split}/{index}"
+            name, prompt = f"{environment.spec.name}/{self.split}/{index}", shown(environment, self.split, index)
             address = {"spec": config.spec, "spec_set": config.spec_set, "split": self.split, "task": index}
-            yield RlenvTask(RlenvData(name=name, prompt=self._prompt(index) or name, **address), config.task)
-
-    def _prompt(self, index: int) -> str:
-        """The row's prompt for people; "" where it takes resources, or the row cannot be read."""
-        try:
-            messages = self._environment.prompt(self._environment.tasks(self.split)[index], {})
-        except rlenv.RlenvError:
-            return ""
-        return messages[-1].content if messages else ""
+            yield RlenvTask(RlenvData(name=name, prompt=prompt, **address), config.task)
 
 
 class RlenvHarnessConfig(vf.HarnessConfig):
