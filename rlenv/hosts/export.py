@@ -73,19 +73,14 @@ def nemo_gym(environment: Environment) -> Files:
     rows = {f"{split}.jsonl": asyncio.run(_rows(environment, split)) for split in environment.spec.tasks}
     server = {"resources_servers": {"rlenv": {"entrypoint": "app.py", "domain": "agent", "verified": False}}}
     agent = {
-        "responses_api_agents": {
-            "gymnasium_agent": {
-                "entrypoint": "app.py",
-                "max_steps": environment.limits.turns,
-                "resources_server": {"type": "resources_servers", "name": f"rlenv_{name}"},
-                "model_server": {"type": "responses_api_models", "name": "policy_model"},
-                "datasets": [
-                    {"name": path.removesuffix(".jsonl"), "type": "train", "jsonl_fpath": path} for path in rows
-                ],
-            }
-        }
+        "entrypoint": "app.py",
+        "max_steps": environment.limits.turns,
+        "resources_server": {"type": "resources_servers", "name": f"rlenv_{name}"},
+        "model_server": {"type": "responses_api_models", "name": "policy_model"},
+        "datasets": [{"name": path.removesuffix(".jsonl"), "type": "train", "jsonl_fpath": path} for path in rows],
     }
-    settings = {f"rlenv_{name}": server, f"rlenv_{name}_gymnasium_agent": agent}
+    agents = {"responses_api_agents": {"gymnasium_agent": agent}}
+    settings = {f"rlenv_{name}": server, f"rlenv_{name}_gymnasium_agent": agents}
     return {"config.yaml": yaml.safe_dump(settings, sort_keys=False), **rows}
 
 
@@ -97,12 +92,8 @@ def verifiers(environment: Environment) -> Files:
     """
     module = "rlenv_" + re.sub(r"\W", "_", environment.spec.name).lower()
     spec, files = _spec_files(environment)
-    about = {
-        "module": module,
-        "id": module.replace("_", "-"),
-        "version": environment.spec.version,
-        "rlenv": f"=={__version__}",
-    }
+    about = {"module": module, "id": module.replace("_", "-"), "version": environment.spec.version}
+    about["rlenv"] = f"=={__version__}"
     return {
         "pyproject.toml": _PYPROJECT.format(**about, scripts="", host="verifiers>=0.4,<0.5"),
         "README.md": _VERIFIERS_README.format(**about),
@@ -112,10 +103,8 @@ def verifiers(environment: Environment) -> Files:
 
 
 FORMS: Final[Mapping[str, Callable[[Environment], Files]]] = {
-    "openenv": openenv,
-    "nemo-gym": nemo_gym,
-    "verifiers": verifiers,
-}
+    "openenv": openenv, "nemo-gym": nemo_gym, "verifiers": verifiers
+}  # fmt: skip
 """What each host's folder is made by."""
 
 
@@ -141,28 +130,20 @@ def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
         reward["variance_tolerance"] = high - low
     seconds = min(3600.0, environment.limits.episode_s + environment.limits.reward_s)
     return {
-        "spec_version": 1,
-        "name": spec.name,
-        "version": f"0.{spec.version}.0",
-        "type": "space",
-        "runtime": "fastapi",
-        "app": "server.app:app",
-        "port": _PORT,
+        "spec_version": 1, "name": spec.name, "version": f"0.{spec.version}.0",
+        "type": "space", "runtime": "fastapi", "app": "server.app:app", "port": _PORT,
         "validation": {
             "reward": reward,
             "resources": {"cpu": 1.0, "memory_mb": 1024, "disk_mb": 2048, "episode_timeout_s": seconds},
             "capabilities": capabilities,
             "types": {"tags": ["tool-use"]},
             "execution": {
-                "kind": "openenv_ws",
-                "probe_path": "validation/runtime.json",
-                "dockerfile": "server/Dockerfile",
-                "context": ".",
-                "agent_boundary": "api",
+                "kind": "openenv_ws", "probe_path": "validation/runtime.json", "dockerfile": "server/Dockerfile",
+                "context": ".", "agent_boundary": "api",
             },
             **more,
         },
-    }
+    }  # fmt: skip
 
 
 async def _oracle(environment: Environment) -> tuple[list[dict[str, str]], float | None]:

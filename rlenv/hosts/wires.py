@@ -174,23 +174,15 @@ def as_response(answer: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
         "status": "incomplete" if was_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if was_cut else None,
         "error": None,
-        "instructions": body.get("instructions"),
-        "metadata": {},
-        "model": answer.get("model"),
-        "output": output,
+        "instructions": body.get("instructions"), "metadata": {}, "model": answer.get("model"), "output": output,
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
-        "tool_choice": body.get("tool_choice", "auto"),
-        "tools": tools,
-        "temperature": body.get("temperature"),
-        "top_p": body.get("top_p"),
+        "tool_choice": body.get("tool_choice", "auto"), "tools": tools,
+        "temperature": body.get("temperature"), "top_p": body.get("top_p"),
         "usage": {
-            "input_tokens": given,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": given + written,
+            "input_tokens": given, "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": given + written,
         },
-    }
+    }  # fmt: skip
 
 
 def _id(kind: str) -> str:

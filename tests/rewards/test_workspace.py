@@ -192,7 +192,11 @@ PROGRAMS: dict[str, tuple[str, float]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_the_policys_run_before_the_tests_and_without_them(reachable: Path, name: str) -> None:  # noqa: F811
     program, worth = PROGRAMS[name]
-    keys = {"collect": "sh /app/program > /app/gives", "run": "cmp -s /app/gives /tests/right", "by": "status"}
+    keys: dict[str, Any] = {
+        "collect": "sh /app/program > /app/gives",
+        "run": "cmp -s /app/gives /tests/right",
+        "by": "status",
+    }
     spec = written(reachable, **keys, time_s=2)
     (reachable / "tests" / "right").write_text("6\n")
     trajectory, _ = played(spec, [f"cat > program <<'END'\n{program}\nEND"])
