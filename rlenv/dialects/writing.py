@@ -105,6 +105,7 @@ class Writer:
             elif spec.thinking_open:
                 generation += written.partition("{thinking}")[0]
         self._generation = generation
+        self._tools_last: tuple[Sequence[Mapping[str, Any]], bool, str] | None = None
         self._opened, _, self.closing = written.partition("{thinking}")
         if not (spec.thinking_marks.open and spec.thinking and spec.thinking_open):
             self._opened = self.closing = ""
@@ -346,14 +347,19 @@ class Writer:
         return f"{head}{joined.strip() if strips else joined}{tail}"
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
-        chat = self._chat
+        chat, last = self._chat, self._tools_last
         if self.same_turn is not None:
             return ""
+        if last is not None and last[0] is tools and last[1] is alone:
+            return last[2]
         form = chat.tools if chat.tools is not None else _TOOLS
         if alone and chat.tools_alone is not None:
             form = chat.tools_alone
         example = self.calls((ToolCall(self._call.tool or "NAME", {self._call.argument or "KEY": "VALUE"}),))
-        return _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
+        text = _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
+        if isinstance(tools, tuple):  # as each environment has them, once for all its prompts
+            self._tools_last = (tools, alone, text)
+        return text
 
     def _written(self, message: Message, keeps_thinking: bool) -> str:
         row = self._spec.thinking_marks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,8 +39,10 @@ class Conversation:
         self._server, self.session, self._socket, self._transport = server, session, socket, transport
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue(_MOST_WAITING + 1)
         self.is_answering = False
-        self._is_interrupted = asyncio.Event()
+        self._is_interrupted = False
         """Set by a message that ends the episode: a step that runs is given up, and has no answer."""
+        self._is_left = False
+        self._scope: asyncio.Timeout | None = None
         self._is_ours = False
         self._why = _GONE
 
@@ -54,7 +56,7 @@ class Conversation:
         reading = asyncio.create_task(self._read())
         has_slot = False
         try:
-            has_slot = await self._beside(reading, self._server.slots.take(self._server.limits.queue_s)) is True
+            has_slot = await self._beside(self._server.slots.take(self._server.limits.queue_s)) is True
             if has_slot:
                 while await self._turn(reading):
                     pass
@@ -92,26 +94,42 @@ class Conversation:
                 else:
                     self._inbox.put_nowait(message.data)
                     if message.data.startswith(_END):
-                        self._is_interrupted.set()
+                        self._is_interrupted = True
+                        self._give_up()
         finally:
+            self._is_left = True
+            self._give_up()
             self._inbox.put_nowait(None)
 
-    async def _beside(self, reading: asyncio.Task[None], work: Awaitable[Any]) -> Any:
-        """The result of `work`; it is given up where the client leaves before."""
-        working = asyncio.ensure_future(work)
-        interrupted = asyncio.ensure_future(self._is_interrupted.wait())
-        await asyncio.wait({working, reading, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-        interrupted.cancel()
-        if not working.done():
-            await _ended(working)
+    def _give_up(self) -> None:
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(0.0)
+
+    async def _beside(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of `work`; None where the client leaves or ends the episode before, and work is given up.
+
+        It runs in this task: a task of its own, and one that waits for both, took as long as most steps.
+        """
+        if self._is_left or self._is_interrupted:
+            work.close()
             return None
-        return working.result()
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._scope = scope
+                return await work
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return None
+        finally:
+            self._scope = None
 
     async def _turn(self, reading: asyncio.Task[None]) -> bool:
         """Answers the next message; False where there is none."""
         limits = self._server.limits
         try:
-            asked = await asyncio.wait_for(self._inbox.get(), limits.idle_s)
+            async with asyncio.timeout(limits.idle_s):
+                asked = await self._inbox.get()
         except TimeoutError:
             await self._fail("SESSION_ERROR", f"no message for {limits.idle_s:g} s")
             await self.close(WSCloseCode.GOING_AWAY, "idle")
@@ -121,11 +139,12 @@ class Conversation:
         self.is_answering = True
         try:
             if asked.startswith(_END):
-                self._is_interrupted.clear()
-            told = await self._beside(reading, self._answer(asked))
+                self._is_interrupted = False
+            told = await self._beside(self._answer(asked))
             if told is None:
-                return self._is_interrupted.is_set() and not reading.done()
-            await asyncio.wait_for(self._socket.send_str(told), limits.send_s)
+                return self._is_interrupted and not reading.done()
+            async with asyncio.timeout(limits.send_s):
+                await self._socket.send_str(told)
         except (ConnectionError, TimeoutError):  # the client is gone, or does not read
             return False
         finally:
