@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +63,49 @@ def test_what_would_learn_from_an_outage_or_from_nothing_is_refused(steps: dict[
     assert "the trainer never called its rollout_func" in said["deaf"]
 
 
-def test_a_run_of_the_command_is_kept_as_others_are(tmp_path: Path) -> None:
-    """A tiny policy that knows nothing, one step: its episodes, figures and policy are in the run's folder."""
-    model = play("trl", "trl_model.py", tmp_path, limit_s=300)["model"]
-    command = ["python", "-m", "rlenv", "train", "arithmetic", "--trainer", "trl", "--model", model, "-o", "run"]
+def test_a_run_of_the_command_is_kept_as_others_are_and_goes_on(tmp_path: Path) -> None:
+    """A tiny policy that knows nothing, one step, and then one more: episodes, figures and policy are in its folder."""
+    model, folder = play("trl", "trl_model.py", tmp_path, limit_s=300)["model"], tmp_path / "run"
+
+    def trained(*more: str) -> str:
+        done = run("trl", ["python", "-m", "rlenv", "train", "--trainer", "trl", *more], tmp_path, limit_s=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    command = ["arithmetic", "--model", model, "-o", "run", "--save-every", "1"]
     sizes = ["per_device_train_batch_size=8", "num_generations=4", "--steps", "1", "--validation-tasks", "4"]
-    done = run("trl", [*command, *sizes, "run.turn_tokens=8", "max_completion_length=32"], tmp_path, limit_s=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "run" / "trained" / "model.safetensors").is_file()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    command += [*sizes, "run.turn_tokens=8", "max_completion_length=32"]
+    assert "  max_completion_length=32" in trained(*command, "--dry-run")
+    assert not folder.exists()
+    trained(*command)
+    assert (folder / "trained" / "model.safetensors").is_file()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert any('"rlenv/arithmetic/episodes": 8.0' in line for line in lines)
     shown = run("trl", ["python", "-m", "rlenv", "runs", "show", "run"], tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "16 episodes" in shown.stdout
+    assert re.search(r"episodes +│ 16 ", shown.stdout)
+
+    said = trained("--resume", "run", "--steps", "2")
+    assert "goes on from step 1" in said
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], len(summary["attempts"]), summary["ending"]) == (2, 2, {"how": "finished"})
+    assert [step for step, _ in summary["training_reward"]] == [1, 2]
+    assert (summary["failed_episodes"], summary["held_out_success"][0]["step"]) == (0, 0)
+    assert summary["attempts"][1]["from_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["arithmetic", "--lora", "8"], "peft"),
+        (["arithmetic", "--preset", "gpu"], "keys of GRPOConfig"),
+        (["--resume", "nowhere"], "holds no run of TRL"),
+        (["arithmetic", "--resume", "nowhere", "--seed", "1"], "leave out SPEC and key=value, --seed"),
+    ],
+)
+def test_an_option_that_it_has_not_is_refused_with_what_it_would_need(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    done = run("trl", ["python", "-m", "rlenv", "train", "--trainer", "trl", *words], tmp_path, limit_s=200)
+    assert done.returncode != 0
+    assert said in done.stderr.replace("\n", " ")

@@ -12,19 +12,20 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from rlenv.cli.console import Console
 from rlenv.errors import MissingExtra, UsageError, all_known
-from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, write_info
+from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_info
 from rlenv.runs.locks.lock import lock_of
 from rlenv_train.keeping import KEEP_GB, Keeper
 from rlenv_train.progress import Underway, driving, plot_text
 from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
 from rlenv_trl.rollout import Rollout, rlenv_reward
+from rlenv_trl.summary import curves_of, figures, summarise
 
 RUN: Final[Mapping[str, Any]] = {
     "train_split": "train",
@@ -64,19 +65,19 @@ CPU: Final[Mapping[str, Any]] = {
 }
 """Sizes for a tiny policy, as those of veRL's preset `cpu`."""
 
-_NOT_HERE: Final = (
-    "preset",
-    "algorithm",
-    "mode",
-    "weight",
-    "lora",
-    "resume",
-    "eval",
-    "rehearse",
-    "ray_address",
-    "dry_run",
-)
-"""Options of `rlenv train` that veRL alone takes."""
+_NEEDS: Final[Mapping[str, str]] = {
+    "preset": "sizes are keys of GRPOConfig here, written key=value",
+    "algorithm": "TRL's trainer is GRPO, and loss_type=NAME is its form",
+    "mode": "TRL samples and trains in turn; steps_per_generation=N is what it has",
+    "weight": "TRL draws from one data set; a spec that is named twice counts twice",
+    "lora": "needs peft and GRPOTrainer(peft_config=…): a script of your own with rlenv_trl.Rollout",
+    "eval": "play what was trained: rlenv eval SPEC --policy hf:RUN/trained",
+    "rehearse": "it plays veRL's schedule",
+    "ray_address": "TRL runs without Ray; accelerate launch starts several processes",
+}
+"""What each option of `rlenv train` that TRL's run has not would need, or what stands for it."""
+_OF_THE_RUN: Final = ("items", "set", "model", "chat_template", "seed", "shuffle_rewards", "output", "validation_tasks")
+"""Options that `--resume` does not take: they would make another run of it."""
 
 
 def train(arguments: argparse.Namespace, console: Console) -> int:
@@ -86,22 +87,23 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         UsageError: an option or a key that TRL's run does not take, or a folder that holds a run.
         MissingExtra: TRL is not installed.
     """
-    if given := [f"--{name.replace('_', '-')}" for name in _NOT_HERE if getattr(arguments, name)]:
-        raise UsageError(
-            f"--trainer trl does not take {', '.join(given)}", hint="say key=value for a key of GRPOConfig"
-        )
+    for name, needs in _NEEDS.items():
+        if getattr(arguments, name):
+            raise UsageError(f"--trainer trl does not take --{name.replace('_', '-')}", hint=needs)
+    trl = _trl()
+    if arguments.resume is not None:
+        return _resumed(trl, arguments, console)
     sources, items = spec_and_overrides(arguments.items)
     if not sources:
         raise UsageError("name the spec to train on: rlenv train SPEC --trainer trl")
-    own, keys = overrides_of(items)
-    if arguments.validation_tasks is not None:
-        own["validation_tasks"] = arguments.validation_tasks
+    asked = _asked(arguments, items)
     specs = load_specs(sources, set=arguments.set)
-    trl = _trl()
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     if (folder / "metrics.jsonl").exists() or is_run(folder):
-        raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
+        raise UsageError(f"{folder} holds a run already", hint=f"choose another with -o, or --resume {folder}")
+    if arguments.dry_run:
+        return _tried(trl, asked, specs, folder, arguments.model or "tiny", console)
     folder.mkdir(parents=True, exist_ok=True)
     info = RunInfo(
         "train",
@@ -113,8 +115,98 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
     with driving(folder, info):
         console.print(f"run folder  {folder}", markup=False)
         model = _model(arguments, specs, folder, console)
-        info = _begun(info, specs, folder, model, own, arguments.seed or 0)
-        return _run(trl, arguments, specs, folder, model, own, keys, info, console)
+        facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
+        facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
+        info = _begun(replace(info, facts=facts), specs, folder, model, asked, from_step=0)
+        return _run(trl, asked, specs, folder, info, console, limit_s=arguments.time_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run was asked for: rlenv's own part, keys of `GRPOConfig`, and whether rewards are shuffled."""
+
+    own: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    seed: int = 0
+    shuffles: bool = False
+
+
+def _asked(arguments: argparse.Namespace, items: Sequence[str]) -> Asked:
+    own, keys = overrides_of(items)
+    if arguments.validation_tasks is not None:
+        own["validation_tasks"] = arguments.validation_tasks
+    keys |= _steps_of(arguments)
+    return Asked(own, keys, arguments.seed or 0, bool(arguments.shuffle_rewards))
+
+
+def _steps_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keys of `--steps` and `--save-every`."""
+    keys = {} if arguments.steps is None else {"max_steps": arguments.steps}
+    saves = {"save_strategy": "steps", "save_steps": arguments.save_every}
+    return keys if arguments.save_every is None else keys | saves
+
+
+def _tried(
+    trl: Any, asked: Asked, specs: Sequence[TrainedSpec], folder: Path, model: str, console: Console, *, step: int = 0
+) -> int:
+    """Shows what a run would be, once TRL has accepted it; nothing is written or started."""
+    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
+    console.print(f"run folder  {folder}\npolicy      {model}", markup=False)
+    for spec in specs:
+        sizes = [(asked.own[f"{which}_split"], which) for which in ("train", "validation")]
+        rows = [f"{len(spec.environment.tasks(split))} tasks of {split} ({which})" for split, which in sizes]
+        console.print(f"spec        {spec.name}: {', '.join(rows)}", markup=False)
+    for part, values in (("run.", asked.own), ("", merged(asked.keys, folder, asked.seed, _on_cpu()))):
+        for key, value in values.items():
+            console.print(f"  {part}{key}={value if part else getattr(config, key)}", markup=False)
+    console.print(f"nothing was started or written; steps {step} to {config.max_steps}", markup=False)
+    return 0
+
+
+def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
+    """A run that goes on from its last checkpoint, with its own settings; --steps, --save-every and --time-limit may be
+    others.
+
+    Raises:
+        UsageError: the folder has no run of TRL, none of its checkpoints, or an option would make another run of it.
+    """
+    folder = arguments.resume.resolve()
+    if given := [f"--{name.replace('_', '-')}" for name in _OF_THE_RUN if getattr(arguments, name)]:
+        given = [("SPEC and key=value" if one == "--items" else one) for one in given]
+        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
+    info = read_info(folder)
+    if info is None or "asked" not in info.facts:
+        raise UsageError(f"{folder} holds no run of TRL", hint="leave out --trainer trl for one of veRL")
+    kept = sorted((folder / "checkpoints").glob("checkpoint-*"), key=step_of)
+    if not kept:
+        hint = "start it with --save-every N; one that a file `stop` or its time limit ends keeps its last step too"
+        raise UsageError(f"{folder} has no checkpoint to go on from", hint=hint)
+    asked = Asked(**info.facts["asked"])
+    asked = replace(asked, keys={**asked.keys, **_steps_of(arguments)})
+    specs = load_specs(info.facts["sources"], set=info.facts["set"])
+    step = step_of(kept[-1])
+    if arguments.dry_run:
+        return _tried(trl, asked, specs, folder, info.policy, console, step=step)
+    with driving(folder):
+        console.print(f"run folder  {folder}\ngoes on from step {step}", markup=False)
+        _cut_metrics(folder / "metrics.jsonl", step)
+        info = replace(info, command=arguments.command, state="running", ended=0.0)
+        info = _begun(info, specs, folder, info.policy, asked, from_step=step)
+        limit_s = arguments.time_limit
+        return _run(trl, asked, specs, folder, info, console, limit_s=limit_s, checkpoint=kept[-1])
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step behind which TRL has written a checkpoint."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Takes out the figures of steps that are done again."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        path.write_text("".join(kept), encoding="utf-8")
 
 
 def overrides_of(items: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -145,11 +237,22 @@ def config_of(trl: Any, keys: Mapping[str, Any], *, folder: Path, seed: int, on_
     for key in keys:
         if key not in known:
             raise UsageError(f"TRL's GRPOConfig has no key '{key}'", key=key, hint=all_known(key, known))
-    merged = {**ALWAYS, **(CPU if on_cpu else {}), "seed": seed, "output_dir": str(folder / "checkpoints"), **keys}
     try:
-        return trl.GRPOConfig(**merged)
+        return trl.GRPOConfig(**merged(keys, folder, seed, on_cpu))
     except (ValueError, TypeError) as error:
         raise UsageError(f"TRL's GRPOConfig: {error}") from error
+
+
+def merged(keys: Mapping[str, Any], folder: Path, seed: int, on_cpu: bool) -> dict[str, Any]:
+    """All keys of `GRPOConfig` that a run gives."""
+    own = {"seed": seed, "output_dir": str(folder / "checkpoints")}
+    return {**ALWAYS, **(CPU if on_cpu else {}), **own, **keys}
+
+
+def _on_cpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
 
 
 def _trl() -> Any:
@@ -184,46 +287,43 @@ def _model(arguments: argparse.Namespace, specs: Sequence[TrainedSpec], folder: 
 
 
 def _begun(
-    info: RunInfo, specs: Sequence[TrainedSpec], folder: Path, model: str, own: Mapping[str, Any], seed: int
+    info: RunInfo, specs: Sequence[TrainedSpec], folder: Path, model: str, asked: Asked, *, from_step: int
 ) -> RunInfo:
-    """The run with its attempt, kept in run.json, and the locks of its episodes."""
-    splits = list(dict.fromkeys((own["train_split"], own["validation_split"])))
+    """The run with one more attempt, kept in run.json, and the locks of its episodes."""
+    splits = list(dict.fromkeys((asked.own["train_split"], asked.own["validation_split"])))
     policy = {"kind": "train", "model": Path(model).name if Path(model).is_absolute() else model}
+    trainer = {"name": "trl", "run": dict(asked.own)}
     locks = {
         f"{spec.name}-v{spec.environment.spec.version}": lock_of(
-            spec.environment, splits=splits, policy=policy, seed=seed, trainer={"name": "trl", "run": dict(own)}
+            spec.environment, splits=splits, policy=policy, seed=asked.seed, trainer=trainer
         )
         .write(folder)
         .stem
         for spec in specs
     }
-    attempt = Attempt(1, 0, next(iter(locks.values())), time.time(), socket.gethostname(), os.getpid(), locks)
-    info = replace(info, attempts=(attempt,), policy=model, facts={"trainer": "trl", "seed": seed})
+    number, lock = len(info.attempts) + 1, next(iter(locks.values()))
+    attempt = Attempt(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks)
+    info = replace(info, attempts=(*info.attempts, attempt), policy=model)
     write_info(folder, info)
     return info
 
 
 def _run(
     trl: Any,
-    arguments: argparse.Namespace,
+    asked: Asked,
     specs: Sequence[TrainedSpec],
     folder: Path,
-    model: str,
-    own: Mapping[str, Any],
-    keys: dict[str, Any],
     info: RunInfo,
     console: Console,
+    *,
+    limit_s: float | None,
+    checkpoint: Path | None = None,
 ) -> int:
-    import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
 
-    if arguments.steps is not None:
-        keys["max_steps"] = arguments.steps
-    if arguments.save_every is not None:
-        keys |= {"save_strategy": "steps", "save_steps": arguments.save_every}
-    seed = arguments.seed or 0
-    config = config_of(trl, keys, folder=folder, seed=seed, on_cpu=not torch.cuda.is_available())
+    started, own, seed = time.monotonic(), asked.own, asked.seed
+    config = config_of(trl, asked.keys, folder=folder, seed=seed, on_cpu=_on_cpu())
     keeper = Keeper(folder, keep_gb=float(own["keep_gb"]), writers=config.world_size)
     rollout = Rollout(
         *(spec.environment for spec in specs),
@@ -232,31 +332,35 @@ def _run(
         failures=own["failures"],
         template_kwargs=own["template_kwargs"],
         keeper=keeper,
-        control=arguments.shuffle_rewards,
+        control=asked.shuffles,
     )
-    follower = _follower(folder, console, limit_s=arguments.time_limit)
+    follower = _follower(folder, console, limit_s=limit_s)
+    held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
     try:
         trainer = trl.GRPOTrainer(
-            model=model,
+            model=info.policy,
             args=config,
             train_dataset=Dataset.from_list(rollout.rows(own["train_split"], seed=seed)),
-            eval_dataset=Dataset.from_list(
-                rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
-            ),
+            eval_dataset=Dataset.from_list(held_out),
             rollout_func=rollout,
             reward_funcs=rlenv_reward,
             callbacks=[follower],
         )
         trainer.remove_callback(PrinterCallback)  # the follower prints what a reader wants
-        trainer.train()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
         if follower.ended in ("", "time_limit"):
             trainer.save_model(str(folder / "trained"))
     finally:
         keeper.close()
-    console.print(plot_text(follower.curves), markup=False)
     state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
-    write_info(folder, replace(info, state=state, ended=time.time()))
-    console.print(f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end")
+    if config.process_index == 0:
+        info = replace(info, state=state, ended=time.time())
+        write_info(folder, info)
+        facts = {"shuffles": asked.shuffles, "held_out_tasks": own["validation_tasks"]}
+        summarise(folder, info, how=follower.ended or "finished", seconds=time.monotonic() - started, **facts)
+    console.print(plot_text(curves_of(folder)), markup=False)
+    where = f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end"
+    console.print(f"{where}; summary.json stands in {folder}", markup=False)
     return 0 if state == "ended" else 130
 
 
@@ -268,21 +372,13 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
 
     class Follower(TrainerCallback):
         ended = ""
-        curves: dict[str, list[tuple[int, float]]]
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
             if not state.is_world_process_zero:
                 return
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, "data": dict(logs or {})}, default=str) + "\n")
-            shown = []
-            for key, value in (logs or {}).items():
-                if key.endswith(("/success", "/reward")) and "rlenv/" in key:
-                    label = "held-out" if key.startswith("eval_") else "training"
-                    self.curves.setdefault(f"{label} {key.rpartition('rlenv/')[2]}", []).append(
-                        (state.global_step, float(value))
-                    )
-                    shown.append(f"{label} {key.rpartition('rlenv/')[2]} {value:.3f}")
+            shown = [f"{label} {value:.3f}" for label, value in figures(logs or {})]
             if shown:
                 seconds = time.monotonic() - started
                 console.print(f"step {state.global_step}  {', '.join(shown)}, {seconds:.0f} s", markup=False)
@@ -292,9 +388,9 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
                 self.ended = "stop"
             elif limit_s is not None and time.monotonic() - started > limit_s:
                 self.ended = "time_limit"
-            control.should_training_stop = control.should_training_stop or bool(self.ended)
+            if self.ended:
+                control.should_training_stop = True
+                control.should_save = state.global_step < state.max_steps  # for --resume
             return control
 
-    follower = Follower()
-    follower.curves = {}
-    return follower
+    return Follower()
