@@ -24,6 +24,7 @@ from rlenv.cli.play import WithPolicy
 from rlenv.cli.terminal import say, write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
+from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
 from rlenv.runs.evaluate import Evaluation, evaluate
 from rlenv.runs.summary import GroupSummary, Latency, PassAtK, Summary, summarise
@@ -75,7 +76,7 @@ class EvalCommand(WithSpec, WithPolicy, WithOut, WithRecord, WithPrices):
                 progress.update(bar, completed=done, total=total)
 
             options = given(self, *_OPTIONS)
-            done = evaluate(self.spec, self.choice, set=self.overrides, on_end=ended, say=say, **options)
+            done = evaluate(_source(self), self.choice, set=self.overrides, on_end=ended, say=say, **options)
         if self.json:
             write_json(done.figures)
         else:
@@ -83,6 +84,17 @@ class EvalCommand(WithSpec, WithPolicy, WithOut, WithRecord, WithPrices):
             _show_worst(Console(highlight=False), done, self.out)
         code = _verdict(self, done.summary, done.trajectories)
         return 1 if done.figures.get("not_kept") else code
+
+
+def _source(args: EvalCommand) -> str | Environment:
+    """The spec, or the environment of the server whose address it is."""
+    if not args.spec.startswith(("http://", "https://")):
+        return args.spec
+    if args.overrides:
+        raise UsageError("--set changes no spec of a server's", hint="give it to rlenv serve")
+    from rlenv.hosts.remote import RemoteEnvironment
+
+    return RemoteEnvironment(args.spec)
 
 
 def _verdict(args: EvalCommand, summary: Summary, trajectories: Sequence[Trajectory]) -> int:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 import rlenv
+from rlenv.cli.main import main
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.hosts.remote import RemoteEnvironment
@@ -380,3 +381,10 @@ def test_a_card_that_is_none_is_said_so(path: str, value: Any, toy: Served) -> N
                 await asyncio.to_thread(RemoteEnvironment, url, patience_s=0.0)
 
     asyncio.run(main())
+
+
+def test_the_command_evaluates_at_a_server(toy: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", toy.url, "--policy", "random", "-n", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    assert main(["eval", toy.url, "--policy", "random", "--set", "limits.turns=1"]) == 2
+    assert "give it to rlenv serve" in capsys.readouterr().err
