@@ -67,7 +67,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "init": Entry(
         "write a new environment that validates and runs",
         "cli.init:InitCommand",
-        {"--export": Entry("write a spec as the folder that another host wants", "cli.serve:ExportCommand")},
+        {"--export": Entry("write a spec as the folder that another host wants", "cli.serve:HostExportCommand")},
     ),
     "validate": Entry(
         "check specs and list every fault with its place",

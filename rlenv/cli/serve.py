@@ -51,7 +51,7 @@ class ServeCommand(WithSet):
         from rlenv.hosts import workers
         from rlenv.hosts.http import is_local
         from rlenv.hosts.http_sessions import HttpSessions
-        from rlenv.hosts.serve import UP, Board, Limits, Server
+        from rlenv.hosts.serve import UP, Board, Server, ServerLimits
 
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
         token = token_in(self.token_env)
@@ -68,7 +68,7 @@ class ServeCommand(WithSet):
                 command = [sys.executable, "-m", "rlenv", "serve", *sys.argv[2:], "--port", str(port)]
                 text = f"{names} at {shown}, {self.workers} workers\n"
                 return workers.supervise(command, self.workers, drain_s=self.drain_s, on_ready=lambda: write(text))
-        limits = Limits(
+        limits = ServerLimits(
             sessions=max(1, self.max_sessions // self.workers),
             queue_s=self.queue_s,
             idle_s=self.idle_s,
@@ -99,7 +99,7 @@ class ServeCommand(WithSet):
 
 
 @dataclass
-class ExportCommand(Options):
+class HostExportCommand(Options):
     """`rlenv init --export`."""
 
     host: str = argument("the host: openenv, nemo-gym or verifiers", choices=("openenv", "nemo-gym", "verifiers"))

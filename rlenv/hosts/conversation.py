@@ -19,7 +19,7 @@ from rlenv.hosts.session import Session
 if TYPE_CHECKING:
     from rlenv.hosts.serve import Server
 
-__all__ = ["Conversation"]
+__all__ = ["ServedSocket"]
 
 _LOGGER: Final = logging.getLogger("rlenv.hosts.serve")
 _MOST_WAITING: Final = 8
@@ -30,7 +30,7 @@ _GONE: Final = "the client has left"
 ENDING: Final = "the server is ending"
 
 
-class Conversation:
+class ServedSocket:
     """One socket: its session, the message that is being answered, and those that wait."""
 
     def __init__(

@@ -20,7 +20,7 @@ from rlenv.hosts import wire
 if TYPE_CHECKING:
     from rlenv.hosts.remote import RemoteEnvironment
 
-__all__ = ["Door", "Link", "Refused", "Socket"]
+__all__ = ["Door", "Refused", "RemoteLink", "Socket"]
 
 REASON: Final = "remote"
 """Why an episode ended whose server did not answer, or had forgotten it."""
@@ -230,7 +230,7 @@ class Door:
 
 
 @dataclass(eq=False)
-class Link:
+class RemoteLink:
     """The server's side of one episode."""
 
     environment: RemoteEnvironment

@@ -26,7 +26,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.hosts import wire
-from rlenv.hosts.link import REASON, Door, Link, Socket
+from rlenv.hosts.link import REASON, Door, RemoteLink, Socket
 from rlenv.language.expressions import EpisodeLimits
 from rlenv.language.loader import load_document, loaded_of
 from rlenv.messages import Message, Observation, Sampled
@@ -127,7 +127,7 @@ class RemoteEnvironment(Environment):
             raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(self.tasks(split)) - 1}")
         # Without a seed the server takes the task's own, and says which.
         episode = _RemoteEpisode(self, {}, split, task, 0 if seed is None else seed, cut or self._cut)
-        episode.link = Link(self, seed)
+        episode.link = RemoteLink(self, seed)
         return episode
 
     async def connected(self, until: float) -> Socket:
@@ -245,7 +245,7 @@ def _spec_of(card: _Card) -> dict[str, Any]:
 class _RemoteEpisode(Episode):
     """An episode whose calls, user and reward are the server's; see `Episode` for what its driver may rely on."""
 
-    link: Link
+    link: RemoteLink
     _prompt_text = ""
 
     async def open(self) -> None:

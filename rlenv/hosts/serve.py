@@ -25,18 +25,18 @@ from aiohttp import WSCloseCode, web
 from rlenv import __version__
 from rlenv.episodes.environment import Environment
 from rlenv.hosts import wire
-from rlenv.hosts.conversation import ENDING, Conversation
+from rlenv.hosts.conversation import ENDING, ServedSocket
 from rlenv.hosts.http import guarded, json_of
 from rlenv.hosts.session import Session
 
 if TYPE_CHECKING:
     from rlenv.hosts.http_sessions import HttpSessions
 
-__all__ = ["Board", "Limits", "Server", "Slots"]
+__all__ = ["Board", "Server", "ServerLimits", "Slots"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """The bounds of a server.
 
     `sessions` are open at once in one process; one more waits `queue_s` seconds for a slot. A session without a message
@@ -156,13 +156,13 @@ class Server:
     """
 
     environments: Mapping[str, Environment]
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
     token: str = ""
     board: Board = field(default_factory=Board)
     is_open: bool = False
     is_draining: bool = False
     slots: Slots = field(init=False)
-    conversations: set[Conversation] = field(default_factory=set)
+    conversations: set[ServedSocket] = field(default_factory=set)
     cards: dict[str, Mapping[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class Server:
             heartbeat=limits.heartbeat_s, max_msg_size=limits.message_bytes, compress=False, timeout=2.0
         )
         await socket.prepare(request)
-        conversation = Conversation(self, Session(environment), socket, request.transport)
+        conversation = ServedSocket(self, Session(environment), socket, request.transport)
         self.conversations.add(conversation)
         try:
             await conversation.run()
@@ -252,7 +252,7 @@ class Server:
             await asyncio.sleep(0.05)
         await self._close(self.conversations, "the server has ended")
 
-    async def _close(self, conversations: Sequence[Conversation] | set[Conversation], why: str) -> None:
+    async def _close(self, conversations: Sequence[ServedSocket] | set[ServedSocket], why: str) -> None:
         await asyncio.gather(*[one.close(WSCloseCode.GOING_AWAY, why) for one in list(conversations)])
 
     async def _aclose(self, app: web.Application) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlenv.episodes.environment import Environment
 from rlenv.hosts.http_sessions import HttpSessions
-from rlenv.hosts.serve import Limits, Server
+from rlenv.hosts.serve import Server, ServerLimits
 from rlenv.hosts.workers import listen, serve
 from tests.support.environments import BASE
 
@@ -56,10 +56,10 @@ class Served:
 
 @contextmanager
 def serving(
-    *environments: Environment, limits: Limits | None = None, token: str = "", port: int = 0, **more: Any
+    *environments: Environment, limits: ServerLimits | None = None, token: str = "", port: int = 0, **more: Any
 ) -> Iterator[Served]:
     """A server over these environments."""
-    server = Server({one.spec.name: one for one in environments}, limits or Limits(drain_s=5.0), token, **more)
+    server = Server({one.spec.name: one for one in environments}, limits or ServerLimits(drain_s=5.0), token, **more)
     bound = listen("127.0.0.1", port)
     ready = threading.Event()
     made: dict[str, Any] = {}

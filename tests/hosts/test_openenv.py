@@ -11,7 +11,7 @@ import pytest
 
 import rlenv
 from rlenv.errors import SpecError
-from rlenv.hosts.serve import Limits
+from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.replay import rescore
 from rlenv.trajectory import Trajectory
@@ -118,7 +118,7 @@ def test_an_action_that_the_server_refuses_is_told_and_pays_nothing(make_environ
 
 @pytest.mark.parametrize("fault", ["its reward is invalid", "it ends in the episode", "it has no place"])
 def test_a_fault_of_the_server_is_never_a_number(fault: str, make_environment: Make, load: Load) -> None:
-    text, limits = (DOWN,) if "invalid" in fault else (), Limits(sessions=1, queue_s=0, drain_s=0)
+    text, limits = (DOWN,) if "invalid" in fault else (), ServerLimits(sessions=1, queue_s=0, drain_s=0)
     with serving(make_environment(*text), limits=limits) as served:
         environment = load(served)
         if fault == "it has no place":

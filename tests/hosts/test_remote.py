@@ -19,7 +19,7 @@ from rlenv.cli.main import main
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.hosts.remote import RemoteEnvironment
-from rlenv.hosts.serve import Limits
+from rlenv.hosts.serve import ServerLimits
 from rlenv.hosts.workers import listen
 from rlenv.runs.evaluate import evaluate
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
@@ -176,7 +176,7 @@ def test_a_server_that_dies_in_an_episode_masks_that_one_and_the_next_waits_for_
                     await another.step("<answer>5</answer>")
             return episode.trajectory, another.trajectory
 
-    with serving(make_environment(), limits=Limits(drain_s=0)) as first:
+    with serving(make_environment(), limits=ServerLimits(drain_s=0)) as first:
         lost, won = asyncio.run(main())
     assert (lost.reward.total, lost.failure and lost.failure.reason) == (None, "remote")
     assert won.reward.total == 1.0
@@ -195,7 +195,7 @@ def test_a_client_waits_for_a_slot_and_gives_up_in_time(make_environment: Make) 
             (played,) = await waiting
             return refused.trajectory, played.reward.total
 
-    with serving(make_environment(), limits=Limits(sessions=1, drain_s=1)) as served:
+    with serving(make_environment(), limits=ServerLimits(sessions=1, drain_s=1)) as served:
         refused, total = asyncio.run(main())
     assert refused.reason == "remote"
     assert total == 1.0

@@ -18,7 +18,7 @@ import pytest
 from rlenv.errors import UsageError
 from rlenv.hosts.http import is_local
 from rlenv.hosts.http_sessions import HttpSessions
-from rlenv.hosts.serve import EPISODES, Board, Limits, Server, Slots
+from rlenv.hosts.serve import EPISODES, Board, Server, ServerLimits, Slots
 from tests.hosts.serving import DOWN, Served, raw, serving
 from tests.support.asked import asking
 from tests.support.environments import BASE, Make
@@ -176,7 +176,7 @@ def _upgrade(served: Served) -> bytes:
 
 
 def test_a_half_open_socket_is_pinged_and_given_up(make_environment: Make) -> None:
-    with serving(make_environment(), limits=Limits(heartbeat_s=0.2)) as served, raw(served) as connection:
+    with serving(make_environment(), limits=ServerLimits(heartbeat_s=0.2)) as served, raw(served) as connection:
         connection.sendall(_upgrade(served))
         assert b"101 Switching" in connection.recv(4096)
         served.wait_for(lambda: served.server.slots.active == 1)
@@ -209,7 +209,7 @@ def test_a_message_that_is_too_long_closes_its_own_socket(make_environment: Make
         assert (await binary.receive(30)).data == 1003
         assert (await ask(neighbour, "reset", task=0))["type"] == "observation"
 
-    with serving(make_environment(), limits=Limits(message_bytes=50_000)) as served:
+    with serving(make_environment(), limits=ServerLimits(message_bytes=50_000)) as served:
         play(served, main)
         ended(served)
 
@@ -235,7 +235,10 @@ def test_a_client_that_does_not_read_is_given_up(make_environment: Make) -> None
     def gone_on(number: int) -> bool:
         return served.server.board.own(EPISODES) > number or not served.server.conversations
 
-    with serving(make_environment(text, tools=BIG), limits=Limits(send_s=0.3)) as served, raw(served) as connection:
+    with (
+        serving(make_environment(text, tools=BIG), limits=ServerLimits(send_s=0.3)) as served,
+        raw(served) as connection,
+    ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(_upgrade(served))
         served.wait_for(lambda: served.server.slots.active == 1)
@@ -254,7 +257,7 @@ def test_an_idle_session_is_closed(make_environment: Make) -> None:
         told = json.loads((await socket.receive(30)).data)
         assert told["data"]["code"] == "SESSION_ERROR"
 
-    with serving(make_environment(), limits=Limits(idle_s=0.1)) as served:
+    with serving(make_environment(), limits=ServerLimits(idle_s=0.1)) as served:
         play(served, main)
         ended(served)
 
@@ -275,10 +278,10 @@ def test_at_capacity_a_client_is_told_and_waits_where_the_server_lets_it(make_en
         await first.close()
         assert (await ask(second, "reset", task=0))["type"] == "observation"
 
-    with serving(make_environment(), limits=Limits(sessions=1)) as served:
+    with serving(make_environment(), limits=ServerLimits(sessions=1)) as served:
         play(served, main)
         ended(served)
-    with serving(make_environment(), limits=Limits(sessions=1, queue_s=30)) as served:
+    with serving(make_environment(), limits=ServerLimits(sessions=1, queue_s=30)) as served:
         play(served, queued)
         ended(served)
 
@@ -321,7 +324,7 @@ def test_a_server_that_is_told_to_end_lets_episodes_end_and_takes_no_other(make_
         assert (await ask(socket, "step", message=ANSWER))["data"]["reward"] == 1.0
         assert (await socket.receive(30)).data == 1001
 
-    with serving(make_environment(), limits=Limits(drain_s=30)) as served:
+    with serving(make_environment(), limits=ServerLimits(drain_s=30)) as served:
         play(served, main)
 
 
@@ -477,7 +480,7 @@ def test_http_sessions_take_slots_are_swept_and_need_one_worker(make_environment
     async def refused(client: Client) -> None:
         assert (await client.asked("POST", "/reset", ROW))[0] == 501
 
-    with serving(make_environment(), limits=Limits(sessions=1)) as served:
+    with serving(make_environment(), limits=ServerLimits(sessions=1)) as served:
         play(served, main)
     with serving(make_environment(), board=Board(workers=2)) as served:
         play(served, refused)
@@ -486,7 +489,7 @@ def test_http_sessions_take_slots_are_swept_and_need_one_worker(make_environment
 def test_a_session_is_not_idle_while_a_call_of_it_runs(make_environment: Make, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     tools = SLOW.replace("    await", f"    open({str(begun)!r}, 'w').close()\n    await")
-    server = Server({"toy": make_environment(HANGING, tools=tools)}, Limits(idle_s=1e-9))
+    server = Server({"toy": make_environment(HANGING, tools=tools)}, ServerLimits(idle_s=1e-9))
     sessions = HttpSessions(server)
 
     async def main() -> None:

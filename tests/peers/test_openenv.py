@@ -15,7 +15,7 @@ import pytest
 
 import rlenv
 from rlenv.cli.main import main
-from rlenv.hosts.serve import Limits
+from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.trajectory import Trajectory
 from tests.hosts.serving import DOWN, serving
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.peers
 
 
 def test_its_clients_play_a_server_of_ours(make_environment: Make, tmp_path: Path) -> None:
-    with serving(make_environment(), limits=Limits(sessions=4, queue_s=0)) as served:
+    with serving(make_environment(), limits=ServerLimits(sessions=4, queue_s=0)) as served:
         seen = play("openenv", "openenv_client.py", tmp_path, served.url, "4")
         served.wait_for(lambda: served.server.slots.active == 0)
     assert seen["prompt"] == "What is 2 + 3?"

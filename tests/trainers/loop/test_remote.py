@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlenv.episodes.environment import load
-from rlenv.hosts.serve import Limits
+from rlenv.hosts.serve import ServerLimits
 from tests.hosts.serving import serving
 from tests.trainers.loops import (
     CALL,
@@ -71,7 +71,7 @@ def test_a_server_that_dies_in_an_episode_masks_its_sample(play: Play, tmp_path:
         await asyncio.to_thread(served.stop)
         return "<answer>42</answer>"
 
-    with serving(load(tmp_path / "spec.yaml"), limits=Limits(drain_s=0)) as served:
+    with serving(load(tmp_path / "spec.yaml"), limits=ServerLimits(drain_s=0)) as served:
         (output,) = asyncio.run(play("run", ((CALL, dies),), remote=f"{served.url}/env/toy"))
     info = output.extra_fields["reward_extra_info"]
     assert (info["masked"], info["invalid"], sum(output.response_mask)) == (1.0, 1.0, 0)
