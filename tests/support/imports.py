@@ -30,6 +30,7 @@ def imports(
         handed_out: names that a module hands out, as `MODULE.NAME`, and where each comes from, which is what counts.
     """
     handed_out = handed_out or {}
+    lasts = {name.rpartition(".")[2] for name in handed_out}
 
     def visit(node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -44,7 +45,7 @@ def imports(
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 yield handed_out.get(name, name if name in known else node.module)
-        elif isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in handed_out:
+        elif isinstance(node, ast.Attribute) and node.attr in lasts and (name := ast.unparse(node)) in handed_out:
             yield handed_out[name]
         for child in ast.iter_child_nodes(node):
             yield from visit(child)
