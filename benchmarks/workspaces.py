@@ -104,7 +104,7 @@ def environment(folder: Path, sandbox: str) -> Environment:
         "tasks": {"test": {"rows": [{"id": "a"}]}},
         "prompt": {"user": "Write the sum of 3 and 4 to /app/sum."},
         "resources": {
-            "machine": {"kind": "workspace", "sandbox": sandbox, "disk_mb": 8, "memory_mb": 512, "most_processes": 64}
+            "machine": {"kind": "workspace", "sandbox": sandbox, "disk_mb": 8, "memory_mb": 512, "processes": 64}
         },
         "tools": {"bash": {"kind": "bash", "resource": "machine", "timeout_s": 3}},
         "limits": {"turns": 12},

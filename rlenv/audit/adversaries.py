@@ -281,7 +281,7 @@ def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
 
 def _planted(subject: AuditSubject) -> Sequence[Script]:
     """The files of a reward, and programs where the tests' own command looks for them."""
-    runs = [str(getattr(term, "run", "")) for term in subject.environment.spec.rewards.values()]
+    runs = [str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values()]
     named = {path for run in runs for path in re.findall(r"(?<![\w.])/[\w./-]+\w", run)}
     own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
     puts = [f"mkdir -p $(dirname {path}); echo '{PLANTS}; exit 0' > {path}" for path in own]
@@ -300,9 +300,7 @@ async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject
             told = "\n".join(result.text for turn in ended.turns for result in turn.results)
             for what in re.findall(r"^zqx (.+)$", told, re.MULTILINE):
                 message = f"{what} (task {subject.gold.split}/{subject.gold.task_index})"
-                found.setdefault(
-                    what, hole_of("answer_in_machine", message, hint="leave it out of image and copy_from")
-                )
+                found.setdefault(what, hole_of("answer_in_machine", message, hint="leave it out of image and path"))
     return list(found.values())
 
 

@@ -201,7 +201,7 @@ class CallGuard:
         depends_on = spec.key if spec.key is not None else tool.depends_on
 
         def memory() -> MemoryStore:
-            return MemoryStore(max_entries=spec.max_entries, ttl_s=spec.ttl_s)
+            return MemoryStore(max_entries=spec.limit, ttl_s=spec.ttl_s)
 
         store: Store | None = self._pool.get("store")
         if store is None and spec.scope == "process":
@@ -211,7 +211,7 @@ class CallGuard:
 
             path = policy.cache_path if policy.cache_path is not None else default_path()
             owner = tool.pool or tool.identity or tool.name
-            store = DiskStore(path, owner=owner, max_entries=spec.max_entries, ttl_s=spec.ttl_s)
+            store = DiskStore(path, owner=owner, max_entries=spec.limit, ttl_s=spec.ttl_s)
         self._pool["store"] = store
         return CallCache(
             tool.identity or tool.name, store=store, depends_on=depends_on, make_store=memory, in_thread=in_thread

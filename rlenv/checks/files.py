@@ -23,8 +23,9 @@ from rlenv.tools.mcp import McpSpec, changes
 
 _MOST_ROWS = 1_000
 
-_KEYS = ("path", "init", "copy_from")
+_KEYS = ("path", "init")
 _ROOTS = "take such rows out, or name the folder under the spec's key 'roots'"
+_FOLDERS = ("tempdir", "workspace")
 _SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.html, section 1.2.1
 
 
@@ -42,7 +43,7 @@ def check_files(subject: Subject) -> Iterator[Finding]:
         for key in _KEYS:
             value = getattr(spec, key, None)
             if isinstance(value, str):
-                yield from _file(subject, f"resources.{name}.{key}", value, is_database=spec.kind == "sqlite")
+                yield from _file(subject, f"resources.{name}.{key}", value, kind=spec.kind)
     rows = [row for split in subject.splits.values() for row in split.rows]
     for name, one in subject.resources.items():
         check: Any = getattr(one, "check_row", None)
@@ -96,7 +97,7 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
                 return
 
 
-def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iterator[Finding]:
+def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Finding]:
     try:
         template = compile_template(value)
     except TemplateError:
@@ -104,7 +105,7 @@ def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iter
     find = finder(
         template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=subject.loaded.spec.vars
     )
-    is_folder_key = path.endswith(".copy_from")
+    is_folder_key = kind in _FOLDERS
     for written, where in _written(subject, template):
         try:
             file = find(written)
@@ -115,7 +116,7 @@ def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iter
             message = f"there is no {'folder' if is_folder_key else 'file'} '{written[:200]}'{where}"
             yield subject.document.fault(path, message, _near(file, written))
             return
-        if is_database and path.endswith(".path") and not _is_database(file):
+        if kind == "sqlite" and path.endswith(".path") and not _is_database(file):
             message = f"'{written}' is no SQLite database{where}"
             yield subject.document.fault(path, message, "name a database; for a file of SQL statements use 'init'")
             return
@@ -184,17 +185,17 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
             yield from _corpus(subject, f"tools.{name}", spec)
     sources = {path.absolute() for name in subject.splits for _, path in task_files(loaded, name)}
     for name, resource in loaded.spec.resources.items():
-        copied = getattr(resource, "copy_from", None)
-        folder = loaded.base_of(f"resources.{name}.copy_from") / (copied or "")
+        copied = getattr(resource, "path", None) if resource.kind in _FOLDERS else None
+        folder = loaded.base_of(f"resources.{name}.path") / (copied or "")
         held = next((one for one in sources if copied and one.is_relative_to(folder.absolute())), None)
         if held is not None:
             message = f"the model's folder holds {held.name}, the tasks with their answers"
-            yield warn(f"resources.{name}.copy_from", message, "copy a folder of its own", "gold-in-prompt")
+            yield warn(f"resources.{name}.path", message, "copy a folder of its own", "gold-in-prompt")
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """A column that no document has; a title and an id may be missing, but not where the spec names their columns."""
-    document, fields = subject.document, getattr(spec, "fields", None)
+    document, fields = subject.document, getattr(spec, "columns", None)
     try:
         file = subject.loaded.base_of(f"{path}.path") / getattr(spec, "path", "")
         with file.open(encoding="utf-8") as lines:
@@ -203,7 +204,7 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
     for key in ("id", "title", "text"):
-        column, place = getattr(fields, key, key), f"{path}.fields.{key}"
+        column, place = getattr(fields, key, key), f"{path}.columns.{key}"
         if columns and column not in columns and (key == "text" or document.has(place)):
             hint = did_you_mean(column, columns) or "name one"
             at = place if document.has(place) else f"{path}.corpus"

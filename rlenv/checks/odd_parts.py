@@ -32,7 +32,7 @@ _RANGES: Final = (
     (r"limits\.episode_s", 5, 21_600, "limits"),
     (r"rewards\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
     (r".*\.start_timeout_s", 0.2, 600, "limits"),
-    (r".*\.(?:time_s|cpu_s|total_s)", 0.05, 1_800, "limits"),
+    (r".*\.(?:time_s|cpu_s)", 0.05, 1_800, "limits"),
     (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
     (r".*\.breaker\.failures", 2, 1_000, "odd-policy"),
     (r".*\.cache\.ttl_s", 1, 2_600_000, "idle-cache"),
@@ -52,7 +52,7 @@ _RANGES: Final = (
     (r"tools\.[^.]+\.max_rows", 2, 10_000, "limits"),
     (r"tools\.[^.]+\.top_k", 1, 100, "limits"),
     (r".*\.max_bytes", 200, 1_000_000_000, "limits"),
-    (r".*\.(?:memory_mb|file_mb)", 24, 262_144, "limits"),
+    (r".*\.(?:memory_mb|disk_mb)", 24, 262_144, "limits"),
     (r"limits\.turns", 1, 1_000, "limits"),
     (r"limits\.(?:tool_calls|calls_per_turn)", 1, 100_000, "limits"),
     (r"limits\.invalid_actions", 1, 1_000, "limits"),
@@ -60,7 +60,7 @@ _RANGES: Final = (
     (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
     (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
     (r"rewards\.[^.]+\.compare\.(?:relative_)?tolerance", 0, 0.5, "any-answer"),
-    (r"rewards\.[^.]+\.opponents", 1, 64, "odd-policy"),
+    (r"rewards\.[^.]+\.pairwise\.limit", 1, 64, "odd-policy"),
     (r"tools\.[^.]+\.turns", 2, 1_000, "limits"),
     (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
 )  # fmt: skip
@@ -160,7 +160,7 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     if spec.description and _NO_WORDS.search(spec.description):
         message = f"'{spec.description.strip()[:40]}' tells the model nothing"
         yield document.warning(f"{path}.description", message, "say what the tool does", "no-description")
-    if not described and getattr(spec, "schemas", None) is None:  # rows tell it
+    if not described and not isinstance(getattr(spec, "tools", None), str):  # rows tell it
         yield document.warning(path, "the model is told nothing of the tool", "add 'description:'", "no-description")
 
 
@@ -189,10 +189,10 @@ def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     if tool is not None and not tool.mutates and method in ("DELETE", "PUT", "PATCH"):
         message = f"a {method} request changes something, and 'mutates' is false: calls of one turn run at once"
         yield document.warning(path, message, "write mutates: true", "odd-policy", at="key")
-    failing = sorted({one for one in getattr(spec, "expect_status", None) or () if one >= 500 or one == 429})
+    failing = sorted({one for one in getattr(spec, "expect", None) or () if one >= 500 or one == 429})
     if failing and spec.kind == "http":
         message = f"{failing[0]} counts as an answer: an outage is shown as one, and scored"
-        yield document.warning(f"{path}.expect_status", message, f"take {failing[0]} out", "odd-policy")
+        yield document.warning(f"{path}.expect", message, f"take {failing[0]} out", "odd-policy")
     cache = spec.cache or subject.loaded.spec.calls.cache
     entry = {key: value for key, value in (document.get(path) or {}).items() if key != "description"}
     if cache is not None and cache.key == "arguments" and "task" in str(entry):
@@ -340,8 +340,8 @@ def _nested(subject: Subject) -> Iterator[tuple[str, float, str, float | None]]:
         asked = {getattr(reward, "endpoint", None), *(one.endpoint for one in getattr(reward, "judges", ()))}
         pairs += [(f"endpoints.{one}.timeout_s", spec.endpoints[one].timeout_s, "limits.reward_s", limits.reward_s)
                   for one in sorted(asked & {*spec.endpoints})]  # fmt: skip
-        total_s = getattr(reward, "total_s", None)
-        pairs.append((f"{path}.time_s", getattr(reward, "time_s", None), f"{path}.total_s", total_s))
+        total_s = getattr(reward, "timeout_s", None) if reward.kind == "tests" else None
+        pairs.append((f"{path}.time_s", getattr(reward, "time_s", None), f"{path}.timeout_s", total_s))
         pairs.append((f"{path}.timeout_s", getattr(reward, "timeout_s", None), "limits.reward_s", limits.reward_s))
     yield from (pair for pair in pairs if isinstance(pair[1], (int, float)) and document.has(pair[0]))
 

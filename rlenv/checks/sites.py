@@ -132,7 +132,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
                 yield Site(path, text, _ENDS, {**stubs, "tool": name, "result": Stub()})
             else:
                 # What others may read depends on the tool's kind, which checks it: constants alone are looked at here.
-                by_row = path[2] in ("offered", "schemas")
+                by_row = path[2] in ("offered", "tools")
                 yield Site(path, text, _OFFERED if by_row else (), {"user_turn": 0} if by_row else {})
 
 

@@ -74,7 +74,7 @@ def _tools(subject: Subject) -> Iterator[Finding]:
 
 def _tools_of_rows(subject: Subject) -> Iterator[Finding]:
     entries = subject.loaded.spec.tools.items()
-    by_row = [name for name, entry in entries if isinstance(entry.offered, str) or getattr(entry, "schemas", None)]
+    by_row = [name for name, entry in entries if str in (type(entry.offered), type(getattr(entry, "tools", None)))]
     if not by_row or subject.compiled.faults:
         return
     for name, split in subject.splits.items():

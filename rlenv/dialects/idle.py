@@ -319,11 +319,11 @@ def _suffixes(given: DialectSpec, row: DialectSpec) -> Why:
 def _tool_schemas(given: DialectSpec, row: DialectSpec) -> Why:
     if row.chat.same_turn:
         return (
-            "'tool_schemas' is not read with same_turn: true, where the prompt says what tools there are",
+            "'tools' is not read with same_turn: true, where the prompt says what tools there are",
             "remove it",
         )
     if row.chat.tools == "" and not row.chat.tools_alone:
-        return "'tool_schemas' says how tools are shown, and 'tools' is empty: they are not", "remove it"
+        return "'tools' says how tools are shown, and 'chat.tools' is empty: they are not", "remove it"
     return _READ
 
 
@@ -331,7 +331,7 @@ ROW_RULES: Final[Mapping[str, Callable[[DialectSpec, DialectSpec], Why]]] = {
     "thinking_marks.written": _written,
     "thinking_open": _thinking,
     "suffixes": _suffixes,
-    "tool_schemas": _tool_schemas,
+    "tools": _tool_schemas,
 }
 """For a key of the row: why nothing reads it in the whole row."""
 

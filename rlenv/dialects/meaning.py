@@ -259,8 +259,8 @@ def _beside_a_template(given: DialectSpec) -> Iterator[RowFault]:
             message = f"'{key}' is not read beside a chat template, which writes the conversation"
             yield RowFault(("chat", key), message, f"remove '{key}', or 'chat_template'", "key")
     for key, hint in (
-        ("thinking", "remove it; for Qwen3 write chat_template: {file: …, kwargs: {enable_thinking: false}}"),
-        ("tool_schemas", "remove it: the template lists the tools in its own way"),
+        ("thinking", "remove it; for Qwen3 write chat_template: {file: …, vars: {enable_thinking: false}}"),
+        ("tools", "remove it: the template lists the tools in its own way"),
     ):
         if key in given.model_fields_set:
             yield RowFault((key,), f"'{key}' is not read beside a chat template, which writes the prompt", hint, "key")

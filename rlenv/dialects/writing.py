@@ -373,7 +373,7 @@ class Writer:
         return self._opened + self.closing + self._said(message)
 
     def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-        form = self._spec.tool_schemas
+        form = self._spec.tools
         if form == "wrapped" and "function" not in tool:
             return {"type": "function", "function": dict(tool)}
         if form == "bare" and isinstance(tool.get("function"), Mapping):

@@ -54,13 +54,13 @@ class OpenEnvSpec(ResourceSpec):
     """The server's address, http:// or https://; a template over `vars`."""
     headers: Mapping[str, Text] = Field(default_factory=dict)
     """Headers of every request; secrets are written ${env:NAME}."""
-    reset: Mapping[str, Any] = Field(default_factory=dict)
+    arguments: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of the reset by name; texts are templates over `task` and `vars`. The episode's
     seed is `seed`, where nothing else is."""
     text: Text | None = None
     """What the policy sees of a state: a template over `observation`, `info`, `task` and `vars`. By default the `text`
     of the observation, or what a tool of the server's gave, else the observation as JSON."""
-    patience_s: Float = 60.0
+    start_timeout_s: Float = 60.0
     """How long a server that is full, or is being started again, is waited for."""
 
 
@@ -213,7 +213,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
     """
     if spec.scope == "process":
         raise UsageError("a server's session is an episode's own", key="scope", hint="leave it out")
-    for key, source in texts_at("reset", spec.reset):
+    for key, source in texts_at("arguments", spec.arguments):
         template_of(source, key=key, names=("task", "vars"))
     text = None
     if spec.text is not None:
@@ -222,7 +222,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
     url = _filled("url", spec.url, context).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise UsageError("the address is no server's", key="url", hint="write http://HOST:PORT")
-    door = Door(url, headers, spec.patience_s)
+    door = Door(url, headers, spec.start_timeout_s)
 
     def show(**values: Any) -> Callable[[World], str] | None:
         if text is None:
@@ -233,7 +233,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
         action, tools = run_sync(partial(_asked, door))
     except UsageError as error:
         raise UsageError(error.message, key="url", hint="start the server; it says what its actions are") from error
-    return WorldResource(name, door, compile_value(spec.reset), show, action, tools)
+    return WorldResource(name, door, compile_value(spec.arguments), show, action, tools)
 
 
 def _filled(key: str, text: str, context: CompileContext) -> str:

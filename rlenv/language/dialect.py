@@ -274,7 +274,7 @@ class ChatTemplateSpec(Spec):
     """What the template writes for `bos_token`; needed where it reads it, "" where the family has none."""
     eos_token: Text | None = None
     """What the template writes for `eos_token`; needed where it reads it."""
-    kwargs: Mapping[Text, Any] = Field(default_factory=dict)
+    vars: Mapping[Text, Any] = Field(default_factory=dict)
     """Other names that the template reads, such as {enable_thinking: false}."""
 
 
@@ -319,5 +319,5 @@ class DialectSpec(Spec):
     """Whether the generation prompt has opened a thinking block; by default it has where a message closes one."""
     thinking: Bool = True
     """False writes an empty thinking block into the generation prompt, which turns thinking off in Qwen3."""
-    tool_schemas: Literal["as_given", "bare", "wrapped"] = "as_given"
+    tools: Literal["as_given", "bare", "wrapped"] = "as_given"
     """How tools are listed: as they are, as bare functions, or as {"type": "function", "function": …}."""

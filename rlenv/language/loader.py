@@ -371,7 +371,7 @@ def _unasked(document: SourceDocument) -> Iterator[Finding]:
 
 
 _TASK_SOURCES = ("path", "function", "hf", "harbor", "reasoning_gym", "rows")
-_OF_A_SOURCE = {"key": "path", "args": "function", "endless": "function"}
+_OF_A_SOURCE = {"key": "path", "arguments": "function", "endless": "function"}
 
 
 def _task_sources(document: SourceDocument) -> list[Finding]:

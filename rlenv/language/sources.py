@@ -32,7 +32,7 @@ class ReasoningGymSpec(Spec):
 
     name: Text | tuple[Text, ...]
     """A generator such as `chain_sum`, or several, whose tasks then take turns."""
-    size: Annotated[Int, Field(ge=1, le=1_000_000)] = 500
+    limit: Annotated[Int, Field(ge=1, le=1_000_000)] = 500
     """The number of tasks, of all generators together."""
     seed: Int = 0
     """The seed of every generator; another split has another one."""

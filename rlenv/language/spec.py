@@ -41,7 +41,7 @@ class TaskSource(Spec):
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
     function: Text | None = None
     """`module:function` or `file.py:function` that returns rows, or a list; one with `index` returns that row."""
-    args: Mapping[str, Any] = {}
+    arguments: Mapping[str, Any] = {}
     """With `function`: arguments by name; texts are templates over `vars`."""
     endless: Bool = False
     """With `function`: the iterable never ends; rows are drawn as they are needed."""
@@ -110,7 +110,7 @@ class CacheSpec(Spec):
     """A result is kept for so many seconds; until it is pushed out otherwise."""
     path: Text | None = None
     """With `disk`: the file, relative to the spec; one in the user's cache folder otherwise."""
-    max_entries: Annotated[Int, Field(ge=1)] = 10_000
+    limit: Annotated[Int, Field(ge=1)] = 10_000
     """The results used longest ago are pushed out beyond this many of one tool."""
     key: Literal["arguments", "task"] | None = None
     """What a result depends on: the `arguments` alone, or the `task` too; by default what the tool says of itself."""

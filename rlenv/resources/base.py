@@ -280,7 +280,7 @@ class TempdirSpec(ResourceSpec):
     """A folder of its own for each episode, removed at its end."""
 
     kind: Literal["tempdir"]
-    copy_from: Text | None = None
+    path: Text | None = None
     """A folder whose content it starts with, relative to the spec; a template over `task` and `vars`."""
 
 
@@ -331,7 +331,7 @@ class TempdirResource:
 
     async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
         try:
-            find = self._context.finder("copy_from", template, vars=context.vars)
+            find = self._context.finder("path", template, vars=context.vars)
             source = find(template.text(task=context.task, vars=context.vars))
             allowed = None if template.is_constant else (source, *self._context.roots)
             # To its end: nothing may be copied into a folder that is being removed.
@@ -366,7 +366,7 @@ def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> Te
     Raises:
         UsageError: the template does not compile or reads what is not there.
     """
-    source = None if spec.copy_from is None else path_template("copy_from", spec.copy_from, scope=spec.scope)
+    source = None if spec.path is None else path_template("path", spec.path, scope=spec.scope)
     return TempdirResource(name, scope=spec.scope, source=source, context=context)
 
 

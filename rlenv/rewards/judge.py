@@ -161,7 +161,7 @@ class _Judge:
         of = f"{self.spec.seed} {first.split} {first.task_index} {sorted(one.seed for one in trajectories)}"
         # Drawn over the answers in an order of their own: where one stands in its group decides nothing.
         order = sorted(range(len(own)), key=lambda place: (trajectories[place].seed, own[place]))
-        ranks = drawn(len(own), opponents=pairwise.opponents, seed=of)
+        ranks = drawn(len(own), opponents=pairwise.limit, seed=of)
         pairs = [(order[one], order[other]) for one, other in ranks]
         # The whole group is the caller: one text that a server breaks on is in many of its comparisons.
         caller = tuple((one.seed, id(one.turns)) for one in trajectories)
@@ -252,7 +252,7 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     reply, other = _reply(spec), None
     if spec.pairwise is not None:
         _check_pairwise(spec.pairwise)
-        if spec.pairwise.with_ is not None:
+        if spec.pairwise.with_ != "group":
             other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
     members = [
         _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
@@ -270,16 +270,14 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         is_cached=spec.cache,
     )
     judge = _Judge(name, spec, members, asker, other)
-    if spec.pairwise is not None and spec.pairwise.among is not None:
+    if spec.pairwise is not None and spec.pairwise.with_ == "group":
         return Term(name=name, spec=spec, ask_group=judge.measure_group)
     return Term(name=name, spec=spec, measure_async=judge.measure)
 
 
 def _check_pairwise(spec: PairwiseSpec) -> None:
-    if (spec.with_ is None) == (spec.among is None):
-        raise UsageError("give either with or among", key="pairwise", hint="name one of them")
-    for key in ("opponents", "quorum"):
-        if spec.with_ is not None and key in spec.model_fields_set:
+    for key in ("limit", "quorum"):
+        if spec.with_ != "group" and key in spec.model_fields_set:
             raise UsageError("it is of a comparison among a group", key=f"pairwise.{key}", hint="leave it out")
 
 

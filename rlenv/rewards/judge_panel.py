@@ -32,11 +32,10 @@ SAYS: Final = "'better' is which of the two answers is better: first, second, or
 class PairwiseSpec(Spec):
     """Compares the policy's answer with another one: that of `with`, or those of the whole group."""
 
-    with_: Annotated[Text | None, Field(alias="with")] = None
-    """The other answer, as a template over `task` and `vars`; or give `among`."""
-    among: Literal["group"] | None = None
-    """`group`: with the other answers to the same task, once all of them are there."""
-    opponents: Annotated[Int, Field(ge=1)] | None = None
+    with_: Annotated[Text, Field(alias="with")]
+    """The other answer, as a template over `task` and `vars`; or `group`: the other answers to the same task, once
+    all of them are there."""
+    limit: Annotated[Int, Field(ge=1)] | None = None
     """With how many of the others each answer of a group is compared, drawn by the term's seed; by default all."""
     quorum: Annotated[Float, Field(gt=0, le=1)] = 0.5
     """The share of an answer's comparisons within its group that have to give a verdict; the others are left out."""

@@ -27,7 +27,7 @@ from rlenv.tools.workspace.resource import Workspace
 
 __all__ = ["SteppedSpec", "next_step", "stepped"]
 
-_BY_ROW: Final = ("keep", "time_s", "last", "steps", "strategy")
+_BY_ROW: Final = ("keep", "time_s", "last", "steps", "combine")
 _COMMAND_S: Final = 600.0
 Measure = Callable[[RewardContext], Awaitable[Measured]]
 
@@ -45,7 +45,7 @@ class SteppedSpec(RewardSpec):
     resource: Text
     """The machine: the name of a resource of kind workspace."""
     keep: Annotated[tuple[Text, ...], Field(min_length=1)] | ByRow | None = None
-    """Paths that the tests see as the episode left them; all else is the image's. By default `workdir`; `/` for all,
+    """Paths that the tests see as the episode left them; all else is the image's. By default `cwd`; `/` for all,
     where programs that the policy has changed take part in the verdict."""
     time_s: Annotated[Float, Field(gt=0, le=86_400)] | ByRow = 600.0
     """Seconds that the tests may take."""
@@ -57,7 +57,7 @@ class SteppedSpec(RewardSpec):
     steps: ByRow | None = None
     """A template that gives the steps of a task: mappings of columns that take the place of the row's, with
     `instruction` and, where it is one, the `min_reward` by key without which the task ends. See `next_step`."""
-    strategy: Text = "mean"
+    combine: Text = "mean"
     """`mean` over the steps, or the `final` one; a template. A step that was not reached is worth 0."""
 
 
@@ -71,7 +71,7 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
         where = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
         usual = {key: one for key, one in (("keep", None), ("time_s", 600.0)) if key in held}
         first = make(name, spec.model_copy(update=usual), context)
-        if not held.keys() - {"strategy"}:
+        if not held.keys() - {"combine"}:
             return first
         made: dict[str, Term] = {}
 
@@ -100,18 +100,18 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
         def by(task: Mapping[str, Any], vars: Mapping[str, Any]) -> str:
             text = "" if where is None else where.text(task=task, vars=vars)
             tests = digest_of_image(context.finder("tests", where, vars=vars)(text)) if where and text else ""
-            own = type(spec).model_fields.keys() - RewardSpec.model_fields.keys() - {"steps", "strategy"}
+            own = type(spec).model_fields.keys() - RewardSpec.model_fields.keys() - {"steps", "combine"}
             return hashlib.sha256(
                 repr((tests, [(key, getattr(spec, key)) for key in sorted(own)])).encode()
             ).hexdigest()
 
         origin.terms[name] = _AtEnd(measure, by)
-        return replace(first, measure_async=_over_steps(name, spec, asked["steps"].value, asked["strategy"].value))
+        return replace(first, measure_async=_over_steps(name, spec, asked["steps"].value, asked["combine"].value))
 
     return compiled
 
 
-def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], strategy: Callable[..., Any]) -> Measure:
+def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], combine: Callable[..., Any]) -> Measure:
     async def measured(context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[spec.resource]
         values = {"task": context.task, "vars": context.vars}
@@ -140,7 +140,7 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], stra
         parts = [one["details"].get("numbers", {}) for one in done]
         numbers = {key: sum(part.get(key, 0.0) for part in parts) / count for part in parts for key in part}
         value = sum(worth) / count
-        if strategy(**values) == "final":
+        if combine(**values) == "final":
             value, numbers = worth[-1] * (len(worth) == count), parts[-1]
         return Measured(value, done[-1]["evidence"], {**done[-1]["details"], "numbers": numbers, "steps": worth})
 
@@ -214,7 +214,7 @@ async def _set_tests(workspace: Workspace, task: Mapping[str, Any], vars: Mappin
 async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
     await _set_tests(workspace, task, vars)
-    entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("copy_from", task, vars)
+    entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
     held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
     user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""

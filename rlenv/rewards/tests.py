@@ -231,7 +231,7 @@ def _near(word: str, wanted: str, tolerance: Decimal, relative: Decimal) -> bool
 _MAX_CODE = 200_000
 _LONG = 65_536  # characters of a row's text: tests that are read beside the event loop
 _QUEUE, _LEAST_S = 10, 3.0
-"""For how many times `total_s`, or this, the tests of an answer may be kept from the processor."""
+"""For how many times `timeout_s`, or this, the tests of an answer may be kept from the processor."""
 _KEPT_FAILURES = 8
 _KEPT_CHARS = 300
 _FENCE = re.compile(r"^[ \t]*(?:(`{3,})([^`\n]*)|(~{3,})([^\n]*))$", re.MULTILINE)
@@ -281,7 +281,7 @@ class TestsSpec(RewardSpec):
     """`share`: the share of tests that passed; `all`: 1 where all did, else 0 (and the first failure ends it)."""
     time_s: Annotated[Float, Field(gt=0, le=600)] = 3.0
     """Seconds of its own that the code may take in each test."""
-    total_s: Annotated[Float, Field(gt=0, le=3_600)] = 20.0
+    timeout_s: Annotated[Float, Field(gt=0, le=3_600)] = 20.0
     """Seconds of its own that the code may take in all tests of an answer; those that are left then are not passed."""
     memory_mb: Annotated[Int, Field(ge=16, le=65_536)] = 256
     """What the code may hold in memory."""
@@ -340,10 +340,10 @@ class _Tests:
     async def _all(self, tests: Sequence[Test], sources: Sequence[str], trials: Trials, seed: int) -> Measured:
         passed, spent_s, delayed_s, failures = 0, 0.0, 0.0, list[dict[str, str]]()
         for number, test in enumerate(tests, 1):
-            if delayed_s > _QUEUE * max(self.spec.total_s, _LEAST_S):
+            if delayed_s > _QUEUE * max(self.spec.timeout_s, _LEAST_S):
                 raise RewardError(f"the tests were kept from the processor for {delayed_s:.0f} s")
-            if spent_s >= self.spec.total_s:
-                verdict = TrialVerdict(False, f"the {self.spec.total_s:g} s of all tests were used up")
+            if spent_s >= self.spec.timeout_s:
+                verdict = TrialVerdict(False, f"the {self.spec.timeout_s:g} s of all tests were used up")
             else:
                 verdict = await self._one(test, sources, trials, seed)
                 spent_s += min(verdict.own_s, self.spec.time_s)

@@ -70,14 +70,14 @@ class WorkspaceTestsSpec(SteppedSpec):
     """
 
     kind: Literal["workspace"]
-    run: Text = "bash /tests/test.sh"
-    """The command, as a template over `task` and `vars`; it starts in the machine's `workdir`."""
+    command: Text = "bash /tests/test.sh"
+    """The command, as a template over `task` and `vars`; it starts in the machine's `cwd`."""
     collect: Text | None = None
     """A command that runs first, over what the episode left and in a machine without the tests; they see what it leaves
     in `keep`, without links that lead elsewhere. The place to run programs of the policy's: none is there when the
     tests run."""
     patch: Text | None = None
-    """A diff over `workdir` as the machine has it at first, such as the row's test files: they stand as it makes them,
+    """A diff over `cwd` as the machine has it at first, such as the row's test files: they stand as it makes them,
     whatever the episode left in their place. A template over `task` and `vars`."""
     by: Literal["file", "status"] = "file"
     """`status`: the command's exit status is the number: 1.0 for 0, else 0.0; 126 and 127 say that it was not run."""
@@ -404,7 +404,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
-    run = template_of(spec.run, key="run", names=("task", "vars"))
+    run = template_of(spec.command, key="command", names=("task", "vars"))
     collect = template_of(spec.collect or "", key="collect", names=("task", "vars"))
     patch = template_of(spec.patch or "", key="patch", names=("task", "vars"))
     tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))

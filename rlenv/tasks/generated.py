@@ -41,7 +41,7 @@ def generated(loaded: LoadedSpec, key: str, spec: ReasoningGymSpec) -> tuple[Cal
             hint = did_you_mean(name, DATASETS, otherwise="reasoning_gym.factory.DATASETS lists them")
             raise SpecError([loaded.document.fault(at, f"reasoning-gym has no generator '{name}'", hint)])
         config = spec.config if len(names) == 1 else spec.config.get(name, {})
-        size = -(-(spec.size - place) // len(names))
+        size = -(-(spec.limit - place) // len(names))
         try:
             made.append((name, size, plain(config), create_dataset(name, size=size, seed=spec.seed, **config)))
         except Exception as error:  # its settings are checked by assertions, among others
@@ -63,4 +63,4 @@ def generated(loaded: LoadedSpec, key: str, spec: ReasoningGymSpec) -> tuple[Cal
         how = {"name": name, "size": size, "seed": spec.seed, "config": config, "index": index}
         return {**plain(entry), "source": name, "reasoning_gym": how}
 
-    return read, spec.size
+    return read, spec.limit

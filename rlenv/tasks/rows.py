@@ -308,15 +308,15 @@ class _Made:
         try:
             named = import_value(self._target, base=loaded.base_of(f"{self._entry}.function"))
             self._function: Callable[..., Any] = named if callable(named) else lambda: named
-            self._args: dict[str, Any] = compile_value(source.args)(vars=loaded.spec.vars)
-            self._is_by_index = "index" not in source.args and needs(self._function, "index")
+            self._args: dict[str, Any] = compile_value(source.arguments)(vars=loaded.spec.vars)
+            self._is_by_index = "index" not in source.arguments and needs(self._function, "index")
             names = (*self._args, *(("index",) if self._is_by_index else ()))
             check_positional(self._function, target=self._target, named=names)
         except UsageError as error:
-            hint = error.hint.replace("write def", "add 'args', or write def")
+            hint = error.hint.replace("write def", "add 'arguments', or write def")
             raise self._refusal(error.message, hint) from error
         except TemplateError as error:
-            raise self._refusal(f"the arguments cannot be filled: {error}", "they may read vars", "args") from error
+            raise self._refusal(f"these cannot be filled: {error}", "they may read vars", "arguments") from error
 
     def rows(self) -> tuple[Callable[[int], Row], int]:
         """A reader of the rows by their numbers, and how many there are, or are taken.

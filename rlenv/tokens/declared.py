@@ -176,7 +176,7 @@ class Declared:
         values = {key: value for key in _TOKENS if (value := getattr(given, key)) is not None}
         try:
             self.dialect = TemplatedDialect(
-                inside, self.source, name=self.name, values={**given.kwargs, **values}, stop=marks_of(given.stop)
+                inside, self.source, name=self.name, values={**given.vars, **values}, stop=marks_of(given.stop)
             )
         except UnsupportedTemplate as error:
             message, hint = str(error).removeprefix("chat template "), "mend that line of the template"
@@ -197,12 +197,12 @@ class Declared:
         if self.given.bos_token and "bos_token" not in reads:
             message = f"{self.name} does not read bos_token, so that no prompt starts with it"
             yield RowFault(("chat_template", "bos_token"), message, "remove it, or let the template write it", "key")
-        for name in self.given.kwargs:
-            place = ("chat_template", "kwargs", name)
+        for name in self.given.vars:
+            place = ("chat_template", "vars", name)
             if name in _GIVEN:
                 yield RowFault(place, f"'{name}' is given by the conversation itself", "remove it", "key")
             elif name in _TOKENS:
-                yield RowFault(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
+                yield RowFault(place, f"'{name}' has a key of its own", f"write {name} beside 'vars'", "key")
             elif name not in reads:
                 own = sorted(reads - {*_TOKENS})
                 hint = did_you_mean(name, own, otherwise=f"it reads: {', '.join(own) or 'no other name'}")

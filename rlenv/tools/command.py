@@ -64,7 +64,7 @@ class CommandSpec(ToolSpec):
     """The program's environment beside PATH and LANG; values are templates, and secrets are written ${env:NAME}."""
     parameters: Mapping[str, Any] = Field(default_factory=dict)
     """What the model gives, read by templates as `args`: `{text: string, limit: integer?}`, or a JSON Schema."""
-    expect_status: tuple[Annotated[Int, Field(ge=0, le=255)], ...] = (0,)
+    expect: tuple[Annotated[Int, Field(ge=0, le=255)], ...] = (0,)
     """The exit statuses that count as an answer."""
     max_bytes: Annotated[Int, Field(ge=1, le=100_000_000)] = 1_000_000
     """A program that writes more than this is killed."""
@@ -72,7 +72,7 @@ class CommandSpec(ToolSpec):
     """CPU seconds of each process."""
     memory_mb: Annotated[Int, Field(ge=16)] = 2_048
     """Address space of each process."""
-    file_mb: Annotated[Int, Field(ge=0)] = 64
+    disk_mb: Annotated[Int, Field(ge=0)] = 64
     """The largest file that a process may write."""
     sandbox: Literal["none", "bubblewrap"] = "none"
     """`bubblewrap`: the machine's files are read-only, personal folders are empty, and there is no network."""
@@ -191,7 +191,7 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
         raise ToolFailed(f"the sandbox of {name} could not be started", reason="worker", retryable=True)
     if ended.is_flood:
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
-    if ended.code not in spec.expect_status:
+    if ended.code not in spec.expect:
         # 128 and the number is how a shell says that what it ran was killed.
         was_killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
         reason = "killed" if was_killed else "disk_full" if _is_full(folder) else "failed"
@@ -277,7 +277,7 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
     arguments_of = read_parameters(parameters)
-    limits = ProgramLimits(spec.cpu_s, spec.memory_mb, spec.file_mb, spec.max_bytes)
+    limits = ProgramLimits(spec.cpu_s, spec.memory_mb, spec.disk_mb, spec.max_bytes)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         values = {"args": arguments_of(arguments), "task": call.task, "resources": call.resources}

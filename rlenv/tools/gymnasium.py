@@ -42,7 +42,7 @@ class GymnasiumSpec(ResourceSpec):
     """As `gymnasium.make` takes it: `FrozenLake-v1`, or `module:NAME` for a package that registers its worlds."""
     function: Text | None = None
     """In place of `id`: `file.py:Class` or `module:function`."""
-    args: Mapping[str, Any] = {}
+    arguments: Mapping[str, Any] = {}
     """Arguments by name, of `gymnasium.make` or of the function; texts are templates over `task` and `vars`."""
     seed: Any = None
     """In place of the episode's seed, such as `{{ task.seed }}`: all episodes of a task begin alike then."""
@@ -126,11 +126,11 @@ def compile_gymnasium(name: str, spec: GymnasiumSpec, context: CompileContext) -
     if spec.scope == "process":
         raise UsageError("a world is an episode's own", key="scope", hint="leave it out")
     make, given = _maker(spec, context)
-    for key, source in (*texts_at("args", spec.args), *texts_at("seed", spec.seed)):
+    for key, source in (*texts_at("args", spec.arguments), *texts_at("seed", spec.seed)):
         template_of(source, key=key, names=("task", "vars"))
     shown = ("observation", "info", "render", "task", "vars")
     text = template_of(spec.text, key="text", names=shown) if spec.text is not None else None
-    args_of, seed_of = compile_value(spec.args), compile_value(spec.seed)
+    args_of, seed_of = compile_value(spec.arguments), compile_value(spec.seed)
 
     def load(task: Mapping[str, Any], seed: int, vars: Mapping[str, Any]) -> Iterator[World]:
         made = make(**{**given, **args_of(task=task, vars=vars)})

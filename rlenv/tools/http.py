@@ -50,7 +50,7 @@ class HttpSpec(ToolSpec):
     """What the model gives, read by templates as `args`: `{text: string, limit: integer?}`, or a JSON Schema."""
     response: Text | None = None
     """A JMESPath expression that selects from a JSON answer; the whole answer otherwise."""
-    expect_status: tuple[Annotated[Int, Field(ge=100, le=599)], ...] = ()
+    expect: tuple[Annotated[Int, Field(ge=100, le=599)], ...] = ()
     """The statuses that count as an answer; 200 to 299 otherwise."""
     max_bytes: Annotated[Int, Field(ge=1, le=100_000_000)] = 1_000_000
     """No more of an answer is read."""
@@ -261,7 +261,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
     method = spec.method or ("GET" if spec.body is None else "POST")
     select = _selector(spec.response) if spec.response is not None else None
     arguments_of = read_parameters(parameters)
-    statuses, max_bytes = frozenset(spec.expect_status), spec.max_bytes
+    statuses, max_bytes = frozenset(spec.expect), spec.max_bytes
 
     def request(arguments: Mapping[str, Any], call: ToolContext) -> Request:
         args = arguments_of(arguments)

@@ -47,13 +47,13 @@ class PythonSpec(ToolSpec):
     kind: Literal["python"]
     function: Text | None = None
     """`file.py:function`, relative to the spec, or `package.module:function`."""
-    schemas: Text | None = None
+    tools: Text | None = None
     """Several tools: `file.py:NAME` of a list of functions (or of them by name), or of a class, whose public methods
     they are and whose object is the first resource under `inject`. Or of schemas, and then `function` is called with
     `name` and `arguments`. NAME may be a function that gives one of these; one that takes `task` (and `user_turn`), and
     a template such as `{{ task.tools }}`, give schemas that the row declares."""
     strict: Bool = True
-    """With `schemas`, false hands over arguments that do not fit: `function` refuses them, as the original does."""
+    """With `tools`, false hands over arguments that do not fit: `function` refuses them, as the original does."""
     parameters: Mapping[str, Any] | None = None
     """Instead of the function's types: `{text: string, limit: integer?}`, or a JSON Schema of an object."""
     run_in: Literal["loop", "thread", "process"] | None = None
@@ -140,7 +140,7 @@ def _function(
     spec: PythonSpec, context: CompileContext, injected: Sequence[str], given: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], Signature]:
     if given is not None:
-        with under("schemas"):
+        with under("tools"):
             return given, read_signature(given, name=_named(given), injected=injected)
     if spec.function is None:
         raise UsageError("nothing says what is called", hint="write function: file.py:function")
@@ -271,26 +271,26 @@ def compile_function(
 
 
 def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequence[Tool] | RowTools:
-    """The tool of an entry; or with `schemas` those of a row, all of which call its function.
+    """The tool of an entry; or with `tools` those of a row, all of which call its function.
 
     Raises:
         UsageError: as `compile_function`, or the schemas cannot be had.
     """
-    if spec.schemas is not None:
-        given = _given(spec.schemas, context)
-        return _of_rows(name, spec, spec.schemas, context) if given is None else _several(name, spec, given, context)
+    if spec.tools is not None:
+        given = _given(spec.tools, context)
+        return _of_rows(name, spec, spec.tools, context) if given is None else _several(name, spec, given, context)
     if not spec.strict:
-        raise UsageError("it is read with schemas only", key="strict", hint="leave it out")
+        raise UsageError("it is read with tools only", key="strict", hint="leave it out")
     return (compile_function(name, spec, context),)
 
 
 def _given(schemas: str, context: CompileContext) -> list[Any] | None:
-    """The functions (with their names), methods and schemas under `schemas` that are the same for all rows; None where
+    """The functions (with their names), methods and schemas under `tools` that are the same for all rows; None where
     rows say which."""
     if "{" in schemas:
         return None
-    with under("schemas"):
-        value = import_value(schemas, base=context.bases.get("schemas", context.base))
+    with under("tools"):
+        value = import_value(schemas, base=context.bases.get("tools", context.base))
         if callable(value) and not isinstance(value, type):
             takes = named_parameters(value, key="", offered=_ROW)
             if not {"task", "user_turn"}.isdisjoint(takes):
@@ -320,22 +320,22 @@ def _several(name: str, spec: PythonSpec, given: Sequence[Any], context: Compile
     """The tools of an entry that are the same for all rows."""
     if all(isinstance(one, Mapping) for one in given):
         tool = _dispatched(name, spec, context)
-        with under("schemas"):
+        with under("tools"):
             return [tool(schema) for schema in given]
     if (key := next((key for key in ("function", "description", "parameters") if getattr(spec, key)), "")) or (
         key := "strict" if not spec.strict else "run_in" if spec.run_in == "process" else ""
     ):
-        raise UsageError("the functions under 'schemas' say it themselves, or cannot have it", key=key)
+        raise UsageError("the functions under 'tools' say it themselves, or cannot have it", key=key)
     names, found = _injections(spec, context), []
     for called, function in given:
         if not callable(function) or isinstance(function, type) or not isinstance(called, str):
-            raise UsageError(f"{cut_end(repr(function), 100)} is no function", key="schemas")
+            raise UsageError(f"{cut_end(repr(function), 100)} is no function", key="tools")
         takes = getattr(signature_of(function), "parameters", {})
         fills = {key: key for key in names if key in takes}
         if next(iter(takes), "") == "self":
             if not names or names[0] not in context.resources:
                 hint = "add resources: {world: {kind: python, function: …}}, and inject: [world]"
-                raise UsageError(f"'{called}' is a method, and no resource is its object", key="schemas", hint=hint)
+                raise UsageError(f"'{called}' is a method, and no resource is its object", key="tools", hint=hint)
             fills["self"] = names[0]
         found.append(compile_function(callable_name(called), spec, context, function, fills))
     return found
@@ -353,16 +353,16 @@ def _of_rows(name: str, spec: PythonSpec, schemas: str, context: CompileContext)
     """The tools that rows declare."""
     tool = _dispatched(name, spec, context)
     if "{" in schemas:
-        template = template_of(schemas, key="schemas", names=_ROW)
+        template = template_of(schemas, key="tools", names=_ROW)
         reads_turn = "user_turn" in template.names
 
         def read(task: Mapping[str, Any], user_turn: int) -> Any:
             found = template.value(task=task, vars=context.vars, user_turn=user_turn)
             return json.loads(found) if isinstance(found, str) else found
     else:
-        with under("schemas"):
-            function = import_function(schemas, base=context.bases.get("schemas", context.base))
-        takes = named_parameters(function, key="schemas", offered=_ROW)
+        with under("tools"):
+            function = import_function(schemas, base=context.bases.get("tools", context.base))
+        takes = named_parameters(function, key="tools", offered=_ROW)
         reads_turn = "user_turn" in takes
 
         def read(task: Mapping[str, Any], user_turn: int) -> Any:
@@ -372,7 +372,7 @@ def _of_rows(name: str, spec: PythonSpec, schemas: str, context: CompileContext)
     def given(task: Mapping[str, Any], user_turn: int) -> Sequence[Mapping[str, Any]]:
         found = read(task, user_turn)
         if not isinstance(found, (list, tuple)):
-            raise UsageError(f"schemas gave {cut_end(repr(found), 100)}; expected a list", key="schemas")
+            raise UsageError(f"schemas gave {cut_end(repr(found), 100)}; expected a list", key="tools")
         return found
 
     return RowTools(declared=given, made=lambda schemas: [tool(schema) for schema in schemas], reads_turn=reads_turn)

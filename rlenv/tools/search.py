@@ -197,7 +197,7 @@ class SearchSpec(ToolSpec):
     """A .jsonl file, relative to the spec: one document a line."""
     top_k: Annotated[Int, Field(ge=1, le=100)] = 3
     """How many documents a search gives."""
-    fields: SearchFields = SearchFields()
+    columns: SearchFields = SearchFields()
     """The names of the keys in the corpus."""
     max_chars: Annotated[Int, Field(ge=16)] = 2_000
     """A document's text is cut to this many characters where it is shown."""
@@ -216,7 +216,7 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
     """
     index = load_index(
         context.path("path", spec.path),
-        fields=spec.fields.model_dump(),
+        fields=spec.columns.model_dump(),
         cache=context.path("index", spec.index) if spec.index is not None else None,
     )
     top_k, max_chars = spec.top_k, spec.max_chars

@@ -2,7 +2,7 @@
 
     tools:
       theirs: {kind: verl, config: tool_config.yaml}     # tools: [{class_name, config: {type: native}, tool_schema}]
-      functions: {kind: verl, functions: my_tools.py}    # functions under @function_tool
+      functions: {kind: verl, tools: my_tools.py}    # functions under @function_tool
 
 A call is made as veRL's tool loop makes it: `create(create_kwargs=)`, `execute(instance_id, parameters, agent_data=)`,
 `release(instance_id)`, each time. What lives longer than a call stands in `agent_data`, one object an episode. Source:
@@ -42,14 +42,14 @@ class VerlSpec(ToolSpec):
     kind: Literal["verl"]
     config: Text | None = None
     """A tool configuration of veRL's (`multi_turn.tool_config_path`), relative to the spec."""
-    functions: Text | None = None
+    tools: Text | None = None
     """A Python file with functions under `@function_tool` (`multi_turn.function_tool_path`), relative to the spec."""
 
 
 def _compile(name: str, spec: VerlSpec, context: CompileContext) -> Sequence[Tool]:
-    if (spec.config is None) == (spec.functions is None):
-        raise UsageError("expected one of config and functions", hint="write config: tool_config.yaml")
-    key, value = ("config", spec.config) if spec.config is not None else ("functions", spec.functions)
+    if (spec.config is None) == (spec.tools is None):
+        raise UsageError("expected one of config and tools", hint="write config: tool_config.yaml")
+    key, value = ("config", spec.config) if spec.config is not None else ("tools", spec.tools)
     assert value is not None
     with under(key):
         path = context.path(key, value)

@@ -36,7 +36,7 @@ def run(argv: list[str], arguments: dict[str, Any] | None = None, **keys: Any) -
 
 def inside(script: str, **keys: Any) -> ToolResult:
     """A shell in the sandbox, which is the worst program that an author may offer."""
-    return run(["sh"], stdin=script, sandbox="bubblewrap", expect_status=list(range(256)), **keys)
+    return run(["sh"], stdin=script, sandbox="bubblewrap", expect=list(range(256)), **keys)
 
 
 # Options.

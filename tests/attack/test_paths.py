@@ -26,7 +26,7 @@ tasks: {{train: {{path: rows.jsonl}}}}
 prompt: {{user: "{{{{ task.question }}}}", images: ["{{{{ task.image }}}}"]}}
 resources:
   db: {{kind: sqlite, path: "data/{{{{ task.db }}}}.sqlite"}}
-  work: {{kind: tempdir, copy_from: "projects/{{{{ task.project }}}}"}}
+  work: {{kind: tempdir, path: "projects/{{{{ task.project }}}}"}}
 tools: {{q: {{kind: sql, resource: db}}}}
 rewards: {{correct: {{kind: rule, rule: exact_match}}}}
 """

@@ -280,7 +280,7 @@ def test_a_program_that_gives_its_own_verdict_is_told(tmp_path: Path) -> None:
 
 
 COLLECT = "for n in '1 2 3' '-5 12'; do echo $n | tr ' ' '\\n' | timeout 2 python3 total.py; done > gives"
-SOUND = {"collect": COLLECT, "run": "printf '6\\n7\\n' | cmp -s gives -", "by": "status", "tests": None}
+SOUND = {"collect": COLLECT, "command": "printf '6\\n7\\n' | cmp -s gives -", "by": "status", "tests": None}
 VISIBLE = """import unittest
 class Sums(unittest.TestCase):
     def test_it(self):
@@ -289,11 +289,14 @@ class Sums(unittest.TestCase):
 """
 HELD = {"cp": "printf 'def total(ns):\\n    return sum(ns)\\n' > total.py", "done": "echo done > todo"}
 MACHINES: dict[str, tuple[dict[str, Any], str]] = {
-    "planted_reward": ({"run": "bash /srv/more.sh; bash /tests/test.sh", "keep": ["/app", "/srv"]}, SOLVE),
-    "edited_tests": ({"run": "python3 -m unittest", "by": "status", "tests": None}, HELD["cp"]),
+    "planted_reward": ({"command": "bash /srv/more.sh; bash /tests/test.sh", "keep": ["/app", "/srv"]}, SOLVE),
+    "edited_tests": ({"command": "python3 -m unittest", "by": "status", "tests": None}, HELD["cp"]),
     "replaced_programs": ({"keep": ["/"]}, SOLVE),
     "hostile_program": ({}, SOLVE),
-    "paid_when_broken": ({"run": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None}, HELD["done"]),
+    "paid_when_broken": (
+        {"command": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None},
+        HELD["done"],
+    ),
     "": (SOUND, SOLVE),
 }
 
@@ -310,7 +313,7 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
     (reachable / "files").mkdir()
     (reachable / "files" / "test_total.py").write_text(VISIBLE)
     (reachable / "files" / "todo").write_text("open\n")
-    spec["resources"]["machine"]["copy_from"] = "files"
+    spec["resources"]["machine"]["path"] = "files"
     spec["oracle"] = [{"call": {"bash": {"command": solution}}}, {"say": "Done."}]
     (reachable / "env.yaml").write_text(json.dumps(spec))
 
@@ -353,7 +356,7 @@ def test_what_a_machine_holds_of_the_answer_is_told(reachable: Path, name: str) 
     (reachable / "files").mkdir()
     subprocess.run(["sh", "-c", makes], cwd=reachable / "files", check=True)
     spec = json.loads(written(reachable, 5).read_text())
-    spec["resources"]["machine"] |= {"copy_from": "files", "workdir": workdir}
+    spec["resources"]["machine"] |= {"path": "files", "cwd": workdir}
     spec["oracle"] = [{"call": {"bash": {"command": SOLVE}}}, {"say": "Done."}]
     (reachable / "env.yaml").write_text(json.dumps(spec))
 

@@ -111,7 +111,7 @@ def test_one_prompt_over_different_data_is_no_contradiction(tmp_path: Path) -> N
 def test_one_prompt_over_two_databases_is_no_contradiction_and_a_column_that_nobody_reads_is_no_data(
     tmp_path: Path,
 ) -> None:
-    more = 'resources: {files: {kind: tempdir, copy_from: "{{ task.sheet }}"}}'
+    more = 'resources: {files: {kind: tempdir, path: "{{ task.sheet }}"}}'
     for index in range(10):
         (tmp_path / f"s{index}").mkdir()
     rows = rows_of(

@@ -87,7 +87,7 @@ HTTP: Seen = {
     "body": ('body={"x": 1}',),
     "parameters": ('parameters={"what": "string", "more": "string?"}',),
     "response": ("response=nosuch.field",),
-    "expect_status": ("expect_status=[201]",),
+    "expect": ("expect=[201]",),
     "max_bytes": ("max_bytes=5",),
     "redirects": ("redirects=true",),
 }

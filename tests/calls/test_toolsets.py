@@ -160,7 +160,7 @@ def test_arguments_that_do_not_fit_may_be_left_to_the_api(make_environment: Any)
 def test_what_an_entry_says_of_tools_that_rows_declare(tmp_path: Path, keys: str, said: str) -> None:
     (tmp_path / "tools.py").write_text(FUNCTIONS)
     text = SPEC[: SPEC.index("  add:")] + (
-        f'  row: {{kind: python, function: "tools.py:api", inject: [task], schemas: "tools.py:of_row"{keys}}}\n'
+        f'  row: {{kind: python, function: "tools.py:api", inject: [task], tools: "tools.py:of_row"{keys}}}\n'
         'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     (tmp_path / "spec.yaml").write_text(text)
@@ -170,7 +170,7 @@ def test_what_an_entry_says_of_tools_that_rows_declare(tmp_path: Path, keys: str
 
 def test_a_reply_of_the_user_may_bring_tools_and_says_which(make_environment: Any) -> None:
     text = SPEC[: SPEC.index("  add:")] + (
-        '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "tools.py:of_row"}\n'
+        '  row: {kind: python, function: "tools.py:api", inject: [task], tools: "tools.py:of_row"}\n'
         "user: {kind: scripted, replies: [more, and more]}\n"
         'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
@@ -388,11 +388,11 @@ def broken():
 @pytest.mark.parametrize(
     ("keys", "results"),
     [
-        ('schemas: "tools.py:Shop", inject: [shop]', {"first": 3, "add": 5, "still": 2}),
-        ('schemas: "tools.py:FUNCTIONS", inject: [shop]', {"double": 4, "look": 5}),
-        ('schemas: "tools.py:every", inject: [shop]', {"double": 4, "look": 5}),
-        ('schemas: "tools.py:NAMED", inject: [shop]', {"a_double": 4, "look_here": 5}),
-        ('schemas: "tools.py:SCHEMAS", function: "tools.py:answer"', {"a_b": "a.b 2"}),
+        ('tools: "tools.py:Shop", inject: [shop]', {"first": 3, "add": 5, "still": 2}),
+        ('tools: "tools.py:FUNCTIONS", inject: [shop]', {"double": 4, "look": 5}),
+        ('tools: "tools.py:every", inject: [shop]', {"double": 4, "look": 5}),
+        ('tools: "tools.py:NAMED", inject: [shop]', {"a_double": 4, "look_here": 5}),
+        ('tools: "tools.py:SCHEMAS", function: "tools.py:answer"', {"a_b": "a.b 2"}),
     ],
 )
 def test_an_entry_may_give_functions_the_methods_of_a_class_or_schemas(
@@ -414,14 +414,14 @@ def test_an_entry_may_give_functions_the_methods_of_a_class_or_schemas(
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ('schemas: "tools.py:Shop"', "'first' is a method, and no resource is its object"),
-        ('schemas: "tools.py:FUNCTIONS", inject: [shop], run_in: process', "tools.api.run_in"),
-        ('schemas: "tools.py:FUNCTIONS", inject: [shop], strict: false', "tools.api.strict"),
-        ('schemas: "tools.py:FUNCTIONS", inject: [shop], function: "tools.py:answer"', "tools.api.function"),
-        ('schemas: "tools.py:FUNCTIONS"', "parameter 'shop' of 'look' has no type"),
-        ('schemas: "tools.py:SCHEMAS"', "nothing says what is called"),
-        ('schemas: "tools.py:gone"', "has no function 'gone'"),
-        ('schemas: "tools.py:broken"', "OSError: gone"),
+        ('tools: "tools.py:Shop"', "'first' is a method, and no resource is its object"),
+        ('tools: "tools.py:FUNCTIONS", inject: [shop], run_in: process', "tools.api.run_in"),
+        ('tools: "tools.py:FUNCTIONS", inject: [shop], strict: false', "tools.api.strict"),
+        ('tools: "tools.py:FUNCTIONS", inject: [shop], function: "tools.py:answer"', "tools.api.function"),
+        ('tools: "tools.py:FUNCTIONS"', "parameter 'shop' of 'look' has no type"),
+        ('tools: "tools.py:SCHEMAS"', "nothing says what is called"),
+        ('tools: "tools.py:gone"', "has no function 'gone'"),
+        ('tools: "tools.py:broken"', "OSError: gone"),
         ("inject: [shop]", "nothing says what is called"),
     ],
 )

@@ -588,7 +588,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     # forms of golds
     # what prompts make of columns
     # programs, requests and stores
-    "an outage that is an answer": ("odd-policy", {"tools.look.expect_status": [200, 503]}),
+    "an outage that is an answer": ("odd-policy", {"tools.look.expect": [200, 503]}),
     "a DELETE that changes nothing": ("odd-policy", {"tools.look.method": "DELETE"}),
     "a key in clear": (
         "address",
@@ -603,7 +603,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "a folder with the answers": (
         "gold-in-prompt",
-        {"tasks.train": {"path": "train.jsonl"}, "resources": {"work": {"kind": "tempdir", "copy_from": "."}}},
+        {"tasks.train": {"path": "train.jsonl"}, "resources": {"work": {"kind": "tempdir", "path": "."}}},
     ),
     # signs
     "a bonus that takes away": (
@@ -719,7 +719,7 @@ BOUNDED = {"rewards.form": {"kind": "rule", "rule": "valid_calls", "when": "turn
                             "weight": 0.02, "clip": [0, 5]}}  # fmt: skip
 SECOND = {"endpoint": "n", "prompt": "As a layman, is it right for {{ task.question }}? {{ answer }}"}
 PANEL = judged(judges=[{"endpoint": "m"}, {"endpoint": "n"}, SECOND], combine="median")
-FOUND = {"tools.say": COMMAND | {"command": ["/bin/grep", "-e", "{{ args.word }}"], "expect_status": [0, 1]}}
+FOUND = {"tools.say": COMMAND | {"command": ["/bin/grep", "-e", "{{ args.word }}"], "expect": [0, 1]}}
 HELD = {"tools.say": COMMAND | {"command": ["/bin/sh", "-c", "{{ args.word }}"], "sandbox": "bubblewrap"}}
 POSTED = {
     "tools.look.method": "POST",

@@ -261,7 +261,7 @@ name: contest
 tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}, {q: e}, {q: f}]}}
 prompt: {user: "Task {{ task.q }}"}
 endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
-rewards: {best: {kind: judge, endpoint: judge, prompt: "Which is better?", pairwise: {among: group}}}
+rewards: {best: {kind: judge, endpoint: judge, prompt: "Which is better?", pairwise: {with: group}}}
 """
 
 

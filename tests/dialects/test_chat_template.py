@@ -73,7 +73,7 @@ def test_a_family_with_its_own_stop_and_bos_is_written_by_its_template(tmp_path:
 
 
 def test_names_that_the_template_reads_are_given_by_kwargs(tmp_path: Path) -> None:
-    template = '{file: zorb.jinja, bos_token: "", stop: ["[nothing]", "[over]"], kwargs: {quiet: true}}'
+    template = '{file: zorb.jinja, bos_token: "", stop: ["[nothing]", "[over]"], vars: {quiet: true}}'
     environment = rlenv.load(written(tmp_path, template))
     assert environment.prompt_text([Message("user", "Q")]).endswith("[user]Q[/user][zorb][hush]")
     assert environment.observation_text([Message("tool", "5")]).startswith("[over][tool]5")
@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "no bos": ("zorb.jinja", ZORB, "reads bos_token (line 1), which is not given"),
     "another stop": ('{file: zorb.jinja, bos_token: "", stop: "</s>"}', ZORB, "does not end an assistant's turn with"),
     "a name that is not read": (
-        '{file: zorb.jinja, bos_token: "", stop: "[over]", kwargs: {quite: true}}', ZORB, "did you mean 'quiet'?",
+        '{file: zorb.jinja, bos_token: "", stop: "[over]", vars: {quite: true}}', ZORB, "did you mean 'quiet'?",
     ),
     "broken": (WHOLE, "{% for message in messages %}\n{{ message.content }\n{% endfor %}", "zorb.jinja, line 2: "),
     "not there": ("{file: zorp.jinja}", ZORB, "did you mean 'zorb.jinja'?"),

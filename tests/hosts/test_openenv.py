@@ -26,9 +26,9 @@ resources:
   world:
     kind: openenv
     url: "{{{{ vars.server }}}}"
-    reset: {{split: train, task: "{{{{ task.number }}}}"}}
+    arguments: {{split: train, task: "{{{{ task.number }}}}"}}
     text: "{{{{ (observation.messages | map(attribute='content') | list or ['nothing more'])[-1] }}}}"
-    patience_s: 0
+    start_timeout_s: 0
 vars: {{server: "{url}"}}
 prompt: {{user: "Play.\\n{{{{ resources.world.text }}}}"}}
 tools: {{say: {{kind: openenv, resource: world}}}}

@@ -126,7 +126,7 @@ tools: {say: {kind: command, ARGV: [echo, hi], STATUS: [0]}}
 rewards: {correct: {kind: rule, rule: contains, MATCH: MODE}}
 """
 OLD = {"ARGV": "argv", "STATUS": "expect_exit", "MATCH": "match"}
-NEW = {"ARGV": "command", "STATUS": "expect_status", "MATCH": "mode"}
+NEW = {"ARGV": "command", "STATUS": "expect", "MATCH": "mode"}
 
 
 def named(folder: Path, *tables: dict[str, str], name: str = "spec.yaml") -> Path:

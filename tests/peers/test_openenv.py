@@ -60,7 +60,7 @@ WORLD = """
 rlenv: 1
 name: outer
 tasks: {train: {rows: [{secret: 7}]}}
-resources: {world: {kind: openenv, url: "URL", reset: {secret: "{{ task.secret }}"}, patience_s: 0}}
+resources: {world: {kind: openenv, url: "URL", arguments: {secret: "{{ task.secret }}"}, start_timeout_s: 0}}
 prompt: {user: "{{ resources.world.text }}"}
 tools: {act: {kind: openenv, resource: world}}
 rewards: {paid: {kind: rule, rule: value, value: "{{ resources.world.total }}"}}

@@ -17,7 +17,7 @@ tasks:
   train:
     reasoning_gym:
       name: [chain_sum, countdown, binary_matrix, string_insertion, simple_integration, propositional_logic]
-      size: 6
+      limit: 6
       seed: 3
       config: {chain_sum: {max_terms: 3}}
     when: task.answer is not none

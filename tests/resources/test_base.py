@@ -475,7 +475,7 @@ def test_it_starts_with_a_copy_that_may_be_changed(tmp_path: Path) -> None:
     (tmp_path / "a1" / "deep" / "file").write_text("as it was", encoding="utf-8")
 
     async def main() -> None:
-        resource = compiled(tmp_path, copy_from="{{ task.name }}")
+        resource = compiled(tmp_path, path="{{ task.name }}")
         async with resource.open(ResourceContext({"name": "a1"})) as folder:
             assert (folder.path / "deep" / "file").read_text(encoding="utf-8") == "as it was"
             (folder.path / "deep" / "file").write_text("changed", encoding="utf-8")
@@ -506,7 +506,7 @@ def test_it_is_removed_where_the_episode_is_cancelled(tmp_path: Path) -> None:
 def test_what_it_starts_with_has_to_be_there(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(ResourceError, match="cannot be filled"):
-            async with compiled(tmp_path, copy_from="gone").open(ResourceContext()):
+            async with compiled(tmp_path, path="gone").open(ResourceContext()):
                 pass
 
     asyncio.run(main())
@@ -515,9 +515,9 @@ def test_what_it_starts_with_has_to_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"copy_from": "{{ tsk.a }}"}, "'tsk' is not known here"),
-        ({"copy_from": "{{ task.a }}", "scope": "process"}, "cannot depend on the task"),
-        ({"copy_from": "{{ task.a"}, "copy_from"),
+        ({"path": "{{ tsk.a }}"}, "'tsk' is not known here"),
+        ({"path": "{{ task.a }}", "scope": "process"}, "cannot depend on the task"),
+        ({"path": "{{ task.a"}, "path"),
     ],
 )
 def test_an_authors_mistake_says_what_to_change_in_tempdir(tmp_path: Path, keys: dict[str, Any], says: str) -> None:

@@ -192,7 +192,7 @@ endpoints:
   other: {base_url: "${env:JUDGE}", model: second, retries: 0}
 rewards:
   low: {kind: rule, rule: regex, pattern: "^[0-5]", weight: 0}
-  best: {kind: judge, endpoint: writer, prompt: "Which is better?", pairwise: {among: group}, retries: 0}
+  best: {kind: judge, endpoint: writer, prompt: "Which is better?", pairwise: {with: group}, retries: 0}
 """
 
 
@@ -288,7 +288,7 @@ def test_a_judge_that_looks_at_the_place_makes_all_equal_and_is_counted(tmp_path
 @pytest.mark.parametrize(("opponents", "comparisons"), [(None, 28), (2, 8), (3, 12)])
 def test_the_number_of_comparisons_is_bounded(tmp_path: Path, opponents: int | None, comparisons: int) -> None:
     server = Server([higher])
-    few = {} if opponents is None else {"rewards.best.pairwise.opponents": opponents}
+    few = {} if opponents is None else {"rewards.best.pairwise.limit": opponents}
     scored = contest(tmp_path, server, list("12345678"), set=few)
     assert len(server.asked) == 2 * comparisons
     assert {len(one.details["comparisons"]) for one in best(scored)} == {opponents or 7}
@@ -301,7 +301,7 @@ def test_where_an_answer_stands_in_its_group_decides_nothing(tmp_path: Path) -> 
         return scored, (await rescore(environment, scored[::-1]))[::-1]
 
     first, again = contest(
-        tmp_path, Server([higher]), list("12345678"), set={"rewards.best.pairwise.opponents": 3}, then=turned
+        tmp_path, Server([higher]), list("12345678"), set={"rewards.best.pairwise.limit": 3}, then=turned
     )
     assert values(first) == values(again)
 
@@ -446,9 +446,8 @@ def test_the_quick_way_does_not_leave_out_what_asks_models(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("pairwise", "said"),
     [
-        ({}, "give either with or among"),
-        ({"among": "group", "with": "a"}, "give either with or among"),
-        ({"with": "a", "opponents": 2}, "of a comparison among a group"),
+        ({}, "'with' is missing"),
+        ({"with": "a", "limit": 2}, "of a comparison among a group"),
         ({"with": "a", "quorum": 0.5}, "of a comparison among a group"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_part_of_a_folder_that_no_gold_call_makes_is_invalid_whatever_the_poli
 def test_a_part_of_a_folder_that_the_gold_calls_remove_is_to_be_removed(make_environment: Any, tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "out").write_text("x")
-    environment = make_environment(FOLDER.replace("tempdir}", "tempdir, copy_from: start}"), tools=PUT)
+    environment = make_environment(FOLDER.replace("tempdir}", "tempdir, path: start}"), tools=PUT)
     for actions, value in (([], 0), ([call("drop", file="out")], 1)):
         assert books(environment, actions, ["drop(file='out')"]).value == value
 

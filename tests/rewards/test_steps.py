@@ -217,9 +217,10 @@ def test_users_are_those_that_the_task_names(reachable: Path) -> None:  # noqa: 
 def test_a_spec_has_its_own_names_and_keys(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable)
     spec.write_text(
-        spec.read_text() + "resources: {box: {kind: workspace, workdir: /srv}}\n"
+        spec.read_text() + "resources: {box: {kind: workspace, cwd: /srv}}\n"
         "tools: {bash: {kind: bash, resource: box}}\n"
-        "rewards: {told: {kind: workspace, resource: box, keep: [/srv], run: 'cp /srv/n /logs/verifier/reward.txt'}}\n"
+        "rewards: {told: {kind: workspace, resource: box, keep: [/srv],"
+        " command: 'cp /srv/n /logs/verifier/reward.txt'}}\n"
     )
     assert validate([spec]).faults == ()
     assert worth(played(spec, ["echo 0.5 > n"])) == 0.5
@@ -245,7 +246,7 @@ def test_tests_with_an_image_of_their_own_run_in_it(reachable: Path) -> None:  #
         "[ ! -e /usr/bin/env ] && [ ! -e /app/other ] && cat /app/n > /logs/verifier/reward.txt\n"
     )
     spec = written(reachable)
-    reward = "{kind: workspace, resource: machine, tests: '', keep: [/app/n], run: sh /tests/test.sh}"
+    reward = "{kind: workspace, resource: machine, tests: '', keep: [/app/n], command: sh /tests/test.sh}"
     machine = "resources: {machine: {kind: workspace, tests_image: image}}\n"
     spec.write_text(spec.read_text() + machine + f"rewards: {{solved: {reward}}}\n")
     planted = "mkdir -p /tests; echo 'echo 9 > /logs/verifier/reward.txt' > /tests/test.sh"

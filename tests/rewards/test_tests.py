@@ -276,7 +276,7 @@ def test_a_program_that_asks_nothing_of_the_code_is_no_test_that_it_passes_or_fa
 @pytest.mark.sandbox
 def test_the_time_of_all_tests_is_bounded() -> None:
     found = graded(
-        "def f():\n    while True: pass", calls=[{"args": [], "expected": 1}] * 9, entry="f", time_s=0.2, total_s=0.3
+        "def f():\n    while True: pass", calls=[{"args": [], "expected": 1}] * 9, entry="f", time_s=0.2, timeout_s=0.3
     )
     assert found.value == 0
     assert "did not end" in found.details["failed"][0]["why"]
@@ -308,7 +308,7 @@ class SlowProcessor:
 def test_waiting_for_a_processor_counts_for_no_limit_until_it_makes_the_term_invalid(
     own_s: float, delayed_s: float, value: float | None
 ) -> None:
-    term = reward(Path(), calls=[{"args": [], "expected": 1}] * 10, entry="f", time_s=3.0, total_s=2.0, workers=2)
+    term = reward(Path(), calls=[{"args": [], "expected": 1}] * 10, entry="f", time_s=3.0, timeout_s=2.0, workers=2)
 
     @asynccontextmanager
     async def slow() -> AsyncIterator[SlowProcessor]:
@@ -332,8 +332,8 @@ def test_waiting_for_a_processor_counts_for_no_limit_until_it_makes_the_term_inv
 def test_code_that_sleeps_pays_for_it_and_what_it_leaves_running_costs_the_next_test_nothing() -> None:
     asleep = "import time\ndef f():\n    time.sleep(0.3)\n    return 1"
     running = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\ndef f(): return 1"
-    keys = {"calls": [{"args": [], "expected": 1}] * 3, "entry": "f", "total_s": 0.45}
-    assert [found.value for found in grades((asleep, keys), (running, {**keys, "total_s": 2.0}))] == [2 / 3, 1]
+    keys = {"calls": [{"args": [], "expected": 1}] * 3, "entry": "f", "timeout_s": 0.45}
+    assert [found.value for found in grades((asleep, keys), (running, {**keys, "timeout_s": 2.0}))] == [2 / 3, 1]
 
 
 @pytest.mark.sandbox

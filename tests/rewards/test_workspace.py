@@ -142,9 +142,9 @@ def test_one_that_is_killed_in_a_command_is_invalid(reachable: Path) -> None:  #
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"run": "true"}, "not even over the untouched image"),
-        ({"run": "exit 127", "by": "status"}, "not even over the untouched image"),
-        ({"run": "sleep 100", "time_s": 1}, "late"),
+        ({"command": "true"}, "not even over the untouched image"),
+        ({"command": "exit 127", "by": "status"}, "not even over the untouched image"),
+        ({"command": "sleep 100", "time_s": 1}, "late"),
         ({"tests": "none"}, "no folder of tests"),
     ],
 )
@@ -194,7 +194,7 @@ def test_programs_of_the_policys_run_before_the_tests_and_without_them(reachable
     program, worth = PROGRAMS[name]
     keys: dict[str, Any] = {
         "collect": "sh /app/program > /app/gives",
-        "run": "cmp -s /app/gives /tests/right",
+        "command": "cmp -s /app/gives /tests/right",
         "by": "status",
     }
     spec = written(reachable, **keys, time_s=2)
@@ -469,7 +469,7 @@ def begins_with(spec: Path, name: str, text: str) -> None:
     (spec.parent / "data" / name).parent.mkdir(parents=True)
     (spec.parent / "data" / name).write_text(text, encoding="utf-8")
     held = json.loads(spec.read_text(encoding="utf-8"))
-    held["resources"]["machine"]["copy_from"] = "data"
+    held["resources"]["machine"]["path"] = "data"
     spec.write_text(json.dumps(held), encoding="utf-8")
 
 

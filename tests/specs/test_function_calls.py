@@ -39,7 +39,10 @@ TOOL_ACE = {
 
 
 def of(files: list[Path], root: Path) -> Environment:
-    source = {"function": f"{root}/specs/function_calls_tools.py:official", "args": {"files": list(map(str, files))}}
+    source = {
+        "function": f"{root}/specs/function_calls_tools.py:official",
+        "arguments": {"files": list(map(str, files))},
+    }
     return load("function-calls", set={"tasks": {"test": source}})
 
 

@@ -13,7 +13,7 @@ from rlenv.errors import MissingExtra
 SPEC = """
 rlenv: 1
 name: generated
-tasks: {train: {reasoning_gym: {name: chain_sum, size: 3}}}
+tasks: {train: {reasoning_gym: {name: chain_sum, limit: 3}}}
 prompt: {user: "{{ task.question }}"}
 rewards: {right: {kind: rule, rule: exact_match}}
 """

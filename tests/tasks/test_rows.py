@@ -175,8 +175,8 @@ def test_a_list_in_a_file_gives_rows_and_so_do_objects_that_say_their_fields(tmp
     assert list(tasks_of(tmp_path, '{function: "make.py:ROWS"}')) == [{"n": 1}, {"n": 2}, {"n": 3}]
     with pytest.raises(SpecError, match=r"row 0 of .make\.py:ODD. is no mapping"):
         tasks_of(tmp_path, '{function: "make.py:ODD"}')
-    with pytest.raises(SpecError, match="args"):
-        tasks_of(tmp_path, '{function: "make.py:ROWS", args: {n: 1}}')
+    with pytest.raises(SpecError, match="takes no parameters"):
+        tasks_of(tmp_path, '{function: "make.py:ROWS", arguments: {n: 1}}')
 
 
 def test_rows_may_stand_in_the_spec(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_source_without_an_end_counts_one_pass_and_has_every_row_behind_it(tmp
     (tmp_path / "make.py").write_text(MAKERS)
     for source, first in (
         ("{function: 'make.py:row'}", 0),
-        ("{function: 'make.py:stream', endless: true, args: {start: 5}}", 5),
+        ("{function: 'make.py:stream', endless: true, arguments: {start: 5}}", 5),
     ):
         one, other = tasks_of(tmp_path, source), tasks_of(tmp_path, source)
         assert (one.is_endless, len(one), one.has(10**9), one.has(-1)) == (True, PASS, True, False)
@@ -320,7 +320,9 @@ def test_a_source_without_an_end_counts_one_pass_and_has_every_row_behind_it(tmp
 
 def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "make.py").write_text(MAKERS)
-    tasks = tasks_of(tmp_path, "{function: 'make.py:Lazy', args: {size: '{{ vars.size }}'}}", **{"vars.size": 10**9})
+    tasks = tasks_of(
+        tmp_path, "{function: 'make.py:Lazy', arguments: {size: '{{ vars.size }}'}}", **{"vars.size": 10**9}
+    )
     assert (len(tasks), tasks[10**8]["n"]) == (10**9, 10**8)
 
 
@@ -343,9 +345,9 @@ def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_pat
         ("{path: rows.jsonl, when: task.answer > 99}", "when", "holds for none of 10 rows"),
         ("{function: 'make.py:row', shuffle: 1}", "shuffle", "without an end"),
         ("{function: 'make.py:stream', endless: true, when: task.n > 3}", "when", "without an end"),
-        ("{function: 'make.py:strict'}", "function", "add 'args'"),
-        ("{function: 'make.py:strict', args: {sice: 3}}", "function", "it may take: size"),
-        ("{function: 'make.py:strict', args: {size: '{{ vars.n }}'}}", "args", "cannot be filled"),
+        ("{function: 'make.py:strict'}", "function", "add 'arguments'"),
+        ("{function: 'make.py:strict', arguments: {sice: 3}}", "function", "it may take: size"),
+        ("{function: 'make.py:strict', arguments: {size: '{{ vars.n }}'}}", "arguments", "cannot be filled"),
         ("{function: 'make.py:failing'}", "function", "failed: IndexError"),
         ("{function: 'make.py:short', endless: true}", "endless", "ended after 1 rows"),
     ],

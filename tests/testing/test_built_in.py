@@ -209,7 +209,7 @@ async def of_verl(folder: Path) -> AsyncIterator[dict[str, Any]]:
     )
     yield {
         "base": folder,
-        "tool": {"kind": "verl", "functions": "their_functions.py"},
+        "tool": {"kind": "verl", "tools": "their_functions.py"},
         "good": [{"text": "a"}],
         "bad": [{}],
     }
@@ -305,7 +305,7 @@ TABLE: dict[str, Any] = {"look": asked("SELECT name FROM toy"), "change": asked(
 RESOURCES: dict[str, dict[str, Any]] = {
     "duckdb": {"entry": {"path": "toys.duckdb", "access": "copy"}, **TABLE},
     "gymnasium": {
-        "entry": {"id": "FrozenLake-v1", "args": {"is_slippery": False}},
+        "entry": {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}},
         "look": lambda world: [world.text, world.steps],
         "change": lambda world: world.step(1, 0),
     },
@@ -481,7 +481,7 @@ def check_judge(folder: Path) -> None:
 def check_judge_of_group(folder: Path) -> None:
     async def main() -> None:
         async with FakeEndpoint(lambda body: json.dumps({"reasoning": "so", "better": "first"})) as server:
-            entry = {"kind": "judge", "prompt": "Which?", "endpoint": "writer", "pairwise": {"among": "group"}}
+            entry = {"kind": "judge", "prompt": "Which?", "endpoint": "writer", "pairwise": {"with": "group"}}
             group = [graded(0.0, "a"), graded(1.0, "b"), graded(1.0, "c")]
             await check_reward_async(entry, groups=[group, group[:2]], within=(0, 1), endpoints=endpoint(server))
         async with FakeEndpoint([Reply(500)]) as down:
@@ -508,7 +508,7 @@ def check_workspace(folder: Path) -> None:
     async def main() -> None:
         machine = compiled("resources", {"kind": "workspace"}, base=folder)
         async with machine.open(ResourceContext()) as opened:
-            entry = {"kind": "workspace", "resource": "machine", "run": "test -e note", "by": "status"}
+            entry = {"kind": "workspace", "resource": "machine", "command": "test -e note", "by": "status"}
             said = [reward_context(answer=None, task={}, resources={"machine": opened})]
             await check_reward_async(entry, said, within=(0, 1), base=folder, resources={"machine": machine})
 

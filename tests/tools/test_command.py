@@ -181,7 +181,7 @@ def test_a_wrong_entry_is_the_authors_mistake(argv: list[str], keys: dict[str, A
 def test_a_failing_program_shows_a_short_reason_without_its_folder() -> None:
     result = run(["sh", "-c", "echo $PWD/file is missing >&2; exit 3"])
     assert (result.outcome, result.text) == ("failed", "sh ended with status 3: ./file is missing")
-    assert run(["sh", "-c", "exit 3"], expect_status=[0, 3]).outcome == "ok"
+    assert run(["sh", "-c", "exit 3"], expect=[0, 3]).outcome == "ok"
     assert run(["sh", "-c", "kill -TERM $$"]).text == "sh was killed by SIGTERM"
     assert run(["sh", "-c", "kill -KILL $$"]).reason == "killed"
     assert run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"]).reason == "killed"
@@ -240,7 +240,7 @@ def test_limits_hold_for_each_process() -> None:
     assert asyncio.run(call(endless, {}, within=context(seconds=600))).text == "sh used up its CPU time"
     big = [sys.executable, "-I", "-S", "-c", "b'x' * 300_000_000"]
     assert "MemoryError" in run(big, memory_mb=200).text
-    written = run(["sh", "-c", "head -c 3000000 /dev/zero > file; ls -l file | cut -d' ' -f5"], file_mb=1)
+    written = run(["sh", "-c", "head -c 3000000 /dev/zero > file; ls -l file | cut -d' ' -f5"], disk_mb=1)
     assert written.text == "1048576"
 
 

@@ -69,7 +69,7 @@ class Arm(Env):
 class Odd(Arm):
     action_space = spaces.Graph(spaces.Discrete(2), None)
 '''
-LAKE = "{kind: gymnasium, id: FrozenLake-v1, args: {is_slippery: false}}"
+LAKE = "{kind: gymnasium, id: FrozenLake-v1, arguments: {is_slippery: false}}"
 NAMED = "actions: [left, down, right, up]"
 PATH = ("down", "down", "right", "right", "down", "right")
 SPEC = """
@@ -165,7 +165,8 @@ def test_an_action_that_the_world_has_not_is_an_observation(load: Any, tool: str
 
 @pytest.mark.parametrize("run_in", ["loop", "thread"])
 def test_a_world_of_ones_own_takes_texts_refuses_some_and_is_cut_by_its_own_limit(load: Any, run_in: str) -> None:
-    words = f'{{kind: gymnasium, function: "worlds.py:Words", args: {{word: "{{{{ task.word }}}}"}}, run_in: {run_in}}}'
+    words = '{kind: gymnasium, function: "worlds.py:Words", arguments: {word: "{{ task.word }}"}, run_in: RUN}'
+    words = words.replace("RUN", run_in)
     played = play(load(words), "ant", "shout", "bee")
     assert [result.outcome for turn in played.turns for result in turn.results] == ["ok", "failed", "ok"]
     assert texts(played)[1] == "No shouting."
@@ -230,8 +231,8 @@ def test_texts_to_choose_from_are_an_enum(load: Any) -> None:
         ("{kind: gymnasium}", "", "either 'id' or 'function'"),
         ('{kind: gymnasium, id: A-v1, function: "worlds.py:Arm"}', "", "either 'id' or 'function'"),
         ("{kind: gymnasium, id: FrozenLak-v1}", "", "Did you mean: `FrozenLake`"),
-        ("{kind: gymnasium, id: FrozenLake-v1, args: {slip: true}}", "", "slip"),
-        ("{kind: gymnasium, id: FrozenLake-v1, args: {map_name: '{{ task.map }}'}}", "", "first row"),
+        ("{kind: gymnasium, id: FrozenLake-v1, arguments: {slip: true}}", "", "slip"),
+        ("{kind: gymnasium, id: FrozenLake-v1, arguments: {map_name: '{{ task.map }}'}}", "", "first row"),
         ("{kind: gymnasium, id: FrozenLake-v1, scope: process}", "", "an episode's own"),
         ("{kind: gymnasium, id: FrozenLake-v1, text: '{{ state }}'}", "", "'state' is not known here"),
         (LAKE, "actions: [left, right]", "4 actions; found 2"),
@@ -252,7 +253,7 @@ def test_a_world_keeps_the_laws_of_resources(tmp_path: Path) -> None:
         world.step(1, 0)
 
     check_resource(
-        {"kind": "gymnasium", "id": "FrozenLake-v1", "args": {"is_slippery": False}},
+        {"kind": "gymnasium", "id": "FrozenLake-v1", "arguments": {"is_slippery": False}},
         look=lambda world: [world.observation, world.total, world.steps, world.text],
         change=move,
     )
@@ -260,7 +261,7 @@ def test_a_world_keeps_the_laws_of_resources(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slippery", ["true", "false"])
 def test_a_recorded_episode_is_scored_again_on_the_same_world(load: Any, slippery: str) -> None:
-    environment = load(f"{{kind: gymnasium, id: FrozenLake-v1, args: {{is_slippery: {slippery}}}}}", NAMED)
+    environment = load(f"{{kind: gymnasium, id: FrozenLake-v1, arguments: {{is_slippery: {slippery}}}}}", NAMED)
     played = play(environment, *PATH)
     again = asyncio.run(rescore(environment, [played]))[0]
     assert [(one.value, one.turn_values) for one in again.reward.terms.values()] == [

@@ -271,9 +271,7 @@ def test_a_program_is_held_to_memory_time_output_and_files() -> None:
 def test_a_program_in_the_sandbox_sees_no_personal_file_and_no_network(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
     assert "correct-horse" not in command("env").text
-    assert (
-        command("ls -A /root /home | grep -v : | grep .", sandbox="bubblewrap", expect_status=[1]).text == "(no output)"
-    )
+    assert command("ls -A /root /home | grep -v : | grep .", sandbox="bubblewrap", expect=[1]).text == "(no output)"
     outside = command(f"touch {tmp_path}/x /usr/x /etc/x; true", sandbox="bubblewrap")
     assert outside.outcome == "ok"
     assert list(tmp_path.iterdir()) == []

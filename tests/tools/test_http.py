@@ -228,8 +228,8 @@ def test_what_is_no_answer_is_a_short_failure_of_which_nobody_can_tell(answer: A
 
 
 def test_expected_statuses_count_as_answers() -> None:
-    assert ask(says("gone", 404), expect_status=[200, 404]).text == "gone"
-    assert ask(says("fine"), expect_status=[201]).outcome == "failed"
+    assert ask(says("gone", 404), expect=[200, 404]).text == "gone"
+    assert ask(says("fine"), expect=[201]).outcome == "failed"
 
 
 def test_a_selection_from_what_is_not_json_fails() -> None:

@@ -95,7 +95,7 @@ def test_columns_may_have_other_names(folder: Path) -> None:
     write(
         folder / "corpus.jsonl", [{"key": "k", "name": "Kite", "body": "wind"}, {"key": "l", "name": "x", "body": "y"}]
     )
-    assert found(compiled(folder, fields={"id": "key", "title": "name", "text": "body"}), "wind") == ["k"]
+    assert found(compiled(folder, columns={"id": "key", "title": "name", "text": "body"}), "wind") == ["k"]
 
 
 def test_the_index_is_kept_for_the_next_process_and_follows_the_content(folder: Path) -> None:

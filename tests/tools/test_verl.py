@@ -18,7 +18,7 @@ tasks: {train: {rows: [{answer: "9", extra_info: {tools_kwargs: {square: {create
 prompt: {user: Square.}
 tools:
   theirs: {kind: verl, config: tool_config.yaml}
-  functions: {kind: verl, functions: their_functions.py}
+  functions: {kind: verl, tools: their_functions.py}
 answer: {from: tag}
 rewards: {correct: {kind: rule, rule: exact_match}}
 """
@@ -118,9 +118,9 @@ def test_what_is_no_configuration_of_verls_is_a_fault(tmp_path: Path, change: tu
         rlenv.load(path)
 
 
-@pytest.mark.parametrize("entry", ["{kind: verl}", "{kind: verl, config: a.yaml, functions: b.py}"])
+@pytest.mark.parametrize("entry", ["{kind: verl}", "{kind: verl, config: a.yaml, tools: b.py}"])
 def test_an_entry_names_one_source(tmp_path: Path, entry: str) -> None:
     path = written(tmp_path)
     path.write_text(SPEC.replace("{kind: verl, config: tool_config.yaml}", entry), encoding="utf-8")
-    with pytest.raises(rlenv.SpecError, match="expected one of config and functions"):
+    with pytest.raises(rlenv.SpecError, match="expected one of config and tools"):
         rlenv.load(path)

@@ -25,7 +25,7 @@ from rlenv.runs.locks.files import Say, file_sha256, path_sha256
 
 _MOST_PATH: Final = 512
 _FUNCTION_KEYS: Final = frozenset(("function",))
-PATH_KEYS: Final = ("path", "init", "copy_from")
+PATH_KEYS: Final = ("path", "init")
 """Of resources: templates; those that a row fills in are told by `rlenv.runs.locks.parts`."""
 _OUTPUT: Final = ("cache", "path")
 """A file that the episodes themselves write; it changes with each of them, and they with none of it."""

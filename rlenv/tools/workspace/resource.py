@@ -39,7 +39,7 @@ _PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-ba
 _SAID: Final = 300
 _WORKDIR: Final = "/app"
 _SETUP_S: Final = 600.0
-_BY_ROW: Final = ("workdir", "user", "env", "setup", "memory_mb", "disk_mb")
+_BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb")
 _TRIES, _MOST_LOST = 2, 8
 """Boots that fail before the files are at fault, and those that are killed before the host is."""
 _WATCH_S: Final = 1.0
@@ -57,11 +57,11 @@ class WorkspaceSpec(ResourceSpec):
     """The machine's files: a folder, a folder with a Dockerfile, or a .tar file, relative to the spec, or `podman:NAME`
     for an image of that name; a template over `task` and `vars`. `rlenv images SPEC` builds and pulls before a run. By
     default the programs of the machine that rlenv runs on, which the episode can use and not change."""
-    copy_from: Text | None = None
-    """A folder whose content stands in `workdir` at first, relative to the spec; a template over `task` and `vars`."""
+    path: Text | None = None
+    """A folder whose content stands in `cwd` at first, relative to the spec; a template over `task` and `vars`."""
     tests_image: Text | None = None
     """The image of a reward's tests, in the same forms, where it is another: with its own `/tests`, folder and ENV."""
-    workdir: Annotated[Text, Field(pattern=r"^/")] | ByRow | None = None
+    cwd: Annotated[Text, Field(pattern=r"^/")] | ByRow | None = None
     """Where commands start; made if missing. By default the image's own, else /app (/ where a template gives "")."""
     setup: Text | None = None
     """A command that the same user runs before the policy's first; a template. If it fails, so does the episode."""
@@ -78,7 +78,7 @@ class WorkspaceSpec(ResourceSpec):
     number, or a template that gives one."""
     disk_mb: Annotated[Int, Field(ge=1)] | ByRow = 1_024
     """What the episode may write."""
-    most_processes: Annotated[Int, Field(ge=8)] = 256
+    processes: Annotated[Int, Field(ge=8)] = 256
     """Processes and threads at once."""
 
 
@@ -95,7 +95,7 @@ class Workspace(Told):
     env: Mapping[str, str]
     limits: MachineLimits
     source: Path | None = None
-    """The folder that `workdir` began with."""
+    """The folder that it began with."""
     user: Sequence[str] = ROOT
     tests_image: Image | None = None
     origin: Any = None
@@ -229,9 +229,9 @@ class Workspace(Told):
 
         Args:
             tests: a folder whose content stands in `/tests`.
-            keep: absolute paths of the layer, by default `workdir`; all others are the image's. `/` keeps all.
+            keep: absolute paths of the layer, by default `cwd`; all others are the image's. `/` keeps all.
             collect: a command that is run before, in another machine without the tests; they see what it left there.
-            patch: a diff over `workdir` as it was at first: its files stand over what the episode left.
+            patch: a diff over `cwd` as it was at first: its files stand over what the episode left.
             files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
 
         Raises:
@@ -329,7 +329,7 @@ class WorkspaceResource:
         self._context = context
         self._paths = {
             key: path_template(key, value, scope="episode")
-            for key in ("image", "copy_from", "tests_image") if (value := getattr(spec, key)) is not None
+            for key in ("image", "path", "tests_image") if (value := getattr(spec, key)) is not None
         }  # fmt: skip
         self._images: dict[Path | str | None, Image] = {}
         held = {key: getattr(spec, key) for key in _BY_ROW}
@@ -348,7 +348,7 @@ class WorkspaceResource:
         """
         try:
             spec = self.of_row(context.task, context.vars)
-            copied = self.source("copy_from", context.task, context.vars)
+            copied = self.source("path", context.task, context.vars)
             source = self.source("image", context.task, context.vars)
             image = await _threads.finish(lambda: self.image_of(source))
             of_tests = self.source("tests_image", context.task, context.vars)
@@ -358,10 +358,10 @@ class WorkspaceResource:
             folder = await _threads.finish(made_here)
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
-        limits = MachineLimits(spec.most_processes, int(spec.memory_mb), int(spec.disk_mb))
+        limits = MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
-        bare = "/" if self.spec.workdir and not spec.workdir and not image.binds else _WORKDIR  # as docker does
-        workdir = spec.workdir or image.workdir or bare
+        bare = "/" if self.spec.cwd and not spec.cwd and not image.binds else _WORKDIR  # as docker does
+        workdir = spec.cwd or image.workdir or bare
         begins = Path(copied) if copied else None
         workspace = Workspace(
             folder, image, workdir, env, limits, begins, user, tests_image, self, sandbox=spec.sandbox

@@ -119,7 +119,7 @@ SPEC = {
     "prompt": {"user": "Say who you are."},
     "resources": {"machine": {"kind": "workspace", "image": "images/{{ task.id }}"}},
     "tools": {"bash": {"kind": "bash", "resource": "machine"}},
-    "rewards": {"right": {"kind": "workspace", "resource": "machine", "run": "test -e here", "by": "status"}},
+    "rewards": {"right": {"kind": "workspace", "resource": "machine", "command": "test -e here", "by": "status"}},
 }
 
 

@@ -34,7 +34,7 @@ def began(folder: Path) -> dict[str, Any]:
     (folder / "data").mkdir()
     for name, text in {"kept": "one\ntwo\nthree\n", "gone": "", "touched": "was\n", "same": "same\n"}.items():
         (folder / "data" / name).write_text(text)
-    return {"copy_from": "data"}
+    return {"path": "data"}
 
 
 def test_what_an_episode_changed_is_listed(reachable: Path) -> None:  # noqa: F811

@@ -47,7 +47,7 @@ def test_it_starts_with_a_folder_and_the_rows_values(reachable: Path) -> None:  
         assert await said(workspace, "cat sub/file; sh run.sh; echo $WORD; pwd") == "content\nran\n5 x\n/srv/work\n"
         await workspace.run("echo changed > sub/file", 30)
 
-    keys = {"copy_from": "data/{{ task.id }}", "env": {"WORD": "{{ task.n }} x"}, "workdir": "/srv/work"}
+    keys = {"path": "data/{{ task.id }}", "env": {"WORD": "{{ task.n }} x"}, "cwd": "/srv/work"}
     opened(reachable, work, task={"id": "a", "n": 5}, **keys)
     assert (reachable / "data" / "a" / "sub" / "file").read_text() == "content\n"
     with pytest.raises(ResourceError, match="machine"):

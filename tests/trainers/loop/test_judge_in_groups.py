@@ -17,7 +17,7 @@ from tests.support.beside import served
 from tests.trainers.groups import BREAKS, RIGHT, TOOLS, WRONG, figures, info, play_group
 from tests.trainers.groups import SPEC as QUICK
 
-JUDGE = "  best: {kind: judge, endpoint: writer, prompt: Which?, pairwise: {among: group, of: answer}, weight: 0.5}\n"
+JUDGE = "  best: {kind: judge, endpoint: writer, prompt: Which?, pairwise: {with: group, of: answer}, weight: 0.5}\n"
 SPEC = QUICK.replace("  best: {kind: group, of: correct, by: rank, weight: 0.5}\n", JUDGE.replace("Which?", '"Which?"'))
 assert SPEC != QUICK
 
