@@ -24,7 +24,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools.workspace.images import AS_IT_IS, Image, inside
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
-from rlenv.tools.workspace.starters import remove, run_on
+from rlenv.tools.workspace.starters import DEEPEST, copied, duplicated, like, linked, remove, run_on
 
 __all__ = ["GIVEN", "Told", "changes", "content", "kept_of", "laid", "packed", "packed_layer", "published", "taped"]
 __all__ += ["unlink_hidden", "unpacked", "written_to"]
@@ -35,10 +35,6 @@ _MOST_READ: Final = 16_000_000
 GIVEN: Final = ("/logs", "/logs/artifacts")
 """Folders that each machine has at first; the last is the user's own."""
 _LEAST: Final = 1_024
-_DEEPEST: Final = 4_000
-_MOST_FOLDERS: Final = 200
-"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
-"""Bytes of a path that the kernel takes, nearly."""
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
 _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
 """What only tests hold, and what leads there."""
@@ -50,44 +46,6 @@ _MOST_DIFFED, _MOST_DIFF, _MOST_DIFFS = 256_000, 8_000, 64_000
 """Bytes of a file whose changes are shown; characters of a diff, and of all of them."""
 _UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)
 """The failures of `packed_layer` and `unpacked`."""
-
-
-def _like(source: Path, copy: Path) -> None:
-    """The owner, mode and marks of a file or folder of the layer, for its copy."""
-    shutil.copystat(source, copy, follow_symlinks=False)
-    status = os.lstat(source)
-    with contextlib.suppress(PermissionError):
-        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
-
-
-def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
-    """Copies a tree of the policy's, each of its files by `place`; no link is followed.
-
-    What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
-    """
-    rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
-    while rest:
-        at, to, depth = rest.pop()
-        with contextlib.suppress(OSError):
-            if not stat.S_ISDIR(os.lstat(at).st_mode):
-                place(at, to)
-            elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < _DEEPEST:
-                os.mkdir(to)
-                made.append((at, to))
-                rest += [(os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at)]
-    for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
-        with contextlib.suppress(OSError):
-            _like(Path(at), Path(to))
-
-
-def _linked(source: str, copy: str) -> None:
-    os.link(source, copy, follow_symlinks=False)
-
-
-def _duplicated(source: str, copy: str) -> None:
-    if stat.S_ISREG(mode := os.lstat(source).st_mode) or stat.S_ISLNK(mode):
-        shutil.copy2(source, copy, follow_symlinks=False)
-        _like(Path(source), Path(copy))
 
 
 def laid(base: Path, tests: Path | None) -> Path:
@@ -116,7 +74,7 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
         at, parts = rest.pop()
         with contextlib.suppress(FileNotFoundError), os.scandir(at) as entries:
             for entry in list(entries):
-                if len(os.fsencode(entry.path)) > _DEEPEST:
+                if len(os.fsencode(entry.path)) > DEEPEST:
                     run_on("rm", "-rf", "--", entry.name, at=Path(at))
                 elif entry.is_dir(follow_symlinks=False):
                     rest.append((entry.path, (*parts, entry.name)))
@@ -190,11 +148,11 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
     opened_up(layer)
     if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
         plain = (
-            status and not stat.S_ISLNK(status.st_mode) and 2 * len(path) < _DEEPEST for path, status in _walked(layer)
+            status and not stat.S_ISLNK(status.st_mode) and 2 * len(path) < DEEPEST for path, status in _walked(layer)
         )
         if all(plain):
             return layer
-        copied(layer, target, _linked)
+        copied(layer, target, linked)
         return target
     target.mkdir()
     own(target)
@@ -205,11 +163,11 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
                 break
             if not os.path.lexists(copy):
                 copy.mkdir()
-                _like(source, copy)
+                like(source, copy)
             source, copy = source / part, copy / part
         else:
             if os.path.lexists(source) and not os.path.lexists(copy):
-                copied(source, copy, _linked)
+                copied(source, copy, linked)
     return target
 
 
@@ -225,7 +183,7 @@ def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        copied(source, upper / "logs" / "artifacts", _duplicated)
+        copied(source, upper / "logs" / "artifacts", duplicated)
 
 
 def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:

@@ -13,9 +13,10 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,10 @@ _USERS: Final = 65_536
 _SHARED: Final = 64 * 1024 * 1024
 _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
+DEEPEST: Final = 4_000
+"""Bytes of a path that the kernel takes, nearly."""
+_MOST_FOLDERS: Final = 200
+"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MORE: Final = 64
 """Processes of what starts a machine."""
@@ -320,6 +325,46 @@ def remove(folder: Path) -> None:
         if os.geteuid() != 0:
             run_on("chmod", "-R", "u+rwX", str(folder))
         run_on("rm", "-rf", "--", str(folder))
+
+
+def like(source: Path, copy: Path) -> None:
+    """The owner, mode and marks of a file or folder of the layer, for its copy."""
+    shutil.copystat(source, copy, follow_symlinks=False)
+    status = os.lstat(source)
+    with contextlib.suppress(PermissionError):
+        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
+    """Copies a tree of the policy's, each of its files by `place`; no link is followed.
+
+    What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
+    """
+    rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
+    while rest:
+        at, to, depth = rest.pop()
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(at).st_mode):
+                place(at, to)
+            elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < DEEPEST:
+                os.mkdir(to)
+                made.append((at, to))
+                rest += [(os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at)]
+    for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
+        with contextlib.suppress(OSError):
+            like(Path(at), Path(to))
+
+
+def linked(source: str, copy: str) -> None:
+    """The same file under another name."""
+    os.link(source, copy, follow_symlinks=False)
+
+
+def duplicated(source: str, copy: str) -> None:
+    """A file of its own; of a regular file or a link, nothing else."""
+    if stat.S_ISREG(mode := os.lstat(source).st_mode) or stat.S_ISLNK(mode):
+        shutil.copy2(source, copy, follow_symlinks=False)
+        like(Path(source), Path(copy))
 
 
 def run_on(*argv: str, at: Path | None = None) -> None:
