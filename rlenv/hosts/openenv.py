@@ -37,6 +37,8 @@ _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVAL
 """The server's words for an action that is none, or that its environment fails over."""
 _OF_THE_SERVER: Final = frozenset(("transport_error",))
 """The same of a call to one of its tools, where it is not the call's fault."""
+_PAYS: Final = (bool, int, float)
+"""The types of an observation's reward (openenv 0.10.0, `core/env_server/types.py`)."""
 _RESET_S, _BEYOND_S = 120.0, 30.0
 _MOST_BYTES: Final = 8 << 20
 _SHOWN_CHARS: Final = 2_000
@@ -132,20 +134,21 @@ class World:
             timeout_s = max(deadline - time.monotonic(), 0.0) + _BEYOND_S
             answer = await self._socket.ask("step", action, timeout_s=timeout_s)
             self._read(answer)
-            paid = None if (reward := answer.get("reward")) is None else float(reward)
+            if (paid := answer.get("reward")) is not None and not (type(paid) in _PAYS and math.isfinite(paid)):
+                raise ValueError(f"the reward is {paid!r:.100}, and no number")
         except Refused as error:
             if error.code not in _OF_THE_ACTION:
                 raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
             self.total = total
             raise ToolFailed(f"the action failed: {str(error)[:_SHOWN_CHARS]}") from error
-        except (OSError, TimeoutError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+        except (OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError, TemplateError) as error:
             raise EpisodeError(f"the server failed: {type(error).__name__}: {error}", reason="resource") from error
         self.steps += 1
         if paid is not None:
-            self.rewards[turn] = self.rewards.get(turn, 0.0) + paid
+            self.rewards[turn] = self.rewards.get(turn, 0.0) + float(paid)
         if paid is not None or not (self.terminated or self.truncated):
             self.total = total + (paid or 0.0)
-        return paid
+        return None if paid is None else float(paid)
 
 
 def _text_of(observation: Mapping[str, Any]) -> str:

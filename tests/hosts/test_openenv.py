@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import rlenv
-from rlenv.errors import SpecError
+from rlenv.errors import EpisodeError, SpecError
+from rlenv.hosts.openenv import World
 from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.replay import rescore
@@ -130,6 +133,32 @@ def test_a_fault_of_the_server_is_never_a_number(fault: str, make_environment: M
             played = play(environment, CALL, *stop, "<answer>5</answer>")
     assert (played.reward.total, played.truncated, played.failure is not None) == (None, True, True)
     assert played.reason == "resource"
+
+
+class Says:
+    """A socket whose server gives one answer to each step."""
+
+    def __init__(self, reward: Any) -> None:
+        self.answer = {"observation": {"text": ""}, "done": True, "reward": reward}
+
+    async def ask(self, *_: Any, **__: Any) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), "1.0", "nan", [1.0], 10**400], ids=lambda one: f"{one!r:.9}"
+)
+def test_what_is_no_number_is_no_reward(reward: Any) -> None:
+    world = World(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
+    with pytest.raises(EpisodeError, match="the server failed"):
+        asyncio.run(world.step({}, 0, time.monotonic() + 60))
+    assert math.isnan(world.total)
+
+
+@pytest.mark.parametrize(("reward", "paid"), [(True, 1.0), (2, 2.0), (0.5, 0.5)])
+def test_a_reward_of_the_types_of_openenvs_is_paid(reward: Any, paid: float) -> None:
+    world = World(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
+    assert asyncio.run(world.step({}, 0, time.monotonic() + 60)) == paid == world.total
 
 
 @pytest.mark.parametrize(

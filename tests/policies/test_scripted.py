@@ -164,7 +164,7 @@ def test_a_value_of_any_shape_is_read_within_bounds_or_refused(value: Any) -> No
         read_calls(value, {"move": ("to", "steps")})
     with suppress(PolicyError):
         read_actions(value, {"move": ("to", "steps")})
-    assert time.thread_time() - begun < 1.0
+    assert time.thread_time() - begun < 20.0  # quadratic time would be minutes
 
 
 STEPS: dict[str, tuple[Any, Any, list[list[tuple[str, Any]]]]] = {
