@@ -86,8 +86,8 @@ def test_an_open_thinking_block_ends_the_generation_prompt() -> None:
 
 def test_tools_are_listed_in_the_form_that_is_asked_for() -> None:
     user = [Message("user", "Q")]
-    wrapped = dialects.get("hermes", tool_schemas="wrapped").render_prompt(user, TOOLS)
-    bare = dialects.get("hermes", tool_schemas="bare").render_prompt(user, TOOLS)
+    wrapped = dialects.get("hermes", tools="wrapped").render_prompt(user, TOOLS)
+    bare = dialects.get("hermes", tools="bare").render_prompt(user, TOOLS)
     assert wrapped.count('{"type": "function", "function": {"name"') == 2
     assert '{"type": "function"' not in bare
     assert '\n{"name": "look", "description"' in bare

@@ -232,7 +232,7 @@ def test_a_worker_that_is_killed_is_replaced() -> None:
 
 def command(script: str, **keys: Any) -> ToolResult:
     argv = ["sh", "-c", script]
-    limits = {"cpu_s": 2, "memory_mb": 300, "file_mb": 4, "max_bytes": 10_000, "timeout_s": 5.0}
+    limits = {"cpu_s": 2, "memory_mb": 300, "disk_mb": 4, "max_bytes": 10_000, "timeout_s": 5.0}
     spec = CommandSpec.model_validate({"kind": "command", "command": argv, **limits, **keys})
     (tool,) = COMMAND.factory("run", spec, CompileContext(base=Path()))
     before = children(), len(os.listdir("/proc/self/fd"))

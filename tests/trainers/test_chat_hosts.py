@@ -109,7 +109,7 @@ def test_the_flow_of_rllm_leaves_its_reward_for_the_evaluator(tmp_path: Path, mo
     task = SimpleNamespace(metadata=chat.rows(written(tmp_path))[0])
     episode, _ = asked(lambda url: chat.rollout(task, SimpleNamespace(base_url=url, model="m", session_uid="7:0")))
     assert (episode.is_correct, episode.trajectories[0].reward, episode.artifacts["answer"]) == (True, 1.0, "5")
-    assert episode.metrics == {"term/right": 1.0}
+    assert episode.metrics == {"success": 1.0, "term/right": 1.0}
     assert chat.evaluate(task, episode) == (1.0, True)
 
 
