@@ -66,6 +66,7 @@ def test_skyrl_gets_the_rows_of_an_episode_and_the_others_mean_for_one_without_a
         assert skyrl["loss_masks"][at] == ([0] * len(alone["mask"]) if at == lost else alone["mask"])
         assert len(skyrl["rewards"][at]) == len(alone["mask"])
     assert [sum(one) for one in skyrl["rewards"]] == [1.5, 1.5, 1.5]
+    # one that has failed counts as cut
     assert skyrl["stop_reasons"] == [
         "length" if at == lost else "stop" for at in range(3)
     ]  # one that has failed counts as cut
