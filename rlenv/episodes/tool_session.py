@@ -41,6 +41,7 @@ class ToolSession:
 
     Attributes:
         episode: the episode; its `messages` are the prompt.
+        covered: how many messages of the transcript were scored; behind the episode's end none is.
 
     Raises:
         UsageError: no such split or row, or the spec has a simulated user, whom a transcript cannot ask.
@@ -59,6 +60,7 @@ class ToolSession:
         self._environment = environment
         self._made: list[_Made] = []
         self._is_over = False
+        self.covered = 0
         mutates = any(tool.mutates for tool in environment.parts.tools.values())
         self._alone = asyncio.Lock() if mutates else None
         self.episode = environment.start(task=task, split=split, seed=seed)
@@ -146,6 +148,7 @@ class ToolSession:
                 # What the loop took its time for behind a turn does not undo it; its last word comes when it ends.
                 taken = min((one.begun for one in made if one), default=ended if index == len(turns) - 1 else taken)
                 episode.now = partial(float, taken)
+                self.covered += made is not left
                 if (await episode.step(message)).is_last:
                     break
             else:

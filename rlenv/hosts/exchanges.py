@@ -14,10 +14,10 @@ from rlenv.endpoints.account import Completion
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.runs.schema import Tokens
 
-__all__ = ["Exchange", "matched", "named_by", "rows_of", "transcript_of"]
+__all__ = ["Exchange", "matched", "named_by", "rows_of", "told_of"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request and its answer.
 
@@ -78,8 +78,8 @@ def _keys(parameters: Any) -> set[str]:
     return set(held) if isinstance(held, Mapping) else set()
 
 
-def transcript_of(exchanges: Sequence[Exchange]) -> list[Message]:
-    """What the model said in the order in which it did: each message with calls, and the last one of the conversation.
+def told_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """The transcript, in the order in which the model spoke: each message with calls, and the last of the conversation.
 
     Left out are answers that nobody was there to read, those to a request that was made again, and messages without
     calls behind which the agent went on. The conversation is that of the requests that offer tools, where any does: an
@@ -91,9 +91,9 @@ def transcript_of(exchanges: Sequence[Exchange]) -> list[Message]:
         asked[hash(repr(one.request.get("messages")))] = index
     read = [read[index] for index in sorted(asked.values())]
     main = [one for one in read if one.names] or read
-    said = [one.message for one in read if one.message.tool_calls and one is not (main[-1] if main else None)]
+    said = [one for one in read if one.message.tool_calls and one is not (main[-1] if main else None)]
     if main and (main[-1].message.tool_calls or not main[-1].completion.message.tool_calls):
-        said.append(main[-1].message)
+        said.append(main[-1])
     return said
 
 

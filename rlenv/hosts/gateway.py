@@ -35,7 +35,7 @@ from rlenv.endpoints.account import Completion, counted, read_chat
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
-from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, transcript_of
+from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, told_of
 from rlenv.hosts.http import MOST_BYTES, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
@@ -66,8 +66,16 @@ class Recorded:
     asked: int = 0
     received: int = 0
     """Bytes of all requests."""
+    scored: list[Exchange] = field(default_factory=list)
+    """Those whose messages are the transcript that was scored."""
     rows: list[Tokens] = field(default_factory=list)
     """The training rows, once the episode has ended."""
+
+    def until_end(self, covered: int) -> list[Exchange]:
+        """The exchanges before the episode's end, which lies behind so many messages of the transcript."""
+        if covered >= len(self.scored):
+            return self.exchanges
+        return self.exchanges[: self.exchanges.index(self.scored[covered - 1]) + 1] if covered else []
 
 
 class Gateway:
@@ -193,9 +201,7 @@ class Gateway:
             return refusal(400, problem)
         record.asked += 1
         record.received += size
-        turns = sum(bool(one.message.tool_calls) for one in record.exchanges if one.is_delivered)
-        over = held.is_over or time.monotonic() >= deadline
-        if over or record.asked > self._most or record.received > _MOST_RECEIVED or turns >= episode.limits.turns:
+        if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return refusal(400, _OVER, code="episode_over")
         sent = self._request(chat)
         try:
@@ -205,7 +211,7 @@ class Gateway:
         except EndpointError as error:
             return await self._failed(held, error, is_late=time.monotonic() >= deadline)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
-        if held.is_closing:
+        if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
             return refusal(400, _OVER, code="episode_over")
         one = Exchange(sent, _plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
         record.exchanges.append(one)
@@ -247,11 +253,12 @@ class Gateway:
     # The end
 
     def _scored(self, held: Held) -> Sequence[Message] | None:
-        said = transcript_of(held.aside.exchanges)
+        held.aside.scored = told_of(held.aside.exchanges)
+        said = [one.message for one in held.aside.scored]
         return matched(said, held.made) if held.aside.exchanges or held.made else None
 
     def _keep(self, held: Held, trajectory: Trajectory) -> None:
-        rows = held.aside.rows = rows_of(held.aside.exchanges)
+        rows = held.aside.rows = rows_of(held.aside.until_end(held.session.covered))
         if self._kept is None:
             return
         facts = Facts(started=time.time() - trajectory.seconds, tokens=rows)
@@ -262,6 +269,11 @@ class Gateway:
         with suppress(OSError):  # a full disk has been told of by the run
             folder.mkdir(exist_ok=True)
             Path(folder, f"{id}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def _is_over(held: Held, deadline: float) -> bool:
+    turns = sum(bool(one.message.tool_calls) for one in held.aside.exchanges if one.is_delivered)
+    return held.is_over or time.monotonic() >= deadline or turns >= held.session.episode.limits.turns
 
 
 def _problem(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:

@@ -218,6 +218,61 @@ def test_the_model_is_asked_no_more_once_the_turns_are_used_up(tmp_path: Path) -
     assert (asked, ended["reason"]) == (3, "turns")
 
 
+@pytest.mark.parametrize("wire", ["chat/completions", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_requests_at_once_no_more_are_answered_and_trained_than_there_are_turns(
+    wire: str, stream: bool, tmp_path: Path
+) -> None:
+    speaker, came, most = Speaker([], encoder_of(tmp_path)), [0], 6
+
+    async def answer(body: Any) -> Any:
+        came[0] += 1
+        at_once.set() if came[0] == most else await at_once.wait()
+        return speaker.sampled(body, CALLS)
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+
+        async def agent(number: int) -> int:
+            asked = [{"role": "user", "content": f"try {number}"}]
+            body = {"messages": asked, "input": asked, "tools": seat["tools"], "stream": stream}
+            async with ask.http.post(f"{seat['base_url']}/{wire}", json=body) as told:
+                assert told.status == 200 or (await told.json())["error"]["code"] == "episode_over"
+                return told.status
+
+        return await asyncio.gather(*[agent(number) for number in range(most)]), await finished(ask, seat)
+
+    at_once = asyncio.Event()
+    statuses, ended = gateway(answer, tmp_path, play)
+    assert sorted(statuses) == [200] * 3 + [400] * 3
+    assert ended["reason"] == "turns"
+    assert sum(len(row["turns"]) for row in ended["rows"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "reason", "turns"),
+    [
+        ("turns: 3", "turns: 9, invalid_actions: 2", "invalid_actions", 2),
+        ("tools:", "answer: {from: tool, tool: calculate, argument: expression}\ntools:", "answer", 1),
+    ],
+)
+def test_what_is_sampled_behind_the_end_is_not_trained(
+    written: str, instead: str, reason: str, turns: int, tmp_path: Path
+) -> None:
+    name = "nope" if reason == "invalid_actions" else "calculate"
+    call = Message("assistant", "", (ToolCall(name, {"expression": "30"}, "a"),))
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        await plays(ask, seat)
+        return await finished(ask, seat)
+
+    speaker = Speaker([call, call, call, RIGHT], encoder_of(tmp_path))
+    ended = gateway(speaker, tmp_path, play, spec=SPEC.replace(written, instead))
+    assert (ended["reason"], ended["failure"]) == (reason, None)
+    assert sum(len(row["turns"]) for row in ended["rows"]) == turns
+
+
 def test_sampling_is_the_gateways_and_what_a_policy_may_not_set_is_left_out(tmp_path: Path) -> None:
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
         seat = await seat_of(ask)
