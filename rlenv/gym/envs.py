@@ -251,7 +251,8 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
     def step(
         self, actions: Sequence[str]
     ) -> tuple[tuple[str, ...], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
-        """Takes one action each; an environment that has ended gives reward 0, its flags and an empty observation.
+        """Takes one action each; an environment that has ended gives its flags, an empty observation and reward 0,
+        or NaN again where it is invalid.
 
         Raises:
             UsageError: another number of actions, or before `reset`.
@@ -286,12 +287,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         return dict(zip(chosen, await together([reset(index, *at) for index, at in chosen.items()]), strict=True))
 
     async def _step(self, actions: Sequence[str]) -> list[Step]:
-        async def step(session: Session, action: str) -> Step:
-            if session.is_reported:
-                return Step.last(session.trajectory, reward=0.0)
-            return await session.step(action)
-
-        return await together([step(*pair) for pair in zip(self._sessions, actions, strict=True)])
+        return await together([one.step(action) for one, action in zip(self._sessions, actions, strict=True)])
 
     async def _close(self) -> None:
         for session in self._sessions:

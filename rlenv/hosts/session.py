@@ -42,7 +42,7 @@ class Session:
 
         session = rlenv.Session(environment)
         opened = await session.reset(task=3)
-        step = await session.step("<answer>42</answer>")      # and again: the same last step
+        step = await session.step("<answer>42</answer>")      # and again: the same end, paid once
         session.trajectory.outcome()
         await session.aclose()
 
@@ -55,7 +55,6 @@ class Session:
         self.episode: Episode | None = None
         self.id = ""
         self._steps = 0
-        self._last: Step | None = None
 
     async def reset(
         self,
@@ -81,14 +80,15 @@ class Session:
         await self.aclose()
         episode = self.environment.start(task=task, split=split, seed=seed, cut=cut)
         await episode.open()
-        self.episode, self.id, self._steps, self._last = episode, id or uuid4().hex, 0, None
+        self.episode, self.id, self._steps = episode, id or uuid4().hex, 0
         text = "" if episode.is_ended else episode.prompt_text
         return Opened(self.id, episode.messages, text, episode.tool_schemas, episode.is_ended)
 
     async def step(
         self, action: str | Message | Sampled, *, finish_reason: str = "", token_ids: Sequence[int] = ()
     ) -> Step:
-        """Takes one action. After the end nothing is done, and the last step is returned again.
+        """Takes one action. After the end nothing is done: a step says the end again, shows and pays nothing, so that
+        the rewards of all steps sum to the total; that of an invalid reward stays None.
 
         Args:
             action: the policy's text, or an assistant message with structured calls.
@@ -99,16 +99,12 @@ class Session:
             UsageError: before `reset`, or while another step is running.
         """
         episode = self._running
-        if self._last is None and episode.is_reported:  # a step beside this session's has ended it, and was paid
-            self._last = Step.last(episode.trajectory, reward=None if episode.failure else 0.0)
-        if self._last is not None:
-            return self._last
+        if episode.is_reported:
+            return Step.last(episode.trajectory, reward=None if episode.failure else 0.0)
         if not isinstance(action, Sampled) and (finish_reason or token_ids):
             action = Sampled(action, finish_reason, tuple(token_ids))
         step = await episode.step(action)
         self._steps += 1
-        if step.is_last:
-            self._last = step
         return step
 
     @property
@@ -119,7 +115,7 @@ class Session:
     @property
     def is_reported(self) -> bool:
         """True once a step has returned the end of the episode."""
-        return self._last is not None
+        return self.episode is not None and self.episode.is_reported
 
     @property
     def trajectory(self) -> Trajectory:

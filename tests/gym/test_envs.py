@@ -92,13 +92,18 @@ def test_an_invalid_reward_is_nan_and_truncated_with_its_failure(make_environmen
         \"\"\"Breaks.\"\"\"
         raise EpisodeError("gone", reason="backend")
     """
+    call = '<tool_call>{"name": "outage", "arguments": {}}</tool_call>'
     env = TextEnv(make_environment(spec, tools=tools))
     env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step('<tool_call>{"name": "outage", "arguments": {}}</tool_call>')
+    _, reward, terminated, truncated, info = env.step(call)
     assert np.isnan(float(reward))
     assert (terminated, truncated) == (False, True)
     assert info["failure"] == {"reason": "backend", "message": "gone"}
     env.close()
+    several = TextVectorEnv(make_environment(spec, tools=tools), num_envs=1)
+    several.reset(seed=0)
+    assert all(np.isnan(several.step([call])[1][0]) for _ in range(2)), "no later step makes a number of it"
+    several.close()
 
 
 def test_stepping_before_reset_and_after_the_end_is_a_usage_error(env: TextEnv) -> None:
