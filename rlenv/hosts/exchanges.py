@@ -112,16 +112,10 @@ def matched(transcript: Iterable[Message], made: Sequence[ToolCall]) -> list[Mes
             if same:
                 left.remove(same[0])
                 taken[at, index] = same[0].id
-    return [
-        replace(
-            one, tool_calls=tuple(_with_id(call, taken.get((at, index))) for index, call in enumerate(one.tool_calls))
-        )
-        for at, one in enumerate(said)
-    ]
-
-
-def _with_id(call: ToolCall | MalformedCall, id: str | None) -> ToolCall | MalformedCall:
-    return call if id is None else replace(call, id=id)
+    for at, one in enumerate(said):
+        calls = (replace(call, id=taken.get((at, index), call.id)) for index, call in enumerate(one.tool_calls))
+        said[at] = replace(one, tool_calls=tuple(calls))
+    return said
 
 
 def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:

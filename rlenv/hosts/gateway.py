@@ -319,11 +319,8 @@ def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
     """A call with all that clients expect of one; a server may leave out its id, or what has no arguments."""
     name, arguments = call["function"].get("name"), call["function"].get("arguments")
     said = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-    return {
-        "id": call.get("id") or f"call_{index}",
-        "type": "function",
-        "function": {"name": str(name), "arguments": said},
-    }
+    function = {"name": str(name), "arguments": said}
+    return {"id": call.get("id") or f"call_{index}", "type": "function", "function": function}
 
 
 def _row(row: Tokens, *, is_valid: bool) -> dict[str, Any]:

@@ -183,19 +183,13 @@ class Server:
             status_of=lambda error: 422,
         )
         app = web.Application(client_max_size=self.limits.message_bytes, middlewares=[guard])
+        asked = {
+            "ws": self._socket, "health": self._health, "metadata": self._metadata, "schema": self._schema,
+            "openapi.json": self._openapi, "card": self._card, "state": self._state,
+        }  # fmt: skip
         for prefix in ("", *(f"/env/{name}" for name in self.environments)):
-            app.router.add_routes(
-                [
-                    web.get(f"{prefix}/ws", self._socket),
-                    web.get(f"{prefix}/health", self._health),
-                    web.get(f"{prefix}/metadata", self._metadata),
-                    web.get(f"{prefix}/schema", self._schema),
-                    web.get(f"{prefix}/openapi.json", self._openapi),
-                    web.get(f"{prefix}/card", self._card),
-                    web.get(f"{prefix}/state", self._state),
-                    *held.routes(prefix),
-                ]
-            )
+            named = [web.get(f"{prefix}/{path}", answers) for path, answers in asked.items()]
+            app.router.add_routes([*named, *held.routes(prefix)])
         app.router.add_get("/list_environments", self._names)
         app.router.add_get("/{name}/splits", self._splits)
         app.router.add_post("/{name}/{asked:tasks|num_tasks|task|task_range}", self._tasks)

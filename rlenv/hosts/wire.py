@@ -163,12 +163,7 @@ def opened_data(opened: Opened, session: Session, *, is_ours: bool) -> dict[str,
         meta[OURS] = {**ours, "limits": plain(episode.limits)}
     if opened.is_ended:
         _add_end(meta, session, is_ours=is_ours)
-    return {
-        "observation": {**observation, "metadata": {}},
-        "reward": None,
-        "done": opened.is_ended,
-        "metadata": meta,
-    }
+    return {"observation": {**observation, "metadata": {}}, "reward": None, "done": opened.is_ended, "metadata": meta}
 
 
 def step_data(step: Step, session: Session, *, is_ours: bool) -> dict[str, Any]:
@@ -180,12 +175,8 @@ def step_data(step: Step, session: Session, *, is_ours: bool) -> dict[str, Any]:
         meta[OURS] = {"turn": _turn(session), "text": held["text"]}
     if step.is_last:
         _add_end(meta, session, is_ours=is_ours)
-    return {
-        "observation": {**observation, "metadata": {} if is_ours else meta},
-        "reward": step.reward,
-        "done": step.is_last,
-        "metadata": meta,
-    }
+    observation["metadata"] = {} if is_ours else meta
+    return {"observation": observation, "reward": step.reward, "done": step.is_last, "metadata": meta}
 
 
 def _turn(session: Session) -> dict[str, Any] | None:
