@@ -32,7 +32,6 @@ _IDLE_S: Final = 10.0
 _BEAT_S: Final = 20.0
 _BEYOND_S: Final = 30.0
 """A step is waited for so much longer than the spec's own limits let it take."""
-_MOST_BYTES: Final = 256 << 20
 _BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
 
 
@@ -51,6 +50,7 @@ class Socket:
         self._socket = socket
         self._answer: asyncio.Future[str] | None = None
         self._early: str | None = None
+        self._gone: Exception = ConnectionError("the server has closed the connection")
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -67,6 +67,8 @@ class Socket:
     async def _read(self) -> None:
         try:
             async for message in self._socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    self._gone = ValueError(f"the server's answer is not taken: {message.data}")
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     continue
                 if self._answer is not None and not self._answer.done():
@@ -75,7 +77,7 @@ class Socket:
                     self._early = message.data  # such as that there is no slot
         finally:
             if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(ConnectionError("the server has closed the connection"))
+                self._answer.set_exception(self._gone)
 
     def close_later(self, idle: list[Socket]) -> None:
         """Closes the connection where it is still among these after a while."""
@@ -93,7 +95,7 @@ class Socket:
         Raises:
             ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
             Refused: the server says that it does not.
-            ValueError: what it says is no answer of this wire.
+            ValueError: what it says is no answer of this wire, or too long for one.
         """
         if kind == "end":
             self._early = None
@@ -120,7 +122,7 @@ class Socket:
         if early is not None:
             return early
         if self.is_closed:
-            raise ConnectionError("the server has closed the connection")
+            raise self._gone
         self._answer = asyncio.get_running_loop().create_future()
         return await self._answer
 
@@ -134,11 +136,13 @@ class Socket:
 @dataclass(frozen=True, slots=True)
 class Door:
     """The way into a server, which is asked again where it is full or is being started: with growing waits, each time
-    otherwise, so that clients that were refused together come back one by one. `patience_s` is for how long."""
+    otherwise, so that clients that were refused together come back one by one. `patience_s` is for how long.
+    No answer may be longer than `most_bytes`."""
 
     url: str
     headers: Mapping[str, str]
     patience_s: float
+    most_bytes: int = 64 << 20
 
     async def fetched(self, path: str) -> Any:
         """What the server answers to a GET of this path, from one that is just being started too.
@@ -162,20 +166,24 @@ class Door:
                 aiohttp.ClientSession(headers=self.headers, timeout=timeout) as client,
                 client.get(f"{self.url}{path}") as response,
             ):
-                text = await response.text()
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > self.most_bytes:
+                        raise UsageError(f"{self.url}{path} is longer than {self.most_bytes:,} bytes")
                 if response.status != 200:
-                    raise UsageError(f"{self.url} answers with status {response.status}: {text[:200]}")
-                return orjson.loads(text)
+                    told = body[:200].decode(errors="replace")
+                    raise UsageError(f"{self.url} answers with status {response.status}: {told}")
+                return orjson.loads(body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             hint = "start it with `rlenv serve SPEC`"
             raise UsageError(f"there is no environment at {self.url} ({type(error).__name__})", hint=hint) from error
 
-    async def connected(self, client: aiohttp.ClientSession, until: float, *, most_bytes: int = _MOST_BYTES) -> Socket:
+    async def connected(self, client: aiohttp.ClientSession, until: float) -> Socket:
         """A new socket, once the server is there.
 
         Args:
             until: how long it is waited for, on the clock of `time.monotonic()`.
-            most_bytes: a longer message of the server's closes it.
 
         Raises:
             EpisodeError: it was not there until then, or lets nobody in.
@@ -183,7 +191,7 @@ class Door:
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return await Socket.opened(client, f"{self.url}/ws", most_bytes)
+                return await Socket.opened(client, f"{self.url}/ws", self.most_bytes)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 status = getattr(error, "status", 0)
                 if status in (401, 403, 404):
@@ -209,9 +217,9 @@ class Door:
             socket = await connect(until)
             try:
                 return socket, await socket.ask("reset", data, timeout_s=timeout_s)
-            except Refused as error:
+            except (Refused, ValueError) as error:
                 await socket.aclose()
-                if error.code not in _BUSY and "ending" not in str(error):
+                if not isinstance(error, Refused) or (error.code not in _BUSY and "ending" not in str(error)):
                     raise EpisodeError(f"{self.url}: {error}", reason=REASON) from error
                 why = str(error)
             except (ConnectionError, TimeoutError) as error:
@@ -249,12 +257,16 @@ class RemoteLink:
         """The server's answer in a running episode.
 
         Raises:
-            EpisodeError: there is none.
+            EpisodeError: there is none, or one that goes on when the limits of time are over.
         """
         if self.socket is None:
             raise EpisodeError(f"{self.environment.url} has no such episode", reason=REASON)
+        deadline, longest_s = episode.tools.begun + _limit_of(episode), episode.limits.reward_s + _BEYOND_S
         try:
-            return await self.socket.ask(kind, data, timeout_s=_limit_of(episode))
+            told = await self.socket.ask(kind, data, timeout_s=max(deadline - time.monotonic(), longest_s))
+            if time.monotonic() > deadline and not told.get("done"):
+                raise ValueError("the episode goes on behind its own limits of time")
+            return told
         except (ConnectionError, TimeoutError, Refused, ValueError) as error:
             socket, self.socket = self.socket, None
             await socket.aclose()

@@ -191,8 +191,7 @@ class WorldResource:
         async with aiohttp.ClientSession(headers=self.door.headers) as client:
             try:
                 data = {"seed": context.seed, **self.arguments(**values)}
-                connect = partial(self.door.connected, client, most_bytes=_MOST_BYTES)
-                socket, begun = await self.door.begun(connect, data, timeout_s=_RESET_S)
+                socket, begun = await self.door.begun(partial(self.door.connected, client), data, timeout_s=_RESET_S)
             except (EpisodeError, TemplateError) as error:
                 raise ResourceError(f"resource '{self.name}': {error}") from error
             try:
@@ -225,7 +224,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
     url = _filled("url", spec.url, context).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise UsageError("the address is no server's", key="url", hint="write http://HOST:PORT")
-    door = Door(url, headers, spec.start_timeout_s)
+    door = Door(url, headers, spec.start_timeout_s, _MOST_BYTES)
 
     def show(**values: Any) -> Callable[[World], str] | None:
         if text is None:
@@ -258,7 +257,7 @@ async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, A
         return action, ()
     async with aiohttp.ClientSession(headers=door.headers) as client:
         try:
-            socket = await door.connected(client, time.monotonic() + door.patience_s, most_bytes=_MOST_BYTES)
+            socket = await door.connected(client, time.monotonic() + door.patience_s)
             try:
                 listed = await socket.ask("step", {"type": "list_tools"}, timeout_s=_RESET_S)
             finally:

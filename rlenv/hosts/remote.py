@@ -56,18 +56,25 @@ class RemoteEnvironment(Environment):
         url: of the server, or of one of its environments (`http://HOST:PORT/env/NAME`).
         token: sent as `Authorization: Bearer`; that of the variable `RLENV_TOKEN` where none is given.
         patience_s: how long an episode waits for a server that is not there, or is full.
+        longest_s: the most seconds that the server's limits may give an episode with its reward. One that the server
+            holds for longer than they say fails (`remote`).
 
     Raises:
-        UsageError: no such server, none of rlenv, or a wrong token.
+        UsageError: no such server, none of rlenv, a wrong token, a card that is too long, or limits that are.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, patience_s: float = 600.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, patience_s: float = 600.0, longest_s: float = 86_400.0
+    ) -> None:
         self.url = url.rstrip("/")
         token = os.environ.get(VARIABLE, "") if token is None else token
         self.door = Door(self.url, {"Authorization": f"Bearer {token}"} if token else {}, patience_s)
+        self.longest_s = longest_s
         self._card = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
         self.loaded = replace(self.loaded, digest=self._card.digest)
+        if too_long := self.too_long(self.limits):
+            raise UsageError(too_long, hint="give longest_s=… where that is meant")
         self.toolsets.all = self._tools(self._card.tools)
         self.has_tools = bool(self.toolsets.all.tools)
         self._idle: dict[asyncio.AbstractEventLoop, list[Socket]] = {}
@@ -81,6 +88,12 @@ class RemoteEnvironment(Environment):
         if not card.rewards or not card.splits:
             raise UsageError(f"{self.url} serves an environment without rewards or tasks")
         return card
+
+    def too_long(self, limits: EpisodeLimits) -> str:
+        """Says that limits give an episode more time than `longest_s`; "" where they do not."""
+        most_s = limits.episode_s + limits.reward_s
+        long = f"an episode may take {most_s:g} s at {self.url}, and longest_s is {self.longest_s:g}"
+        return long if most_s > self.longest_s else ""
 
     def _tools(self, schemas: Sequence[_Schema]) -> ToolSet:
         """Tools that only show their schemas: calls are the server's."""
@@ -264,6 +277,8 @@ class _RemoteEpisode(Episode):
             self.seed, self._prompt_text = seed, _read(str, ours["text"])
             self.messages = tuple(_read(Message, one) for one in ours["prompt"])
             self.limits = _read(EpisodeLimits, ours["limits"])
+            if too_long := self._remote.too_long(self.limits):
+                raise ValueError(too_long)
             if ours["tools"] != list(self.environment.tool_schemas):
                 self.tools.toolset = self.tools.first = self._remote._tools(_read(list[_Schema], ours["tools"]))
             if _read(bool, data["done"]):

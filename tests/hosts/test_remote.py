@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -17,7 +18,8 @@ from aiohttp import web
 import rlenv
 from rlenv.cli.main import main
 from rlenv.episodes.environment import Environment, load
-from rlenv.errors import UsageError
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.hosts.link import Door, RemoteLink
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.hosts.serve import ServerLimits
 from rlenv.hosts.workers import listen
@@ -354,6 +356,7 @@ LIES: Mapping[str, Callable[[str, Any], Any]] = {
     "another turn": changed("step", "data.metadata.rlenv.turn.index", 9),
     "another task": changed("reset", "data.metadata.task", 1),
     "another seed": changed("reset", "data.metadata.seed", 9),
+    "more time than is given": changed("reset", "data.metadata.rlenv.limits.episode_s", 1e300),
     "tools that are none": changed("reset", "data.metadata.rlenv.tools", [5]),
 }
 
@@ -381,6 +384,70 @@ def test_a_card_that_is_none_is_said_so(path: str, value: Any, toy: Served) -> N
                 await asyncio.to_thread(RemoteEnvironment, url, patience_s=0.0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", ["card", "reset", "step"])
+def test_an_answer_that_is_too_long_is_not_taken_and_said_so(at: str, toy: Served) -> None:
+    def lie(kind: str, told: Any) -> Any:
+        return told | {"more": "x" * 100_000} if kind == at else told
+
+    async def main() -> Trajectory:
+        async with lying(toy, lie) as url:
+            if at == "card":
+                await Door(url, {}, 0.0, most_bytes=100_000).fetched("/card")
+            environment = await asyncio.to_thread(RemoteEnvironment, url)
+            environment.door = replace(environment.door, most_bytes=100_000)
+            async with environment:
+                return await rlenv.play(environment, Says(CALL), rlenv.Job("train", 0))
+
+    if at == "card":
+        with pytest.raises(UsageError, match="/card is longer than 100,000 bytes"):
+            asyncio.run(main())
+    else:
+        ended = asyncio.run(main())
+        assert ended.failure is not None
+        assert (ended.reward.total, ended.reason) == (None, "remote")
+        assert "exceeds limit 100000" in ended.failure.message
+
+
+def test_a_server_whose_episodes_may_take_longer_than_is_given_is_refused(toy: Served) -> None:
+    with pytest.raises(UsageError, match=r"may take 360 s at .*, and longest_s is 300") as refused:
+        remote(toy, longest_s=300.0)
+    assert "longest_s=" in str(refused.value)
+    remote(toy, longest_s=360.0)
+
+
+class Delays:
+    """A socket whose server answers each message, and keeps how long it was waited for."""
+
+    def __init__(self, *, done: bool) -> None:
+        self.done, self.waits = done, list[float]()
+
+    async def ask(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
+        self.waits.append(timeout_s)
+        return {"done": self.done}
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_episode_goes_on_no_longer_than_its_own_limits_say(done: bool, toy: Served) -> None:
+    environment = remote(toy)
+    episode, socket = environment.start(task=0), Delays(done=done)
+    link = RemoteLink(environment, None, cast(Any, socket))
+    most_s = episode.limits.episode_s + episode.limits.reward_s
+    episode.tools.begun = time.monotonic()
+    assert asyncio.run(link.ask("step", {}, episode)) == {"done": done}
+    episode.tools.begun -= 2 * most_s
+    if done:  # a policy that was late is scored by its server all the same
+        assert asyncio.run(link.ask("step", {}, episode)) == {"done": True}
+    else:
+        with pytest.raises(EpisodeError, match="behind its own limits"):
+            asyncio.run(link.ask("step", {}, episode))
+    first, late = socket.waits
+    assert first <= most_s + 60
+    assert late <= episode.limits.reward_s + 60
 
 
 def test_the_command_evaluates_at_a_server(toy: Served, capsys: pytest.CaptureFixture[str]) -> None:
