@@ -21,7 +21,7 @@ from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
 from rlenv.runs.figures.report import Row, interval_chart
 from rlenv.runs.figures.rewards import Agreement, Estimate, agreements
-from rlenv.runs.folder import open_run, read_info
+from rlenv.runs.folder import RunInfo, open_run, read_info
 from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import machines_of, with_facts
 from rlenv.runs.replay import rescore
@@ -98,8 +98,9 @@ def environments_of(specs: Sequence[str], source: Source, *, set: Mapping[str, A
     """The environments of `--spec` by name, or that of the run itself where none is given.
 
     Raises:
-        UsageError: a spec is at fault, given twice, or there is none.
+        UsageError: a spec is at fault, given twice, or there is none; or a server has played the run.
     """
+    _info_of(source.path)
     if not specs:
         return {"recorded": environment_of(source.before, run=source.path, set=set)}
     if len({*specs}) < len(specs):
@@ -205,9 +206,10 @@ def environment_of(
     over it, or the shipped one of their name.
 
     Raises:
-        UsageError: the name is no shipped one's and no spec is given.
+        UsageError: the name is no shipped one's and no spec is given; or a server has played the run.
     """
-    info = None if spec else read_info(run)
+    info = _info_of(run)
+    info = None if spec else info
     if info is not None and info.spec and not Path(info.spec).is_file():
         say(f"rlenv: {info.spec}, which the run names, is not there: --spec names another")
     elif info is not None and info.spec:
@@ -218,6 +220,14 @@ def environment_of(
         if len(names) > 1 or spec not in shipped():
             raise UsageError(f"recorded in {', '.join(names)}", hint="name the spec with --spec FILE")
     return load(spec, set=set)
+
+
+def _info_of(run: str) -> RunInfo | None:
+    info = read_info(run)
+    if info is not None and info.spec.startswith(("http://", "https://")):
+        told = f"the episodes of {run} were played by {info.spec}, and their rows, which rewards read, are there"
+        raise UsageError(told, hint="only runs of a spec's own are replayed and scored again: evaluate the spec itself")
+    return info
 
 
 _COLUMNS: Final = ("", "reward", "success", "invalid", "kappa", "Spearman", "Kendall", "seconds", "tokens")

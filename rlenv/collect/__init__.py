@@ -328,7 +328,7 @@ def _manifest(
 ) -> Manifest:
     return Manifest(
         environment=environment.id,
-        spec=str(environment.loaded.path),
+        spec=environment.address or str(environment.loaded.path),
         digest=environment.loaded.digest,
         set={key: str(value) for key, value in settings.set.items()},
         source=settings.source,

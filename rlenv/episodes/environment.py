@@ -69,6 +69,8 @@ class Environment:
     def __init__(self, loaded: LoadedSpec, *, parts: Parts | None = None) -> None:
         self.loaded = loaded
         self.spec: EnvSpec = loaded.spec
+        self.address = ""
+        """The server that plays its episodes; "" where this process does."""
         self.parts: Parts = compile_parts(loaded, type(self)) if parts is None else parts
         self.use_tools(self.parts.tools, Executor(self.parts.tools, calls=self.spec.calls))
         self.limits: EpisodeLimits = self.parts.limits.usual

@@ -304,15 +304,12 @@ def _plain(answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
     message |= {"reasoning_content": read.thinking} if read.thinking else {}
     usage = completion.usage.as_dict()
     usage["total_tokens"] = sum(usage.values())
-    id, created = answer.get("id"), int(time.time())
+    id, reason = answer.get("id"), completion.finish_reason or "stop"
     return {
-        "id": id if isinstance(id, str) else f"chatcmpl-{uuid4().hex}",
-        "object": "chat.completion",
-        "created": created,
-        "model": "",
-        "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason or "stop"}],
-        "usage": usage,
-    }
+        "id": id if isinstance(id, str) else f"chatcmpl-{uuid4().hex}", "object": "chat.completion",
+        "created": int(time.time()), "model": "", "usage": usage,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+    }  # fmt: skip
 
 
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

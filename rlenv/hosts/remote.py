@@ -72,7 +72,7 @@ class RemoteEnvironment(Environment):
         self.longest_s = longest_s
         self._card = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
-        self.loaded = replace(self.loaded, digest=self._card.digest)
+        self.loaded, self.address = replace(self.loaded, digest=self._card.digest), self.url
         if too_long := self.too_long(self.limits):
             raise UsageError(too_long, hint="give longest_s=… where that is meant")
         self.toolsets.all = self._tools(self._card.tools)

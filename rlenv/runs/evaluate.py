@@ -168,7 +168,7 @@ class _Plan:
                 summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=stage.costs)
                 figures = {
                     "environment": environment.id,
-                    "spec": str(environment.loaded.path),
+                    "spec": environment.address or str(environment.loaded.path),
                     "digest": environment.loaded.digest,
                     "policy": actor.name,
                     "split": split,

@@ -167,7 +167,7 @@ class Stage:
         info = RunInfo(
             kind=self.kind,
             command=("rlenv" if program == "__main__.py" else program, *sys.argv[1:]),
-            spec=os.path.abspath(environment.loaded.path),
+            spec=environment.address or os.path.abspath(environment.loaded.path),
             environment=environment.id,
             policy=policy,
             model=model,

@@ -455,3 +455,18 @@ def test_the_command_evaluates_at_a_server(toy: Served, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
     assert main(["eval", toy.url, "--policy", "random", "--set", "limits.turns=1"]) == 2
     assert "give it to rlenv serve" in capsys.readouterr().err
+
+
+def test_a_run_of_a_servers_names_it_and_is_played_and_scored_nowhere_else(
+    toy: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["eval", toy.url, "--policy", "random", "-n", "2", "-o", run]) == 0
+    capsys.readouterr()
+    assert main(["runs", "show", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"] == toy.url
+    asked = [["replay", run], ["replay", run, "--spec", "arithmetic"]]
+    asked += [["rescore", run, *more] for more in (["--only-invalid"], ["--spec", "arithmetic"], ["--drop", "correct"])]
+    for command in asked:
+        assert main(command) == 2
+        assert f"were played by {toy.url}" in capsys.readouterr().err

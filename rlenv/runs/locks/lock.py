@@ -160,7 +160,8 @@ def lock_of(
         "machine": {"python": python, "platform": system},
         "trainer": kept(trainer or {}, hides=True),
     }
-    host = {"name": socket.gethostname(), "spec": str(environment.loaded.path), "cwd": os.getcwd()}
+    spec = environment.address or str(environment.loaded.path)
+    host = {"name": socket.gethostname(), "spec": spec, "cwd": os.getcwd()}
     return Lock(**{name: kept(section) for name, section in sections.items()}, host=kept(host), started=time.time())
 
 
