@@ -16,7 +16,7 @@ from rlenv.errors import EpisodeError, SpecError
 from rlenv.hosts.openenv import World
 from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
-from rlenv.runs.replay import rescore
+from rlenv.runs.replay import replay, rescore
 from rlenv.trajectory import Trajectory
 from tests.hosts.serving import DOWN, Served, serving
 from tests.support.environments import Make
@@ -90,6 +90,18 @@ def test_its_beginning_is_shown_its_end_ends_and_its_rewards_are_a_term(make_env
     assert played.reward.terms["by_turn"].turn_values == (0.0, 1.0)
     assert (other.messages[-1].content, other.reward.total) == ("Play.\nWhat is 4 + 4?", 0.0)
     assert [one.reward.total for one in again] == [1.0]
+
+
+def test_a_run_is_replayed_and_scored_again_at_its_server_alone(make_environment: Make, load: Load) -> None:
+    with serving(make_environment()) as served:
+        environment = load(served)
+        played = play(environment, CALL, "<answer>5</answer>")
+        assert asyncio.run(replay(environment, [played]))[0].differences == ()
+    (scored,) = asyncio.run(rescore(environment, [played]))
+    (again,) = asyncio.run(replay(environment, [played]))
+    assert again.again is not None
+    assert [(one.reward.total, one.reason) for one in (scored, again.again)] == [(None, "resource")] * 2
+    assert played.reward.total == 1.0
 
 
 def test_a_policy_that_stops_early_has_what_was_paid_until_then(make_environment: Make, load: Load) -> None:
