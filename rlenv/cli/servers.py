@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlenv import __version__
-from rlenv.checks.editor.server import Server, Unreadable, frame, messages
+from rlenv.checks.editor.server import EditorServer, Unreadable, frame, messages
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import say, write, write_error
 from rlenv.episodes.environment import Environment, load
@@ -113,7 +113,7 @@ async def _serve(source: Input, out: BinaryIO, pause_s: float, full_s: float) ->
         out.write(frame(message))
         out.flush()
 
-    server = Server(send, version=__version__, pause_s=pause_s, full_s=full_s)
+    server = EditorServer(send, version=__version__, pause_s=pause_s, full_s=full_s)
     threading.Thread(target=read, name="rlenv-lsp", daemon=True).start()
     try:
         while server.exit_code is None:

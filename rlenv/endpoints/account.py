@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from rlenv._base.bounded import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, TooMuchJson, check_json, kind_of, load, value_fault
-from rlenv.endpoints.sampled import Tokens, tokens_of
+from rlenv.endpoints.sampled import SampledTokens, tokens_of
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 from rlenv.trajectory import ModelUsage
 
@@ -87,7 +87,7 @@ class Completion:
     stopped_at: str | None = None
     refusal: str = field(default="", metadata=SPARSE)
     is_recorded: bool = field(default=False, metadata=UNRECORDED)
-    tokens: Tokens | None = field(default=None, metadata=SPARSE)
+    tokens: SampledTokens | None = field(default=None, metadata=SPARSE)
 
 
 def as_wire(message: Message) -> dict[str, Any]:

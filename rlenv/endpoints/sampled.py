@@ -27,7 +27,7 @@ _AS_ID: Final = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class SampledTokens:
     """What an answer says of its tokens; () where it does not say, or says what is none.
 
     `len(logprobs) == len(ids)` where both are there: of two lists that do not fit each other the ids are kept.
@@ -38,7 +38,7 @@ class Tokens:
     logprobs: tuple[float, ...] = ()
 
 
-def tokens_of(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> Tokens | None:
+def tokens_of(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> SampledTokens | None:
     """The tokens of an answer's choice, in any of the forms above; None where there are none."""
     told, meta = choice.get("logprobs"), choice.get("meta_info")
     triples = [one if isinstance(one, list) else [] for one in _list(meta, "output_token_logprobs")]
@@ -50,7 +50,7 @@ def tokens_of(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> Tokens | 
     prompt = _all(_list(choice, "prompt_token_ids") or _list(answer, "prompt_token_ids"), _id)
     if ids and len(numbers) != len(ids):
         numbers = ()
-    return Tokens(ids, prompt, numbers) if ids or prompt or numbers else None
+    return SampledTokens(ids, prompt, numbers) if ids or prompt or numbers else None
 
 
 def _told(told: Any) -> tuple[list[Any], list[Any]]:

@@ -20,7 +20,7 @@ from rlenv.hosts import wire
 if TYPE_CHECKING:
     from rlenv.hosts.remote import RemoteEnvironment
 
-__all__ = ["Door", "Refused", "RemoteLink", "Socket"]
+__all__ = ["Door", "RemoteLink", "ServerRefused", "Socket"]
 
 REASON: Final = "remote"
 """Why an episode ended whose server did not answer, or had forgotten it."""
@@ -35,7 +35,7 @@ _BEYOND_S: Final = 30.0
 _BUSY: Final = frozenset(("CAPACITY_REACHED", "SESSION_ERROR"))
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """The server's own word for why it does not answer a message: `code`, and its text."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -94,7 +94,7 @@ class Socket:
 
         Raises:
             ConnectionError, TimeoutError: there is none; answers have no ids, so that the socket is of no more use.
-            Refused: the server says that it does not.
+            ServerRefused: the server says that it does not.
             ValueError: what it says is no answer of this wire, or too long for one.
         """
         if kind == "end":
@@ -107,7 +107,7 @@ class Socket:
                 if not isinstance(held, dict):
                     raise ValueError("the server's answer is none of this wire")
                 if told.get("type") == "error":
-                    raise Refused(str(held.get("code")), str(held.get("message")))
+                    raise ServerRefused(str(held.get("code")), str(held.get("message")))
                 if kind != "end" or (isinstance(meta := held.get("metadata"), dict) and meta.get("is_end")):
                     return held
 
@@ -217,9 +217,9 @@ class Door:
             socket = await connect(until)
             try:
                 return socket, await socket.ask("reset", data, timeout_s=timeout_s)
-            except (Refused, ValueError) as error:
+            except (ServerRefused, ValueError) as error:
                 await socket.aclose()
-                if not isinstance(error, Refused) or (error.code not in _BUSY and "ending" not in str(error)):
+                if not isinstance(error, ServerRefused) or (error.code not in _BUSY and "ending" not in str(error)):
                     raise EpisodeError(f"{self.url}: {error}", reason=REASON) from error
                 why = str(error)
             except (ConnectionError, TimeoutError) as error:
@@ -267,7 +267,7 @@ class RemoteLink:
             if time.monotonic() > deadline and not told.get("done"):
                 raise ValueError("the episode goes on behind its own limits of time")
             return told
-        except (ConnectionError, TimeoutError, Refused, ValueError) as error:
+        except (ConnectionError, TimeoutError, ServerRefused, ValueError) as error:
             socket, self.socket = self.socket, None
             await socket.aclose()
             raise EpisodeError(f"{self.environment.url}: {type(error).__name__}: {error}", reason=REASON) from error

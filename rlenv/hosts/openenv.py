@@ -22,7 +22,7 @@ from pydantic import Field
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv.concurrency.threads import run_sync
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UnknownEntry, UsageError
-from rlenv.hosts.link import Door, Refused, Socket
+from rlenv.hosts.link import Door, ServerRefused, Socket
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
@@ -31,7 +31,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.secrets import set_aside
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
-__all__ = ["RESOURCE", "TOOL", "ActSpec", "OpenEnvSpec", "World"]
+__all__ = ["RESOURCE", "TOOL", "ActSpec", "OpenEnvSpec", "ServerWorld"]
 
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
@@ -74,7 +74,7 @@ class ActSpec(ToolSpec):
     """The server: the name of a resource of kind openenv."""
 
 
-class World:
+class ServerWorld:
     """An episode at a server: what its last answer said, and what its steps paid.
 
     `total` is NaN while a step is under way, for ever after one that was not answered, and where the server ended the
@@ -82,7 +82,7 @@ class World:
     given up goes on, and the next waits for it.
     """
 
-    def __init__(self, socket: Socket, begun: Mapping[str, Any], show: Callable[[World], str] | None) -> None:
+    def __init__(self, socket: Socket, begun: Mapping[str, Any], show: Callable[[ServerWorld], str] | None) -> None:
         self._socket, self._show = socket, show
         self.total, self.steps, self.rewards = 0.0, 0, dict[int, float]()
         self._one_at_a_time, self._under_way = asyncio.Lock(), set[asyncio.Task[Any]]()
@@ -136,7 +136,7 @@ class World:
             self._read(answer)
             if (paid := answer.get("reward")) is not None and not (type(paid) in _PAYS and math.isfinite(paid)):
                 raise ValueError(f"the reward is {paid!r:.100}, and no number")
-        except Refused as error:
+        except ServerRefused as error:
             if error.code not in _OF_THE_ACTION:
                 raise EpisodeError(f"the server ended the session: {error}", reason="resource") from error
             self.total = total
@@ -165,7 +165,7 @@ def _text_of(observation: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldResource:
+class ServerWorldResource:
     """A compiled `openenv` entry. `tools` are the names, descriptions and arguments of the server's own tools; empty
     where its action, of which `action` is the schema, is the only one."""
 
@@ -175,13 +175,13 @@ class WorldResource:
     name: str
     door: Door
     arguments: Callable[..., dict[str, Any]]
-    show: Callable[..., Callable[[World], str] | None]
+    show: Callable[..., Callable[[ServerWorld], str] | None]
     action: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     scope: Literal["episode"] = "episode"
 
     @asynccontextmanager
-    async def open(self, context: ResourceContext) -> AsyncIterator[World]:
+    async def open(self, context: ResourceContext) -> AsyncIterator[ServerWorld]:
         """A session of the server's, reset for the task; closed on leaving.
 
         Raises:
@@ -196,7 +196,7 @@ class WorldResource:
                 raise ResourceError(f"resource '{self.name}': {error}") from error
             try:
                 try:
-                    world = World(socket, begun, self.show(**values))
+                    world = ServerWorld(socket, begun, self.show(**values))
                 except (EpisodeError, ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
                     raise ResourceError(f"resource '{self.name}' cannot be read: {error}") from error
                 try:
@@ -207,7 +207,7 @@ class WorldResource:
                 await socket.aclose()
 
 
-def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> WorldResource:
+def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> ServerWorldResource:
     """The resource of one entry. Its server is asked for its actions, so it has to run.
 
     Raises:
@@ -226,7 +226,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
         raise UsageError("the address is no server's", key="url", hint="write http://HOST:PORT")
     door = Door(url, headers, spec.start_timeout_s, _MOST_BYTES)
 
-    def show(**values: Any) -> Callable[[World], str] | None:
+    def show(**values: Any) -> Callable[[ServerWorld], str] | None:
         if text is None:
             return None
         return lambda world: text.text(observation=world.observation, info=world.info, **values)
@@ -235,7 +235,7 @@ def compile_openenv(name: str, spec: OpenEnvSpec, context: CompileContext) -> Wo
         action, tools = run_sync(partial(_asked, door))
     except UsageError as error:
         raise UsageError(error.message, key="url", hint="start the server; it says what its actions are") from error
-    return WorldResource(name, door, compile_value(spec.arguments), show, action, tools)
+    return ServerWorldResource(name, door, compile_value(spec.arguments), show, action, tools)
 
 
 def _filled(key: str, text: str, context: CompileContext) -> str:
@@ -263,7 +263,7 @@ async def _asked(door: Door) -> tuple[Mapping[str, Any], Sequence[Mapping[str, A
             finally:
                 await socket.aclose()
             tools = [dict(one) for one in listed["observation"]["tools"] if {"name", "input_schema"} <= one.keys()]
-        except (EpisodeError, Refused, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+        except (EpisodeError, ServerRefused, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
             raise UsageError(f"{door.url} does not list its tools: {type(error).__name__}: {error}") from error
     if not tools:
         raise UsageError(f"{door.url} has no tool, and its action no argument")
@@ -279,7 +279,7 @@ def compile_act(name: str, spec: ActSpec, context: CompileContext) -> Sequence[T
     resource = context.resources.get(spec.resource)
     if resource is None:
         raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
-    if not isinstance(resource, WorldResource):
+    if not isinstance(resource, ServerWorldResource):
         found = type(resource).__name__
         raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind openenv", key="resource")
     if spec.description is not None and len(resource.tools) > 1:
@@ -296,7 +296,7 @@ def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str |
     """A tool of the world; `called` is its name where it is one of the server's own."""
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        world: World = call.resources[spec.resource]
+        world: ServerWorld = call.resources[spec.resource]
         action = {"type": "call_tool", "tool_name": called, "arguments": arguments} if called else arguments
         paid = await world.step(action, call.turn, call.deadline)
         value = {"reward": paid, "done": world.terminated or world.truncated}
@@ -305,7 +305,7 @@ def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str |
         return ToolOutput(world.text, value)
 
     def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:
-        world: World = call.resources[spec.resource]
+        world: ServerWorld = call.resources[spec.resource]
         return "ended" if world.terminated else "truncated" if world.truncated else ""
 
     parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}

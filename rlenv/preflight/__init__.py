@@ -12,7 +12,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import Finding, UnsupportedTemplate
 from rlenv.language.kinds import kind_of
 from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths, chosen_tasks, measure
-from rlenv.preflight.memory import Machine, Memory, Model, Pass, known_model, memory_of, model_of
+from rlenv.preflight.memory import Devices, Memory, Model, Pass, known_model, memory_of, model_of
 from rlenv.preflight.report import (
     LimitNames,
     Preflight,
@@ -27,7 +27,7 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Prompts, Verdict, verdict_of
 
-__all__ = ["CheckedSpec", "Finding", "Lengths", "LimitNames", "Machine", "Memory", "Model", "Pass", "Plan"]
+__all__ = ["CheckedSpec", "Devices", "Finding", "Lengths", "LimitNames", "Memory", "Model", "Pass", "Plan"]
 __all__ += ["PlayedSplit", "Preflight", "RunLimits", "SplitLengths", "TaskLengths", "TrainingStep", "chosen_tasks"]
 __all__ += ["judge_lengths", "judge_memory", "known_model", "lines_of", "measure", "memory_of", "model_of", "preflight"]
 
@@ -72,7 +72,7 @@ class Plan:
     names: LimitNames = field(default_factory=LimitNames)
     episodes: int = 0
     passes: Mapping[str, int] = field(default_factory=dict)
-    machine: Machine | None = None
+    machine: Devices | None = None
     context: int | None = None
     sample: int = 256
     must_open: bool = True

@@ -173,7 +173,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Devices:
     """The devices of a run, and its use of them.
 
     `device_bytes` is the memory of one GPU, None where it is not known. `devices` share the training; `tensor_parallel`
@@ -255,7 +255,7 @@ def model_of_config(config: Mapping[str, Any], *, counted: int | None = None) ->
     return Model(counted, source, positions, cache, tuple(_linear(text) or ()), _decoder(text))
 
 
-def memory_of(model: Model, machine: Machine) -> Memory | None:
+def memory_of(model: Model, machine: Devices) -> Memory | None:
     """The sum for a model on a machine; None where the parameters are not known."""
     if model.parameters is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlenv.errors import Finding
 from rlenv.preflight.lengths import Lengths, RunLimits, SplitLengths, TaskLengths
-from rlenv.preflight.memory import Machine, Memory, Model, memory_of
+from rlenv.preflight.memory import Devices, Memory, Model, memory_of
 
 _ROUND = 64  # a limit that is suggested is a multiple of it
 _GB = 1e9
@@ -48,7 +48,7 @@ class Preflight:
     step: TrainingStep | None = None
     model: Model | None = None
     memory: Memory | None = None
-    machine: Machine | None = None
+    machine: Devices | None = None
     verdicts: Mapping[str, Any] = field(default_factory=dict)
     """By the spec's name, what `rlenv.tokens.verdict` says of it, as JSON."""
 
@@ -209,7 +209,7 @@ def _within(number: int, limit: int | None) -> int:
     return number if limit is None else min(number, limit)
 
 
-def judge_memory(model: Model | None, machine: Machine, *, context: int | None) -> tuple[Memory | None, list[Finding]]:
+def judge_memory(model: Model | None, machine: Devices, *, context: int | None) -> tuple[Memory | None, list[Finding]]:
     """The memory that a model takes on a machine, and the findings where it does not fit.
 
     Args:
@@ -352,7 +352,7 @@ def _shown_step(step: TrainingStep) -> str:
     return ", ".join(parts)
 
 
-def _shown_memory(model: Model, memory: Memory, machine: Machine) -> Iterator[str]:
+def _shown_memory(model: Model, memory: Memory, machine: Devices) -> Iterator[str]:
     counted = "" if memory.passes is not None else "; activations not counted"
     yield (
         f"memory: {model.parameters:,} parameters (from {model.source}); a device takes {_gb(memory.training)} to train"

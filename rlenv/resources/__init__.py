@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Self
 
-__all__ = ["Lent", "LentList", "Table", "copy_of", "lent"]
+__all__ = ["CopiedDict", "Lent", "LentList", "copy_of", "lent"]
 
 _MOST_DEPTH: Final = 100
 _WIDE: Final = 16
@@ -20,7 +20,7 @@ _WIDE: Final = 16
 class Lent(dict[str, Any]):
     """A mapping of plain data that episodes share, and so nobody may change.
 
-    Whatever reads past a `Table` (a library that knows C's dict alone) meets an error here, and no other episode.
+    Whatever reads past a `CopiedDict` (a library that knows C's dict alone) meets an error here, and no other episode.
     """
 
     def _refuse(self, *args: Any, **named: Any) -> Any:
@@ -37,7 +37,7 @@ class LentList(list[Any]):
     remove = reverse = sort = _refuse
 
 
-class Table(dict[str, Any]):
+class CopiedDict(dict[str, Any]):
     """A copy of a lent mapping, each part of which is copied when it is first read. It is a dict in all else."""
 
     __slots__ = ("_lent",)
@@ -81,17 +81,17 @@ class Table(dict[str, Any]):
         return super().get(key, default)
 
     def values(self) -> Any:
-        return super(Table, self._own_all()).values()
+        return super(CopiedDict, self._own_all()).values()
 
     def items(self) -> Any:
-        return super(Table, self._own_all()).items()
+        return super(CopiedDict, self._own_all()).items()
 
     def pop(self, key: str, *default: Any) -> Any:
         self._own(key)
         return super().pop(key, *default)
 
     def popitem(self) -> tuple[str, Any]:
-        return super(Table, self._own_all()).popitem()
+        return super(CopiedDict, self._own_all()).popitem()
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         self._own(key)
@@ -106,7 +106,7 @@ class Table(dict[str, Any]):
         super().clear()
 
     def copy(self) -> dict[str, Any]:
-        return super(Table, self._own_all()).copy()
+        return super(CopiedDict, self._own_all()).copy()
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
@@ -140,11 +140,11 @@ def lent(value: Any, at: str = "", depth: int = 0) -> Any:
 
 
 def copy_of(value: Any) -> Any:
-    """A private copy of lent data: wide mappings as a `Table`, all else at once."""
+    """A private copy of lent data: wide mappings as a `CopiedDict`, all else at once."""
     if type(value) is LentList:
         return [copy_of(part) for part in value]
     if type(value) is not Lent:
         return value
     if len(value) >= _WIDE:
-        return Table(value)
+        return CopiedDict(value)
     return {key: copy_of(part) for key, part in value.items()}

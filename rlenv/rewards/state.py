@@ -27,7 +27,7 @@ from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, unde
 from rlenv.language.functions import import_function
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
-from rlenv.resources import Lent, LentList, Table
+from rlenv.resources import CopiedDict, Lent, LentList
 from rlenv.resources.base import Folder
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context, is_async
@@ -297,7 +297,7 @@ class _UnreadGold(Exception):
 
 def _same(gold: Any, own: Any) -> bool:
     """True where both are plain values, written alike; where they are not, it is not known yet."""
-    if type(gold) is Table or type(own) is Table:
+    if type(gold) is CopiedDict or type(own) is CopiedDict:
         return False  # not all at once: most parts of two tables are one and the same
     if type(gold) in _LENT or type(own) in _LENT:
         return _alike(gold, own)
@@ -323,7 +323,7 @@ def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
     """
     if _same(gold, own):
         return ""
-    if type(gold) is type(own) is Table:
+    if type(gold) is type(own) is CopiedDict:
         if gold.keys() != own.keys():
             return f"{name} differs in {', '.join(sorted(map(repr, gold.keys() ^ own.keys()))[:3])}"
         left = dict(own.parts())

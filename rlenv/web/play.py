@@ -33,7 +33,7 @@ _COMPILES_S: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class LiveEpisode:
     """One episode that is being played."""
 
     id: str
@@ -123,7 +123,7 @@ class Plays:
     most: int = MOST
     idle_s: float = IDLE_S
     clock: Callable[[], float] = time.monotonic
-    _sessions: dict[str, Session] = field(default_factory=dict)
+    _sessions: dict[str, LiveEpisode] = field(default_factory=dict)
     _starting: int = 0
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class Plays:
         task: int = 0,
         seed: int | None = None,
         policy: PolicyChoice | None = None,
-    ) -> Session:
+    ) -> LiveEpisode:
         """Opens an episode of the spec at `path`, or of a text that stands there unsaved; you play it without a policy.
 
         Raises:
@@ -157,7 +157,7 @@ class Plays:
         self._sessions[session.id] = session
         return session
 
-    async def _opened(self, environment: Environment, policy: PolicyChoice | None, **place: Any) -> Session:
+    async def _opened(self, environment: Environment, policy: PolicyChoice | None, **place: Any) -> LiveEpisode:
         try:
             acting = None if policy is None else policy.make(environment)
             episode = environment.start(**place)
@@ -165,15 +165,15 @@ class Plays:
         except BaseException:
             await environment.aclose()
             raise
-        session = Session(secrets.token_urlsafe(9), environment, episode, acting, self.clock())
+        session = LiveEpisode(secrets.token_urlsafe(9), environment, episode, acting, self.clock())
         session.messages = list(episode.messages)
         return session
 
-    async def step(self, id: str, action: str | None) -> Session:
+    async def step(self, id: str, action: str | None) -> LiveEpisode:
         """Takes one action in a session.
 
         Raises:
-            UsageError: there is no such session, another step of it is running, or see `Session.step`.
+            UsageError: there is no such session, another step of it is running, or see `LiveEpisode.step`.
         """
         session = self.get(id)
         if session.is_stepping:
@@ -189,7 +189,7 @@ class Plays:
             session.touched = self.clock()
         return session
 
-    def get(self, id: str) -> Session:
+    def get(self, id: str) -> LiveEpisode:
         """The session with an id.
 
         Raises:
@@ -287,7 +287,7 @@ def _scheduled(result: ToolResult) -> dict[str, Any]:
     }
 
 
-def _reward(session: Session) -> dict[str, Any]:
+def _reward(session: LiveEpisode) -> dict[str, Any]:
     """The terms so far: those of each turn as they were measured, the others pending until the end."""
     if session.episode.is_ended:
         reward = session.episode.trajectory.reward

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.endpoints.sampled import Tokens, tokens_of
+from rlenv.endpoints.sampled import SampledTokens, tokens_of
 from rlenv.episodes.rollout import Job, play
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Sampled
@@ -18,24 +18,24 @@ from rlenv.trajectory import Trajectory
 
 CONTENT = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:8", "logprob": -1}]
 TRIPLES = [[-0.5, 7, None], [-1.0, 8, None]]
-BOTH = Tokens((7, 8), (), (-0.5, -1.0))
+BOTH = SampledTokens((7, 8), (), (-0.5, -1.0))
 
 
 @pytest.mark.parametrize(
     ("answer", "choice", "tokens"),
     [
         ({}, {}, None),
-        ({"prompt_token_ids": [1, 2]}, {"token_ids": [7, 8]}, Tokens((7, 8), (1, 2))),
-        ({}, {"token_ids": [7, 8], "prompt_token_ids": [1, 2]}, Tokens((7, 8), (1, 2))),
+        ({"prompt_token_ids": [1, 2]}, {"token_ids": [7, 8]}, SampledTokens((7, 8), (1, 2))),
+        ({}, {"token_ids": [7, 8], "prompt_token_ids": [1, 2]}, SampledTokens((7, 8), (1, 2))),
         ({}, {"token_ids": [7, 8], "logprobs": {"content": CONTENT}}, BOTH),
         ({}, {"logprobs": {"content": CONTENT}}, BOTH),
-        ({}, {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}, Tokens((), (), (-0.5,))),
+        ({}, {"logprobs": {"content": [{"token": "a", "logprob": -0.5}]}}, SampledTokens((), (), (-0.5,))),
         ({}, {"logprobs": {"tokens": ["token_id:7", "token_id:8"], "token_logprobs": [-0.5, -1.0]}}, BOTH),
         ({}, {"meta_info": {"output_token_logprobs": TRIPLES}}, BOTH),
         ({}, {"meta_info": {"output_token_logprobs": TRIPLES}, "logprobs": {"content": CONTENT}}, BOTH),
     ],
 )
-def test_every_form_is_read(answer: dict[str, Any], choice: dict[str, Any], tokens: Tokens | None) -> None:
+def test_every_form_is_read(answer: dict[str, Any], choice: dict[str, Any], tokens: SampledTokens | None) -> None:
     assert tokens_of(answer, choice) == tokens
 
 
@@ -48,7 +48,7 @@ def test_what_is_no_list_of_numbers_is_nothing(ids: Any, logprobs: Any) -> None:
 
 
 def test_of_lists_that_do_not_fit_each_other_the_ids_are_kept() -> None:
-    assert tokens_of({}, {"token_ids": [7, 8, 9], "logprobs": {"content": CONTENT}}) == Tokens((7, 8, 9))
+    assert tokens_of({}, {"token_ids": [7, 8, 9], "logprobs": {"content": CONTENT}}) == SampledTokens((7, 8, 9))
 
 
 ASKED = {

@@ -13,7 +13,7 @@ import pytest
 
 import rlenv
 from rlenv.errors import EpisodeError, SpecError
-from rlenv.hosts.openenv import World
+from rlenv.hosts.openenv import ServerWorld
 from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.replay import replay, rescore
@@ -161,7 +161,7 @@ class Says:
     "reward", [float("nan"), float("inf"), "1.0", "nan", [1.0], 10**400], ids=lambda one: f"{one!r:.9}"
 )
 def test_what_is_no_number_is_no_reward(reward: Any) -> None:
-    world = World(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
+    world = ServerWorld(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
     with pytest.raises(EpisodeError, match="the server failed"):
         asyncio.run(world.step({}, 0, time.monotonic() + 60))
     assert math.isnan(world.total)
@@ -169,7 +169,7 @@ def test_what_is_no_number_is_no_reward(reward: Any) -> None:
 
 @pytest.mark.parametrize(("reward", "paid"), [(True, 1.0), (2, 2.0), (0.5, 0.5)])
 def test_a_reward_of_the_types_of_openenvs_is_paid(reward: Any, paid: float) -> None:
-    world = World(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
+    world = ServerWorld(cast(Any, Says(reward)), {"observation": {"text": ""}, "done": False}, None)
     assert asyncio.run(world.step({}, 0, time.monotonic() + 60)) == paid == world.total
 
 

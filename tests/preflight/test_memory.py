@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.preflight import Machine, Model, RunLimits, SplitLengths, TaskLengths, judge_memory, memory_of, model_of
+from rlenv.preflight import Devices, Model, RunLimits, SplitLengths, TaskLengths, judge_memory, memory_of, model_of
 from rlenv.preflight.memory import (
     KNOWN,
     Decoder,
@@ -73,7 +73,7 @@ def test_a_family_that_is_not_known_is_not_estimated(tmp_path: Path, strange: di
     model = model_of(folder(tmp_path, {**SMALL, **strange}))
     assert model is not None
     assert model.parameters is None
-    memory, (finding,) = judge_memory(model, Machine(10**9), context=None)
+    memory, (finding,) = judge_memory(model, Devices(10**9), context=None)
     assert memory is None
     assert finding.level == "unknown"
 
@@ -82,7 +82,7 @@ def test_a_folder_without_a_configuration_has_no_sizes(tmp_path: Path) -> None:
     assert model_of(tmp_path) is None
     (tmp_path / "config.json").write_text("[")
     assert model_of(tmp_path) is None
-    assert judge_memory(None, Machine(1), context=None)[1][0].level == "unknown"
+    assert judge_memory(None, Devices(1), context=None)[1][0].level == "unknown"
 
 
 def test_the_text_model_of_one_that_sees_is_counted_and_said(tmp_path: Path) -> None:
@@ -96,17 +96,17 @@ MODEL = Model(1000, "config.json", 100, 8, ((10, 10, 2),))
 
 
 def test_training_takes_four_times_the_weights_over_the_devices() -> None:
-    whole = memory_of(MODEL, Machine(None))
+    whole = memory_of(MODEL, Devices(None))
     assert whole is not None
     assert (whole.training, whole.kept, whole.sampler, whole.cache_token) == (16_000, 12_000, 2_000, 16)
-    shared = memory_of(MODEL, Machine(None, devices=4, tensor_parallel=2))
+    shared = memory_of(MODEL, Devices(None, devices=4, tensor_parallel=2))
     assert shared is not None
     assert (shared.training, shared.kept, shared.sampler, shared.cache_token) == (4_000, 3_000, 1_000, 8)
 
 
 def test_critic_reference_offload_and_adapters_are_counted() -> None:
     def training(**more: Any) -> tuple[int, int]:
-        memory = memory_of(MODEL, Machine(None, **more))
+        memory = memory_of(MODEL, Devices(None, **more))
         assert memory is not None
         return memory.training, memory.kept
 
@@ -119,20 +119,20 @@ def test_critic_reference_offload_and_adapters_are_counted() -> None:
     assert training(lora_rank=2, references=1)[0] == 4 * (1000 + adapter) + 3 * 4 * adapter
 
 
-def levels(machine: Machine, *, context: int | None = None) -> list[str]:
+def levels(machine: Devices, *, context: int | None = None) -> list[str]:
     return [one.level for one in judge_memory(MODEL, machine, context=context)[1]]
 
 
 def test_what_cannot_fit_is_an_error() -> None:
-    assert levels(Machine(16_000)) == []
-    assert levels(Machine(15_999)) == ["error"]
-    assert levels(Machine(None)) == []
+    assert levels(Devices(16_000)) == []
+    assert levels(Devices(15_999)) == ["error"]
+    assert levels(Devices(None)) == []
     # Weights and one sequence of all that the model reads: 2,000 + 100 × 16.
-    assert levels(Machine(36_000, sampler_share=0.1)) == []
-    assert levels(Machine(35_000, sampler_share=0.1)) == ["error"]
-    assert levels(Machine(35_000, sampler_share=0.1), context=50) == []
-    assert levels(Machine(20_000, sampler_share=0.6)) == ["warning"]
-    assert levels(Machine(20_000, sampler_share=0.6, offloads_weights=True)) == []
+    assert levels(Devices(36_000, sampler_share=0.1)) == []
+    assert levels(Devices(35_000, sampler_share=0.1)) == ["error"]
+    assert levels(Devices(35_000, sampler_share=0.1), context=50) == []
+    assert levels(Devices(20_000, sampler_share=0.6)) == ["warning"]
+    assert levels(Devices(20_000, sampler_share=0.6, offloads_weights=True)) == []
 
 
 def sequences(

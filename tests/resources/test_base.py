@@ -15,7 +15,7 @@ import pytest
 
 from rlenv.errors import ResourceError, SpecError, UsageError
 from rlenv.language.kinds import CompileContext
-from rlenv.resources import Table, copy_of, lent
+from rlenv.resources import CopiedDict, copy_of, lent
 from rlenv.resources.base import TEMPDIR as KIND
 from rlenv.resources.base import ResourceContext, TempdirResource, TempdirSpec
 
@@ -394,7 +394,7 @@ def test_nothing_that_is_read_of_a_copy_belongs_to_another(reached: Callable[[An
 def test_a_copy_is_a_dict_in_all_else() -> None:
     copied = copy_of(lent(SOURCE))
     wide = copied["wide"]
-    assert type(wide) is Table
+    assert type(wide) is CopiedDict
     assert wide == SOURCE["wide"]
     assert json.dumps(copied) == json.dumps(SOURCE)
     mine = {"deep": 1}

@@ -65,7 +65,7 @@ class _OutOfOrder(Exception):
 
 
 @dataclass(slots=True)
-class Server:
+class EditorServer:
     """One client's server. `send` takes each message for it.
 
     Args:

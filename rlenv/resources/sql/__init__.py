@@ -118,7 +118,7 @@ class About(Protocol):
         """The names of tables and columns; of very many the first."""
 
 
-class Opened(Protocol):
+class OpenDatabase(Protocol):
     """A database as one episode has it."""
 
     @property
@@ -153,7 +153,7 @@ class Engine(Protocol[_S]):
     def forget(self, source: _S) -> None:
         """Called where no episode will open `source` again; some may still have it open."""
 
-    async def open(self, source: _S) -> Opened:
+    async def open(self, source: _S) -> OpenDatabase:
         """The database for one episode: shared, or a private copy.
 
         Raises:

@@ -20,7 +20,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql import Opened, Rows, StatementLimits
+from rlenv.resources.sql import OpenDatabase, Rows, StatementLimits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
@@ -139,7 +139,7 @@ class DuckdbEngine:
     def forget(self, source: _File) -> None:
         """Nothing is kept here for it; a worker closes it in time."""
 
-    async def open(self, source: _File) -> Opened:
+    async def open(self, source: _File) -> OpenDatabase:
         """The shared database, or a private copy of it."""
         if not self._is_copied:
             await source.read()

@@ -36,7 +36,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import ResourceSpec
 from rlenv.language.templates import TemplateError
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.resources.sql import MAX_SIZE, MAX_SQL, Engine, Opened, Rows, StatementLimits
+from rlenv.resources.sql import MAX_SIZE, MAX_SQL, Engine, OpenDatabase, Rows, StatementLimits
 
 
 class Database:
@@ -49,7 +49,7 @@ class Database:
 
     __slots__ = ("_engine", "_is_closed", "_opened", "_turn")
 
-    def __init__(self, opened: Opened, engine: Engine[Any], *, is_private: bool) -> None:
+    def __init__(self, opened: OpenDatabase, engine: Engine[Any], *, is_private: bool) -> None:
         self._opened = opened
         self._engine = engine
         self._turn = asyncio.Lock() if is_private else None

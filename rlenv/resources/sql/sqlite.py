@@ -22,7 +22,7 @@ from typing import ClassVar, Final, Literal
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
-from rlenv.resources.sql import Opened, Rows, StatementLimits, read
+from rlenv.resources.sql import OpenDatabase, Rows, StatementLimits, read
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 from rlenv.resources.sql._sqlite_file import (
     HeldImage,
@@ -234,7 +234,7 @@ class SqliteEngine:
         """Closes the connections that nobody uses."""
         source.close()
 
-    async def open(self, source: SqliteFile) -> Opened:
+    async def open(self, source: SqliteFile) -> OpenDatabase:
         """The shared database, or a private copy."""
         if not self._is_copied:
             return _Shared(source)

@@ -27,7 +27,7 @@ from typing import Any, Final
 from rlenv.errors import ResourceError, UsageError
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT
 
-__all__ = ["ENGINE", "Image", "digest_of_image", "prepared", "user_in"]
+__all__ = ["ENGINE", "MachineImage", "digest_of_image", "prepared", "user_in"]
 
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
@@ -40,7 +40,7 @@ AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarf
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class MachineImage:
     """A read-only folder; `binds` are folders of this machine that stand in it, read-only.
 
     `digest` is one of its files by name, mode and content, "" for this machine's own. `workdir`, `user` and `env` are
@@ -55,7 +55,7 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepared(source: Path | str | None, *, fetches: bool = False) -> Image:
+def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImage:
     """The image of a folder, a .tar file or a name of podman's; None gives one with this machine's own programs.
 
     A folder with a `Dockerfile` is one to build. As root the files inside have owners of their own outside, so that an
@@ -71,7 +71,7 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> Image:
     """
     try:
         if source is None:
-            return Image(_cached("host", _host), tuple(one for one in _BINDS if Path(one).is_dir()))
+            return MachineImage(_cached("host", _host), tuple(one for one in _BINDS if Path(one).is_dir()))
         if isinstance(source, str) and source.startswith(ENGINE):
             return _of_engine(source, source.removeprefix(ENGINE), None, fetches=fetches)
         found = Path(source).resolve(strict=True)
@@ -132,7 +132,7 @@ def _lines(image: Path, name: str) -> list[list[str]]:
     return []
 
 
-def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> Image:
+def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> MachineImage:
     """An image that podman or docker pulls, or builds from `context`, by the note of the last time."""
     note = _named(key)
     if not fetches:
@@ -187,20 +187,20 @@ def _named(key: str) -> str:
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:32]
 
 
-def _noted(name: str) -> Image | None:
+def _noted(name: str) -> MachineImage | None:
     """The image of a note; None where there is none, or its folder has gone."""
     try:
         held = json.loads((_cache() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    image = Image(Path(held.pop("folder")), **held)
+    image = MachineImage(Path(held.pop("folder")), **held)
     return image if image.folder.is_dir() else None
 
 
-def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> Image:
+def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:
     env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
     settings: dict[str, Any] = {"workdir": config.get("WorkingDir") or "", "user": config.get("User") or "", "env": env}
-    image = Image(folder, digest=_digest(folder), **settings)
+    image = MachineImage(folder, digest=_digest(folder), **settings)
     target = _cache() / f"{name}-{os.geteuid()}.json"
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
         json.dump({"folder": str(folder), "digest": image.digest, **settings}, file)

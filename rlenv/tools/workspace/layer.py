@@ -22,7 +22,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.tools.workspace.images import AS_IT_IS, Image, inside
+from rlenv.tools.workspace.images import AS_IT_IS, MachineImage, inside
 from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
 from rlenv.tools.workspace.starters import DEEPEST, copied, duplicated, like, linked, remove, run_on
 
@@ -375,8 +375,8 @@ class Told:
     """A machine's files once the episode has ended: told, kept, and put back."""
 
     folder: Path
-    image: Image
-    tests_image: Image | None
+    image: MachineImage
+    tests_image: MachineImage | None
     workdir: str
     env: Mapping[str, str]
     limits: MachineLimits

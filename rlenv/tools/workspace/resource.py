@@ -25,7 +25,7 @@ from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
-from rlenv.tools.workspace.images import ENGINE, Image, prepared, user_in
+from rlenv.tools.workspace.images import ENGINE, MachineImage, prepared, user_in
 from rlenv.tools.workspace.layer import GIVEN, Told, content, kept_of, laid, published, unlink_hidden, written_to
 from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, Verified, own
 from rlenv.tools.workspace.starters import check_sandbox, guard, made_here, needs, remove
@@ -90,14 +90,14 @@ class Workspace(Told):
     """
 
     folder: Path
-    image: Image
+    image: MachineImage
     workdir: str
     env: Mapping[str, str]
     limits: MachineLimits
     source: Path | None = None
     """The folder that it began with."""
     user: Sequence[str] = ROOT
-    tests_image: Image | None = None
+    tests_image: MachineImage | None = None
     origin: Any = None
     """The resource that it is of."""
     notes: dict[str, Any] = field(default_factory=dict)
@@ -331,7 +331,7 @@ class WorkspaceResource:
             key: path_template(key, value, scope="episode")
             for key in ("image", "path", "tests_image") if (value := getattr(spec, key)) is not None
         }  # fmt: skip
-        self._images: dict[Path | str | None, Image] = {}
+        self._images: dict[Path | str | None, MachineImage] = {}
         held = {key: getattr(spec, key) for key in _BY_ROW}
         for at, text in (pair for key, value in held.items() for pair in texts_at(key, value)):
             template_of(text, key=at, names=("task", "vars"))
@@ -420,7 +420,7 @@ class WorkspaceResource:
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
                     self.image_of(source)
 
-    def image_of(self, source: Path | str | None) -> Image:
+    def image_of(self, source: Path | str | None) -> MachineImage:
         """The image of a source, looked at once: it is not to change while a run goes on."""
         if (found := self._images.get(source)) is None:
             found = self._images[source] = prepared(source)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.checks.editor.server import MAX_BYTES, Server, Unreadable, frame, messages
+from rlenv.checks.editor.server import MAX_BYTES, EditorServer, Unreadable, frame, messages
 from tests.support.editing import SMALL
 
 
@@ -27,7 +27,7 @@ def test_a_fault_while_it_looks_is_said_and_the_server_goes_on(caplog: pytest.Lo
             said.set()
 
     async def session() -> None:
-        server = Server(send)
+        server = EditorServer(send)
         await server.take({"id": 1, "method": "initialize", "params": {}})
         opened = {"uri": "file:///nowhere/spec.yaml", "text": SMALL}
         await server.take({"method": "textDocument/didOpen", "params": {"textDocument": opened}})

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlenv.models import template_text
-from rlenv.preflight import Machine, Pass
+from rlenv.preflight import Devices, Pass
 from rlenv_verl.run.preflight import config_of, is_to_be_made, laid_out
 from rlenv_verl.run.train import main
 from rlenv_verl.settings import UNMEASURED
@@ -130,7 +130,7 @@ def test_the_presets_say_what_a_machine_holds() -> None:
     assert is_checked
     machine = machine_of(config, 80 * 10**9)
     passing = Pass(update_tokens=24576, forward_tokens=49152)
-    assert machine == Machine(80 * 10**9, devices=8, sampler_share=0.6, passing=passing, longest=4096 + 8192)
+    assert machine == Devices(80 * 10**9, devices=8, sampler_share=0.6, passing=passing, longest=4096 + 8192)
     assert passes_of(config) == {
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 24576,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 49152,

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.preflight import Finding, Machine, Pass
+from rlenv.preflight import Devices, Finding, Pass
 from rlenv_verl.settings import UNMEASURED, value_at
 
 TRIED: Final = "0.27.1"
@@ -292,7 +292,7 @@ def tokens_a_pass(config: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
+def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Devices:
     """The devices of a run and its use of them, by veRL's configuration."""
     actor, rollout = (
         value_at(config, "actor_rollout_ref.actor") or {},
@@ -303,7 +303,7 @@ def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
     has_reference = actor.get("use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
     count = int(value_at(config, "trainer.n_gpus_per_node") or 1) * int(value_at(config, "trainer.nnodes") or 1)
     is_cpu = value_at(config, "trainer.device") == "cpu"
-    return Machine(
+    return Devices(
         device_bytes,
         # Processes on CPUs share one memory.
         devices=1 if is_cpu else count,
