@@ -37,11 +37,8 @@ _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVAL
 """The server's words for an action that is none, or that its environment fails over."""
 _OF_THE_SERVER: Final = frozenset(("transport_error",))
 """The same of a call to one of its tools, where it is not the call's fault."""
-_PAYS: Final = (bool, int, float)
-"""The types of an observation's reward (openenv 0.10.0, `core/env_server/types.py`)."""
-_RESET_S, _BEYOND_S = 120.0, 30.0
-_MOST_BYTES: Final = 8 << 20
-_SHOWN_CHARS: Final = 2_000
+_PAYS: Final = (bool, int, float)  # openenv 0.10.0, `core/env_server/types.py`: an observation's reward
+_RESET_S, _BEYOND_S, _MOST_BYTES, _SHOWN_CHARS = 120.0, 30.0, 8 << 20, 2_000
 
 
 class OpenEnvSpec(ResourceSpec):

@@ -160,8 +160,12 @@ def rlenv_reward(
         )
     log = columns.get("log_metric")
     if log is not None:
-        for name, value in step_figures(columns.get("rlenv_figures") or ()).items():
-            log(name, value)
+        # TRL averages what it is told, and a validation's last batch is smaller: in means each episode counts once.
+        episodes = columns.get("rlenv_figures") or ()
+        for is_mean, some in ((False, episodes), *((True, [one]) for one in episodes)):
+            for name, value in step_figures(some).items():
+                if name.endswith(("/success", "/reward")) == is_mean:
+                    log(name, value)
     return list(rlenv_reward)
 
 

@@ -102,10 +102,9 @@ def environment_reward(
     found = run_sync(ends)
     log = columns.get("log_metric")
     if log is not None:
-        known = [float(one.success) for one in found if one.success is not None]
         log("rlenv/invalid", float(sum(one.reward.total is None for one in found)))
-        if known:
-            log("rlenv/success", sum(known) / len(known))
+        for success in (one.success for one in found if one.success is not None):
+            log("rlenv/success", float(success))  # TRL gives their mean over all batches
     return [one.reward.total for one in found]
 
 

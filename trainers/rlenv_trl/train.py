@@ -356,7 +356,7 @@ def _run(
     if config.process_index == 0:
         info = replace(info, state=state, ended=time.time())
         write_info(folder, info)
-        facts = {"shuffles": asked.shuffles, "held_out_tasks": own["validation_tasks"]}
+        facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
         summarise(folder, info, how=follower.ended or "finished", seconds=time.monotonic() - started, **facts)
     console.print(plot_text(curves_of(folder)), markup=False)
     where = f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end"
