@@ -30,7 +30,7 @@ __all__ = ["FORMS"]
 _MOST_BYTES: Final = 64_000_000
 _MOST_FILES: Final = 10_000
 _PORT: Final = 8_000
-_MARGIN: Final = 0.1
+_MARGIN, _MOST_OFF, _MOST_VARIED = 0.1, 0.1, 0.2  # the last two: OpenEnv's severity policy v1
 """The least distance between what an idle policy and the oracle earn that OpenEnv's validator asks to declare."""
 Files = dict[str, str | bytes]
 
@@ -115,7 +115,7 @@ def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
     high = high if high > low else low + 1.0
     tolerance = max(0.0, high - (earned if earned is not None else low))
     judges = [term for term in spec.rewards.values() if term.kind == "judge"]
-    reward = {"range": [low, high], "oracle_tolerance": round(tolerance, 6), "floor_margin": _MARGIN}
+    reward = {"range": [low, high], "oracle_tolerance": round(min(tolerance, _MOST_OFF), 6), "floor_margin": _MARGIN}
     capabilities: dict[str, Any] = {
         "verifier": {"kind": "reward_channel"},
         "task_api": True,
@@ -127,7 +127,7 @@ def _manifest(environment: Environment, earned: float | None) -> dict[str, Any]:
         model = next((one.model for one in spec.endpoints.values()), "unknown")
         capabilities["llm_judged"] = True
         more["judge"] = {"model": model, "version": str(spec.version)}
-        reward["variance_tolerance"] = high - low
+        reward["variance_tolerance"] = min(high - low, _MOST_VARIED)
     seconds = min(3600.0, environment.limits.episode_s + environment.limits.reward_s)
     return {
         "spec_version": 1, "name": spec.name, "version": f"0.{spec.version}.0",
