@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +40,9 @@ _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
 DEEPEST: Final = 4_000
 """Bytes of a path that the kernel takes, nearly."""
+_OF_THIS_MACHINE: Final = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+)
 _MOST_FOLDERS: Final = 200
 """Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
@@ -339,11 +343,14 @@ def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
     """Copies a tree of the policy's, each of its files by `place`; no link is followed.
 
     What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
+
+    Raises:
+        OSError: this machine's disk, memory or files are used up: nothing may be scored without what is missing.
     """
     rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
     while rest:
         at, to, depth = rest.pop()
-        with contextlib.suppress(OSError):
+        with _where_it_is_the_policys():
             if not stat.S_ISDIR(os.lstat(at).st_mode):
                 place(at, to)
             elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < DEEPEST:
@@ -351,8 +358,18 @@ def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
                 made.append((at, to))
                 rest += [(os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at)]
     for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
-        with contextlib.suppress(OSError):
+        with _where_it_is_the_policys():
             like(Path(at), Path(to))
+
+
+@contextlib.contextmanager
+def _where_it_is_the_policys() -> Iterator[None]:
+    """Leaves out what the policy's files are such that they cannot be copied; a fault of this machine's is raised."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_THIS_MACHINE:
+            raise
 
 
 def linked(source: str, copy: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import json
 import os
@@ -17,7 +19,7 @@ from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.layer import changes, content, kept_of, packed_layer, unpacked
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import remove
+from rlenv.tools.workspace.starters import copied, remove
 from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -163,6 +165,21 @@ def test_a_copy_is_of_the_same_files_and_of_so_many_folders_within_each_other(tm
     assert (of.st_mode, of.st_uid, of.st_mtime) == (was.st_mode, was.st_uid, 1)
     assert os.getxattr(copy / "d", "user.overlay.opaque") == b"y"
     assert len([*copy.rglob("d")]) == 200
+
+
+@pytest.mark.parametrize(("number", "is_ours"), [(errno.ENOSPC, True), (errno.EMFILE, True), (errno.EMLINK, False)])
+def test_nothing_is_scored_without_files_that_this_machine_could_not_copy(
+    tmp_path: Path, number: int, is_ours: bool
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "a").write_text("1")
+
+    def fails(source: str, copy: str) -> None:
+        raise OSError(number, "not copied")
+
+    with pytest.raises(OSError, match="not copied") if is_ours else contextlib.nullcontext():
+        copied(tmp_path / "app", tmp_path / "copy", fails)
+    assert [*(tmp_path / "copy").iterdir()] == []
 
 
 def test_no_link_on_the_way_to_a_file_is_followed(tmp_path: Path) -> None:
