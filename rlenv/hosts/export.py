@@ -31,8 +31,8 @@ _MOST_BYTES: Final = 64_000_000
 _MOST_FILES: Final = 10_000
 _PORT: Final = 8_000
 _MARGIN, _MOST_OFF, _MOST_VARIED = 0.1, 0.1, 0.2
-"""OpenEnv's validator (severity policy v1): the least gap between an idle policy and the oracle that may be declared, and
-the most that the oracle may miss of the best reward and that a judge's reward may vary."""
+"""OpenEnv's validator (severity policy v1): the least gap between an idle policy and the oracle that may be declared,
+and the most that the oracle may miss of the best reward and that a judge's reward may vary."""
 Files = dict[str, str | bytes]
 
 
