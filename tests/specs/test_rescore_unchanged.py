@@ -19,11 +19,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 _NOBODY = "http://127.0.0.1:9/v1"
 FAULTS = {"calls.faults": {"error": 0.3, "garble": 0.2}}
 SPECS = (
-    # Of games a rescoring says that their state is not there again.
     *(
         path.stem
         for path in sorted((_ROOT / "specs").glob("*.yaml"))
-        if path.stem not in ("kuhn-poker", "tic-tac-toe") and "kind: workspace" not in path.read_text("utf-8")
+        if "kind: workspace" not in path.read_text("utf-8")
     ),
     *(
         str(path.relative_to(_ROOT))
@@ -65,6 +64,11 @@ def test_the_unchanged_spec_changes_nothing(
         before = await played()
         async with load(path, set=faults) as environment:
             found = compare(before, await rescore(environment, before))
+            is_game = environment.spec.user is not None and environment.spec.user.kind == "players"
+        if is_game:  # where their calls led is not there again: nothing is a number, and the reason is said
+            assert {change.after for change in found.changes} == {None}
+            assert all("the other players' calls are not taken again" in change.error for change in found.changes)
+            return
         assert found.changes == ()
         assert found.invalid[0] == found.invalid[1]
 
