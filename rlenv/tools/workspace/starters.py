@@ -401,8 +401,9 @@ def swept() -> None:
     """Removes the machines' folders of processes that were killed."""
     mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if _is_left(path.name) and path.lstat().st_uid in mine:
-            remove(path)
+        with contextlib.suppress(FileNotFoundError):  # others sweep too
+            if _is_left(path.name) and path.lstat().st_uid in mine:
+                remove(path)
     for folder in groups(f"{_PREFIX}*"):
         if _is_left(str(folder)):
             with contextlib.suppress(OSError):  # not empty

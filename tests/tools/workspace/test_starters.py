@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,7 @@ def test_memory_is_that_of_all_processes_together(reachable: Path, sandbox: str)
 
 DRIVER = """
 import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from rlenv.language.kinds import CompileContext
 from rlenv.language.requirements import Requirement
@@ -189,6 +191,16 @@ def test_nothing_is_left_where_rlenv_is_killed(reachable: Path, sandbox: str) ->
     assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
     swept()
     assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])
+
+
+def test_several_processes_may_sweep_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for number in range(20):
+        (tmp_path / f"rlenv-machine-{2**22 + 1}-0-{number}").mkdir()
+    with ThreadPoolExecutor(4) as threads:
+        for sweep in [threads.submit(swept) for _ in range(4)]:
+            sweep.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _below(pid: int) -> list[int]:
