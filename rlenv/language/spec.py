@@ -31,12 +31,10 @@ __all__ += [
 
 
 class TaskSource(Spec):
-    """The source of one split's tasks; one row is one episode. Give `path`, `function`, `hf`, `harbor`,
-    `reasoning_gym` or `rows`."""
+    """One split's tasks, a row an episode: from `path`, `function`, `hf`, `harbor`, `reasoning_gym` or `rows`."""
 
     path: Text | tuple[Text, ...] | None = None
-    """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz). Or several, one
-    after the other: a list, or a pattern such as `shards/*.jsonl`, whose files stand in the order of their names."""
+    """A .jsonl, .json, .csv or .parquet file, relative to the spec, or .jsonl.gz; or several: a list, a pattern."""
     key: Text | None = None
     """With `path`: the dotted key below which a .json file holds its rows, such as `data`."""
     function: Text | None = None
@@ -74,17 +72,13 @@ class PromptSpec(Spec):
     """The first messages, as sandboxed Jinja templates over `task`, `resources` and `vars`."""
 
     system: Prose | None = None
-    """The system message; tool schemas are added by the dialect or the model's chat template. This text, like every
-    prompt, may stand in a file of the spec's folder: `{file: system.md}`."""
+    """The system message, to which tools are added. Like every prompt it may stand in a file: `{file: system.md}`."""
     messages: Text | tuple[Text | Mapping[str, Any], ...] = ()
-    """Messages in OpenAI's form, `{role: user, content: …}`, or templates that give such lists, `{{ task.history }}`:
-    examples before the user's message, or all there is of the dialogue where there is none."""
+    """Messages in OpenAI's form, or templates that give lists of them: examples, or without `user` the dialogue."""
     user: Prose = ""
-    """The user message that states the task; without one, `messages` end with the user's, or the simulated user speaks
-    first."""
+    """The user's message, which states the task; without one `messages` end with it, or the simulated user begins."""
     images: tuple[Text, ...] = ()
-    """Templates that each give an image of the user message, or a list of them: a file, a data URL, or what a resource
-    holds."""
+    """Templates that give images of the user's message: a file, a data URL, what a resource holds, or a list."""
 
     @property
     def asks(self) -> bool:
@@ -210,8 +204,7 @@ class ToolSpec(PolicySpec):
     mutates: Bool = False
     """True if calls change state: such a tool is never run beside other calls of its turn."""
     offered: Bool | Text = True
-    """False for a tool that rewards alone call. Or a template over `task`, `vars` and `user_turn` (how often the user
-    has replied), asked for each episode, that gives true, false or the names of the tools that the episode has."""
+    """False: for rewards alone. Or a template over `task`, `vars` and `user_turn` that gives true, false or names."""
     ends: Bool | Text = False
     """True if a call that succeeds ends the episode. Or a template that is asked after each call, over `resources`,
     `task`, `vars`, `tool` and `result`, such as `{{ resources.game.over }}`; what gives `truncated` truncates."""
@@ -231,10 +224,7 @@ class ResourceSpec(Spec):
 
 
 class UserSpec(Spec):
-    """The keys that every kind of simulated user takes.
-
-    The user replies to an action without a call and without an answer, and the episode goes on.
-    """
+    """The keys of every kind of simulated user, who replies to an action without a call and without an answer."""
 
     kind: Text
     """`scripted`, `python` or `model`."""
@@ -250,8 +240,7 @@ class RewardSpec(Spec):
     kind: Text
     """`rule`, `verify`, `state`, `tests`, `judge` or `group`."""
     weight: Float | ByRow = 1.0
-    """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding. Or a template over `task` and `vars` that gives
-    each row's, which is not negative."""
+    """The term's factor; 0 measures without rewarding. Or a template over `task` and `vars`: each row's, from 0."""
     when: Literal["episode", "turn"] = "episode"
     """Measure once at the end, or after every turn."""
     over_turns: Literal["mean", "sum"] = "mean"
@@ -355,8 +344,7 @@ class AnswerSpec(Spec):
 
 
 class LimitsSpec(Spec):
-    """The limits of an episode: turns, time and tokens truncate it, calls over their limit are answered as not run.
-    Each is a number, or a template over `task` and `vars` that gives one: `"{{ task.seconds }}"`."""
+    """The limits of an episode, each a number, or a template over `task` and `vars` that gives one."""
 
     turns: Annotated[Int, Field(ge=1)] | ByRow = 8
     """Actions of the policy."""
@@ -382,8 +370,7 @@ class OracleStep(Spec):
     """A step of the oracle: its calls, then its text, each an action of its own."""
 
     call: Text | Mapping[str, Any] | tuple[Any, ...] | None = None
-    """`{tool: {argument: value}}`, a call in the form of a data set, a text such as `find(name='a')`, or a template
-    that gives one of these; a list makes several calls at once, a list of lists several actions."""
+    """`{tool: {argument: value}}` or another form of a call; a list makes several at once, lists in it actions."""
     say: Text | None = None
     """The text of an action, said once the results of `call` are there."""
     for_each: Text | None = None
@@ -417,8 +404,7 @@ class EnvSpec(Spec):
     vars: Mapping[str, Any] = Field(default_factory=dict)
     """Constants for templates and paths: `{{ vars.name }}`."""
     roots: tuple[Text, ...] = ()
-    """Folders, relative to the spec, below which rows may name paths too; `/` for anywhere. A path that a row fills in
-    otherwise stays in the folder that the spec writes before it: `data` in `data/{{ task.db }}.sqlite`."""
+    """Folders, relative to the spec, below which rows may name paths too; `/` for anywhere."""
     tasks: Annotated[Mapping[str, TaskSource], Field(min_length=1)]
     """Splits by name, such as train and test."""
     prompt: PromptSpec
@@ -441,8 +427,7 @@ class EnvSpec(Spec):
     success: Text | None = None
     """What eval counts as success; by default every required term with a positive weight at 1 or more."""
     oracle: tuple[OracleStep, ...] | OracleFunction | Text | None = None
-    """A gold policy that checks the environment, warm-starts a policy and feeds tests: steps, a Python function, or a
-    template that gives a list of recorded actions (texts as a model wrote them, assistant messages, calls)."""
+    """What solves the tasks: steps, a function, or a template that gives recorded actions."""
 
     @property
     def steps(self) -> tuple[OracleStep, ...]:

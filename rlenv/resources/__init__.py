@@ -7,7 +7,7 @@ costs what is read of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Final, Self
 
 __all__ = ["CopiedDict", "Lent", "LentList", "copy_of", "lent"]
@@ -37,27 +37,45 @@ class LentList(list[Any]):
     remove = reverse = sort = _refuse
 
 
+class _Items(ItemsView[str, Any]):
+    """Keys with parts that are copied as they are reached, so that a search costs what it looks at."""
+
+    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+        yield from reversed(list(self))
+
+
+class _Values(ValuesView[Any]):
+    """Such parts."""
+
+    def __reversed__(self) -> Iterator[Any]:
+        yield from reversed(list(self))
+
+
 class CopiedDict(dict[str, Any]):
     """A copy of a lent mapping, each part of which is copied when it is first read. It is a dict in all else."""
 
-    __slots__ = ("_lent",)
+    __slots__ = ("_read", "_source")
 
     def __init__(self, source: Mapping[str, Any]) -> None:
         super().__init__(source)
-        self._lent = {key for key, part in self.parts() if type(part) in (Lent, LentList)}
+        self._source = source
+        self._read: dict[str, None] = {}  # in this order, and so the same in every process
 
-    def parts(self) -> Iterable[tuple[str, Any]]:
-        """Keys and parts as they stand, those that were never read still the lent ones: not to be changed."""
-        return super().items()
+    def touched(self, other: Mapping[str, Any]) -> Iterable[str]:
+        """The keys whose parts may be unlike those of another copy with the same keys."""
+        if type(other) is CopiedDict and other._source is self._source:
+            return self._read | other._read
+        return self._read if other is self._source else self
 
     def _own(self, key: Any) -> None:
-        if key in self._lent:
-            # In this order: another thread that reads the same part may get another copy, and never the lent one.
-            super().__setitem__(key, copy_of(super().__getitem__(key)))
-            self._lent.discard(key)
+        part = super().get(key)
+        if type(part) in (Lent, LentList):
+            # Another thread that reads the same part may get another copy, and never the lent one.
+            super().__setitem__(key, copy_of(part))
+            self._read[key] = None
 
     def _own_all(self) -> Self:
-        for key in list(self._lent):
+        for key in self:
             self._own(key)
         return self
 
@@ -66,12 +84,8 @@ class CopiedDict(dict[str, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: str, part: Any) -> None:
-        self._lent.discard(key)
         super().__setitem__(key, part)
-
-    def __delitem__(self, key: str) -> None:
-        self._lent.discard(key)
-        super().__delitem__(key)
+        self._read[key] = None
 
     def __iter__(self) -> Iterator[str]:  # of its own, so that dict(table) and {**table} ask for each part
         return super().__iter__()
@@ -81,10 +95,10 @@ class CopiedDict(dict[str, Any]):
         return super().get(key, default)
 
     def values(self) -> Any:
-        return super(CopiedDict, self._own_all()).values()
+        return _Values(self)
 
     def items(self) -> Any:
-        return super(CopiedDict, self._own_all()).items()
+        return _Items(self)
 
     def pop(self, key: str, *default: Any) -> Any:
         self._own(key)
@@ -94,16 +108,13 @@ class CopiedDict(dict[str, Any]):
         return super(CopiedDict, self._own_all()).popitem()
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        self._own(key)
-        return super().setdefault(key, default)
+        if key not in self:
+            self[key] = default
+        return self[key]
 
     def update(self, *others: Any, **named: Any) -> None:
         for key, part in dict(*others, **named).items():
             self[key] = part
-
-    def clear(self) -> None:
-        self._lent.clear()
-        super().clear()
 
     def copy(self) -> dict[str, Any]:
         return super(CopiedDict, self._own_all()).copy()

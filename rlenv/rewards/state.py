@@ -44,6 +44,7 @@ _PLAIN_JSON: Final = (
 _QUICK: Final = frozenset((str, int, bool, type(None)))
 _OF_THE_MACHINE: Final = frozenset((errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE))
 _LENT: Final = (Lent, LentList)
+_COPIES: Final = (CopiedDict, *_LENT)
 _threads: Final = ThreadPool(size=64)
 _TABLES: Final[Mapping[str, str]] = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name",
@@ -52,23 +53,15 @@ _TABLES: Final[Mapping[str, str]] = {
 
 
 class StateSpec(RewardSpec):
-    """1 if the episode's resources are at the end as the gold calls of the row leave them, 0 otherwise.
-
-    The gold calls are run on a second copy of the resources, opened for the same task and seed. A gold call that its
-    tool refuses or that fails is let pass, as the benchmarks do; one that infrastructure failed makes the term invalid.
-    Databases are compared by their rows, whatever their order; folders by their files; Python objects by their
-    attributes and items.
-    """
+    """1 if the episode leaves its resources as the row's gold calls leave a second copy of them, 0 otherwise."""
 
     kind: Literal["state"]
     expect: Any = "{{ task.gold }}"
     """The gold calls, in the forms that an oracle's `call` takes: a template that gives them."""
     of: tuple[Text, ...] = ()
-    """Names of resources, also parts of them: `shop.orders` is a table, a key, an attribute or a file, which is there
-    before the gold calls or after them. All by default."""
+    """Resources, or parts of them: `shop.orders` is a table, a key, an attribute or a file. All by default."""
     function: Text | None = None
-    """`file.py:function` that takes a resource and gives what is compared, such as a benchmark's own digest; a plain
-    one is called in a thread."""
+    """`file.py:function` that takes a resource and gives what is compared; a plain one is called in a thread."""
 
 
 async def snapshot(handle: Any, part: str = "") -> Any:
@@ -297,11 +290,10 @@ class _UnreadGold(Exception):
 
 def _same(gold: Any, own: Any) -> bool:
     """True where both are plain values, written alike; where they are not, it is not known yet."""
-    if type(gold) is CopiedDict or type(own) is CopiedDict:
-        return False  # not all at once: most parts of two tables are one and the same
-    if type(gold) in _LENT or type(own) in _LENT:
-        return _alike(gold, own)
     with contextlib.suppress(TypeError, RecursionError):
+        if type(gold) in _COPIES or type(own) in _COPIES:
+            # What neither side has read is one object, which costs nothing here.
+            return bool(gold == own) and _written_alike(gold, own)
         # What stands for others in JSON (null for NaN, the value of an enum) is unlike them itself.
         return orjson.dumps(gold, option=_PLAIN_JSON) == orjson.dumps(own, option=_PLAIN_JSON) and bool(gold == own)
     with contextlib.suppress(ValueError):  # of what is no plain value; such values are written at once
@@ -309,11 +301,28 @@ def _same(gold: Any, own: Any) -> bool:
     return False
 
 
-def _alike(gold: Any, own: Any) -> bool:
-    """True where both are written alike and equal; mappings of a class of their own are read as mappings."""
-    with contextlib.suppress(TypeError, RecursionError):
-        return orjson.dumps(gold) == orjson.dumps(own) and bool(gold == own)
-    return False
+def _written_alike(gold: Any, own: Any) -> bool:
+    """True where equal copies of lent data are written alike; where they are not, it is not known yet."""
+    if type(own) is CopiedDict or type(gold) in _LENT:
+        gold, own = own, gold
+    with contextlib.suppress(TypeError):  # of a table, which is not written for the few parts that were read
+        return orjson.dumps(gold, option=_PLAIN_JSON) == orjson.dumps(own)
+    if isinstance(gold, dict) and isinstance(own, dict):
+        both = [(part, other) for _, part, other in _pairs(gold, own)]
+    elif isinstance(gold, list) and isinstance(own, list):
+        both = list(zip(gold, own, strict=True))
+    else:
+        return False
+    if type(gold) is not CopiedDict:
+        return all(part is other or _written_alike(part, other) for part, other in both)
+    both = [(other, part) if type(part) in _LENT else (part, other) for part, other in both]
+    return _written_alike([part for part, _ in both], [other for _, other in both])  # all at once
+
+
+def _pairs(gold: dict[str, Any], own: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The parts of two mappings of the same keys, without those of two tables that neither side has read."""
+    for key in gold.touched(own) if isinstance(gold, CopiedDict) else gold:
+        yield key, dict.get(gold, key), dict.get(own, key)
 
 
 def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
@@ -326,15 +335,10 @@ def _difference(name: str, gold: Any, own: Any, levels: int = 4) -> str:
     if type(gold) is type(own) is CopiedDict:
         if gold.keys() != own.keys():
             return f"{name} differs in {', '.join(sorted(map(repr, gold.keys() ^ own.keys()))[:3])}"
-        left = dict(own.parts())
-        pairs = [(key, part, left[key]) for key, part in gold.parts() if part is not left[key]]
-        if _alike([part for _, part, _ in pairs], [part for _, _, part in pairs]):
-            return ""
-    elif levels and type(gold) is type(own) is dict and gold.keys() == own.keys() and {*map(type, gold)} == {str}:
-        pairs = [(key, part, own[key]) for key, part in gold.items()]
-    else:
+    elif not (levels and type(gold) is type(own) is dict and gold.keys() == own.keys() and {*map(type, gold)} == {str}):
         return _unlike(name, gold, own)
-    return next(filter(None, (_difference(f"{name}.{key}", one, other, levels - 1) for key, one, other in pairs)), "")
+    said = (_difference(f"{name}.{key}", one, other, levels - 1) for key, one, other in _pairs(gold, own))
+    return next(filter(None, said), "")
 
 
 def _unlike(name: str, gold: Any, own: Any) -> str:

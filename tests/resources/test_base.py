@@ -378,6 +378,8 @@ SOURCE = {"wide": {str(n): {"deep": {"a": [n]}} for n in range(20)}, "list": [[1
         lambda copied: pickle.loads(pickle.dumps(copied["wide"]))["3"],
         lambda copied: list(copied["wide"].values())[3],
         lambda copied: dict(copied["wide"].items())["3"],
+        lambda copied: dict(reversed(copied["wide"].items()))["3"],
+        lambda copied: list(reversed(copied["wide"].values()))[-4],
         lambda copied: [copied["wide"].popitem() for _ in range(17)][-1][1],
     ],
 )
@@ -409,6 +411,18 @@ def test_a_copy_is_a_dict_in_all_else() -> None:
     wide.clear()
     assert wide == {}
     assert not wide
+
+
+def test_a_search_copies_what_it_looks_at() -> None:
+    shared = lent(SOURCE)
+    wide, other = copy_of(shared)["wide"], copy_of(shared)["wide"]
+    assert next(key for key, part in wide.items() if part["deep"]["a"] == [2]) == "2"
+    assert next(part for part in other.values())["deep"]["a"] == [0]
+    assert [key for key in wide if dict.get(wide, key) is not dict.get(shared["wide"], key)] == ["0", "1", "2"]
+    other["1"]["deep"]["a"].append(1)
+    assert list(wide.touched(other)) == ["0", "1", "2"]
+    assert list(other.touched(shared["wide"])) == ["0", "1"]
+    assert list(wide.touched(copy_of(lent(SOURCE))["wide"])) == list(SOURCE["wide"])  # of other data
 
 
 def test_what_reads_past_a_copy_can_change_nothing() -> None:

@@ -23,7 +23,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RewardError, SpecError
-from rlenv.resources import copy_of, lent
+from rlenv.resources import CopiedDict, Lent, copy_of, lent
 from rlenv.resources.base import Folder
 from rlenv.rewards.state import _difference, _dumped, _rows_dumped, snapshot
 from rlenv.trajectory import TermResult, Trajectory
@@ -427,6 +427,9 @@ WIDE = {"orders": {str(n): {"lines": [n], "at": {str(k): {"seats": k} for k in r
         (lambda own: own["orders"]["1"]["at"]["1"].update(seats=True), "orders.1"),
         (lambda own: own["orders"]["3"]["lines"].append(None), "orders.3"),
         (lambda own: own["orders"].pop("3"), "'3'"),
+        (lambda own: own["orders"].update({"3": own["orders"]["4"]}), "orders.3"),
+        (lambda own: own["orders"]["3"].update(at=own["orders"]["4"]["at"]), ""),
+        (lambda own: own["orders"].setdefault("new", 1), "'new'"),
         (lambda own: own["orders"].update({3: 1}), "3"),
         (lambda own: own["orders"].clear(), "orders"),
         (lambda own: own.update(orders=[]), "orders"),
@@ -446,3 +449,14 @@ def test_copies_are_compared_by_what_differs_in_them_and_equal_where_their_data_
         assert bool(said) == bool(where)
         assert where in said
         assert bool(said) == (_dumped(one) != _dumped(other))
+
+
+@pytest.mark.parametrize("sides", [(0,), (1,), (0, 1)])
+def test_what_neither_side_has_read_of_a_table_is_not_looked_at(sides: tuple[int, ...]) -> None:
+    unread = {str(n): object() for n in range(20)}  # of which nothing says what its state is
+    shared = {"a": lent({"n": 1}), "deep": Lent(table=Lent({**unread, "c": lent({"n": 3})}))}
+    source = {**shared, **unread}
+    both = CopiedDict(source), CopiedDict(source)
+    for side in sides:
+        both[side]["a"]["n"], both[side]["deep"]["table"]["c"]["n"] = 1, 3
+    assert _difference("data", *both) == ""
