@@ -37,9 +37,15 @@ def without_verl(left: list[str]) -> None:
         pytest.skip(f"veRL is not installed: {', '.join(dict.fromkeys(left))}")
 
 
+def _suites_of(page: Path) -> list[pytest.MarkDecorator]:
+    """A newcomer's first pages are played with every change, the others with what takes long."""
+    is_first = page.name == "README.md" or page.parent.name == "start"
+    return [pytest.mark.sandbox] * ("bwrap" in needs_of(page)) + [pytest.mark.slow] * (not is_first)
+
+
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.sandbox) if "bwrap" in needs_of(page) else page for page in PAGES],
+    [pytest.param(page, marks=_suites_of(page)) for page in PAGES],
     ids=_name,
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

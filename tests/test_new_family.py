@@ -62,6 +62,7 @@ def test_the_page_has_what_these_tests_look_for() -> None:
     assert len(SOUND) == 2
 
 
+@pytest.mark.slow
 def test_the_commands_run(folder: Path) -> None:
     ran = []
     for kind, text in BLOCKS:

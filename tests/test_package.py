@@ -49,6 +49,7 @@ def test_a_name_that_is_gone_says_the_new_one() -> None:
         rlenv.Samplin  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_packages_and_the_shipped_specs_and_nothing_else(
     built: tuple[set[str], set[str], str],
 ) -> None:

@@ -368,6 +368,7 @@ def send(number: int, place: int) -> Callable[[list[int]], None]:
     return lambda pids: os.kill(pids[place], number)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 @pytest.mark.parametrize(
     ("code", "reason"),

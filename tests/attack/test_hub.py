@@ -59,6 +59,7 @@ READMES = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", READMES)
 def test_a_hostile_readme_is_a_fault_of_the_dataset(name: str, dataset: Path) -> None:
     (dataset / "README.md").write_text(f"---\n{READMES[name]}\n---\n")

@@ -61,6 +61,7 @@ HUGE = {
 }
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", sorted(HUGE))
 def test_a_picture_too_large_is_refused_without_memory_for_it(name: str) -> None:
     image = Image.of(HUGE[name]())

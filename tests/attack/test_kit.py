@@ -89,6 +89,7 @@ TRIPS = (
 )
 
 
+@pytest.mark.slow
 def test_an_environment_that_holds_passes(make_environment: Any) -> None:
     report = check_hostile(make_environment(), actions=400, stall_s=1.0)
     assert report.actions >= 400
@@ -117,6 +118,7 @@ def test_each_law_that_is_broken_is_stated_with_the_action_that_broke_it(
         assert "seed" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_attacks_are_equal_for_equal_seeds(make_environment: Any) -> None:
     def actions(seed: int) -> list[str]:
         environment = make_environment()

@@ -71,6 +71,7 @@ def cut_texts(name: str, rule: str) -> list[str]:
     return texts
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_rule_finds_an_answer_in_or_beside_a_cut_call(name: str) -> None:
     reader = dialect(name)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.faults.outages import MODES, campaign
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transport", ["http", "judge", "user"])
 def test_every_valid_number_is_that_of_a_server_that_is_well(transport: str, mode: str) -> None:

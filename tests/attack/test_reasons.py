@@ -227,6 +227,7 @@ def test_a_call_that_was_lost_and_made_again_counts_once() -> None:
         )
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("reason", [reason for reason, whose in WHOSE.items() if whose == "unclear"])
 def test_a_server_that_fails_by_chance_lowers_no_number(share: float, reason: str, tmp_path: Path) -> None:

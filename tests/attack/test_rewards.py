@@ -293,6 +293,7 @@ MATHS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_hostile_expression_is_wrong_and_costs_no_other_comparison() -> None:
     pytest.importorskip("math_verify", reason="the extra `math` is not installed")
     term = compile_term(rule="math_equal", expect="x+8", cpu_s=1.0)

@@ -55,6 +55,7 @@ rewards: {{correct: {{kind: rule, rule: exact_match}}}}
 """
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("dialect", registry.names("dialects"))
 def test_no_action_of_any_dialect_voids_its_reward(dialect: str, make_environment: Any) -> None:
     if dialect == "search_r1":

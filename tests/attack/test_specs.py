@@ -46,6 +46,7 @@ def _spec(folder: Path, more: str = "", head: str = HEAD) -> Path:
     return path
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore:::hostile")
 def test_a_hostile_spec_gives_faults_with_their_places_and_nothing_else(
@@ -79,6 +80,7 @@ _SECTIONS = (
 )
 
 
+@pytest.mark.slow(but=20)
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
 def test_no_value_of_any_kind_ends_validation_in_an_exception(index: int, tmp_path: Path) -> None:
     hostile_folder(tmp_path)

@@ -39,6 +39,7 @@ def found(folder: Path, term: str) -> set[str]:
     return holes(report)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("term", "hole"),
     [
@@ -54,6 +55,7 @@ def test_a_group_s_term_that_pays_without_a_gate_is_found(tmp_path: Path, term: 
     assert names == {hole}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "term",
     [

@@ -105,6 +105,7 @@ def paid_by(name: str) -> str:
     return f'{{paid: {{kind: rule, function: "code.py:{name}"}}}}'
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["searched", "anchored", "long_alone", "globbed", "liked"])
 def test_an_answer_that_is_read_as_a_pattern_is_found_as_that(tmp_path: Path, name: str) -> None:
     report = audited(tmp_path, CODES, CODE, rewards=paid_by(name))
@@ -117,6 +118,7 @@ def test_an_answer_that_is_read_as_a_pattern_is_found_as_that(tmp_path: Path, na
     assert found.episode.reward == 1.0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("escaped", CODES), ("gold_is_pattern", CODES), ("equal", SIGNS), ("tells_apart", TOLD)],
@@ -127,6 +129,7 @@ def test_what_is_right_as_a_text_or_by_what_it_matches_is_no_hole(
     assert audited(tmp_path, rows, CODE, rewards=paid_by(name)).findings == ()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("rows", [CODES, NUMBERS])
 def test_a_part_of_the_right_answer_is_a_loose_match_and_no_pattern(
     tmp_path: Path, rows: list[dict[str, object]]

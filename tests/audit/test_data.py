@@ -158,6 +158,7 @@ def test_a_short_gold_is_sound_where_the_term_keeps_it(tmp_path: Path, gold: str
     assert found_in(tmp_path, {"train": rows})[0] == ()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("golds", "rule"),
     [

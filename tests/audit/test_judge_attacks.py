@@ -75,6 +75,7 @@ def holes(found: JudgeAttacks) -> set[str]:
     return {finding.hole for finding in found.findings}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("behaviour", HOLES)
 def test_what_sways_a_judge_is_found_by_name_and_nothing_else(tmp_path: Path, behaviour: str) -> None:
     found, _ = attacked(tmp_path, swayed(behaviour))
@@ -108,6 +109,7 @@ def test_an_honest_judge_raises_no_finding(tmp_path: Path) -> None:
     assert (found.terms[0].oracle, found.terms[0].wrong) == (1.0, 0.0)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("scale", [(0, 1), (0, 100), (-1, 1), (2, 2.5)])
 @pytest.mark.parametrize("behaviour", ["honest", "obeys", "flattered", "verdict"])
 def test_the_attacks_work_on_any_scale(tmp_path: Path, behaviour: str, scale: tuple[float, float]) -> None:
@@ -115,6 +117,7 @@ def test_the_attacks_work_on_any_scale(tmp_path: Path, behaviour: str, scale: tu
     assert holes(found) == ({HOLES[behaviour]} if behaviour in HOLES else set())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("behaviour", ["honest", "obeys", "flattered"])
 def test_a_judge_of_a_penalty_is_asked_for_the_lowest_score(tmp_path: Path, behaviour: str) -> None:
     found, _ = attacked(tmp_path, swayed(behaviour, is_penalty=True), more=", weight: -1")

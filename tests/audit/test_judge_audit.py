@@ -80,6 +80,7 @@ def test_a_judge_that_agrees_with_the_labels_passes(tmp_path: Path) -> None:
     assert report.scores[:5] == (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "judge"),
     [
@@ -145,6 +146,7 @@ def test_an_earlier_report_of_another_model_or_other_anchors_is_refused(tmp_path
         held(tmp_path, quality, anchors=changed, before=earlier)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("key", ["scale", "models", "panel", "anchors_sha256", "prompt_sha256"])
 def test_an_earlier_report_that_does_not_say_of_which_judge_it_is_is_refused(tmp_path: Path, key: str) -> None:
     earlier = held(tmp_path, quality).as_dict()
@@ -220,6 +222,7 @@ def test_labels_off_the_steps_have_an_error_and_a_curve_on_any_scale(tmp_path: P
     assert report.accuracy.value == 1.0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 100.0), (-1.0, 1.0), (1.0, 5.0)])
 def test_a_judge_that_agrees_does_so_on_any_scale(tmp_path: Path, low: float, high: float) -> None:
     def on_scale(label: float) -> float:

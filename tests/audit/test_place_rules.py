@@ -75,6 +75,7 @@ def read(file: str, task: dict) -> str:
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

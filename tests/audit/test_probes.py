@@ -14,6 +14,7 @@ def stone(index: int) -> Row:
     return {"question": f"Which stone lies in tray {index}?", "answer": f"{WORDS[index % 7]} {WORDS[-1 - index % 7]}"}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("kind", "default", "prose", "value"),
     [

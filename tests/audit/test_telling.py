@@ -70,6 +70,7 @@ def audited_again(folder: Path, rule: str, more: str = "") -> AuditReport:
     return asyncio.run(main())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("function", "holes"),
     [("right", []), ("drawn", ["unsteady_reward"]), ("at_times", ["unsteady_reward"]), ("clock", ["unsteady_reward"])],
@@ -81,6 +82,7 @@ def test_a_reward_that_gives_equal_episodes_other_values_is_that_alone(
     assert [one.hole for one in report.findings if one.hole != "no_signal"] == holes
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("tools", "found"), [(KEEP + LOOK, True), (KEEP, False), (SAY, False), (SAY + LOOK, False)])
 def test_what_an_episode_reads_of_another_is_a_channel(tmp_path: Path, tools: str, found: bool) -> None:
     report = audited_again(tmp_path, "{kind: rule, rule: numeric_match}", f"tools:\n{tools}")
@@ -205,6 +207,7 @@ def found(folder: Path, listens: str, paid: str, oracle: str = SENDS) -> Any:
     return audited(folder, ROWS, CODE, rewards=rewards, more=more, oracle=oracle)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("listens", "paid"),
     [("jot", "in_log"), ("jot", "a_word"), ("jot", "a_value"), ("find", "in_log"), ("evaluate", "in_log")],
@@ -259,6 +262,7 @@ def audited_talk(path: Path) -> AuditReport:
     return asyncio.run(main())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("when", ["hint|help", "sesame", "what .*answer"])
 @pytest.mark.parametrize(("said", "holes"), [("It is {{ task.answer }}.", ["user_tells"]), ("I do not say.", [])])
 def test_a_user_whose_reply_holds_the_answer_tells_it(tmp_path: Path, when: str, said: str, holes: list[str]) -> None:
@@ -267,6 +271,7 @@ def test_a_user_whose_reply_holds_the_answer_tells_it(tmp_path: Path, when: str,
     assert [one.hole for one in audited_talk(path).findings] == holes
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("when", "said", "rule", "holes"),
     [

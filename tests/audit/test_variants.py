@@ -80,6 +80,7 @@ def audited(folder: Path, golds: list[str], same: str, spec: str = _SPEC) -> Aud
     return dataclasses.replace(report, findings=others)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("part", HOLES)
 def test_the_part_that_is_not_looked_at_is_named(part: str, tmp_path: Path) -> None:
     (found,) = audited(tmp_path, *HOLES[part]).findings
@@ -87,6 +88,7 @@ def test_the_part_that_is_not_looked_at_is_named(part: str, tmp_path: Path) -> N
     assert part in found.message
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("golds", [golds for golds, _ in HOLES.values()], ids=list(HOLES))
 def test_a_comparison_of_the_whole_answer_has_no_such_part(golds: list[str], tmp_path: Path) -> None:
     assert not audited(tmp_path, golds, "said == gold").findings

@@ -126,6 +126,7 @@ def found(folder: Path, name: str, rows: list[dict[str, Any]]) -> Any:
     return audited(folder, rows, CODE, rewards=f'{{paid: {{kind: rule, function: "code.py:{name}"}}}}')
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("name", "side"), [("at_most", "below"), ("at_least", "above"), ("share_of_gold", "below")])
 def test_a_comparison_that_forgets_one_side_is_told_so(tmp_path: Path, name: str, side: str) -> None:
     report = found(tmp_path, name, NUMBERS)
@@ -143,6 +144,7 @@ def test_a_tolerance_on_both_sides_is_sound_and_no_comparison_is_none_of_sides(t
     assert not any("far" in one.message for one in report.findings)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["by_letters", "by_letters_unless_empty", "by_latin"])
 def test_letters_that_are_left_out_are_told_with_the_rows(tmp_path: Path, name: str) -> None:
     report = found(tmp_path, name, NAMES)
@@ -153,6 +155,7 @@ def test_letters_that_are_left_out_are_told_with_the_rows(tmp_path: Path, name: 
     assert "refusing an empty answer closes nothing" in one.hint
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ["by_case", "refuses_nothing"])
 def test_letters_of_all_kinds_that_are_kept_are_sound(tmp_path: Path, name: str) -> None:
     assert found(tmp_path, name, NAMES).findings == ()

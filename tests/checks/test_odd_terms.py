@@ -752,6 +752,7 @@ def test_what_is_sound_is_left_alone(sound: Path, given: Mapping[str, Any]) -> N
     assert {one.code for one in report.warnings} - allowed == set(), [str(one) for one in report.warnings]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_what_ships_has_no_warning(file: Path) -> None:
     assert [str(one) for one in validate([file]).warnings] == []

@@ -150,6 +150,7 @@ def test_every_fault_of_compiling_is_one_fault_at_one_place(write: Write) -> Non
         assert fault.hint, f"no fix is offered for: {fault}"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", shipped_names())
 def test_the_specs_that_ship_have_no_faults(name: str) -> None:
     assert validate([shipped()[name]]).faults == ()

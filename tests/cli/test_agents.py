@@ -29,6 +29,7 @@ def command(*words: str) -> dict[str, Any]:
     return {"args": [sys.executable, "-m", "rlenv", *words], "env": {**os.environ, "PYTHONPATH": path}}
 
 
+@pytest.mark.slow
 def test_a_process_is_an_episode_of_mcp(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SPEC, encoding="utf-8")
     said = {"name": "finish_episode", "arguments": {"answer": "<answer>1</answer>"}}

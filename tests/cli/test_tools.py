@@ -187,6 +187,7 @@ def test_all_dialects_are_listed_with_their_marks(capsys: pytest.CaptureFixture[
     assert "json <tool_call>" in capsys.readouterr().out
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_dialect_can_be_shown_and_its_calls_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "dialects", name, "--json"]) == 0

@@ -159,6 +159,7 @@ def test_data_is_not_overwritten_and_what_is_not_whole_is_not_read(
     assert {row["source"] for row in written(tmp_path / "again")} == {"record:trajectories.jsonl"}
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_rows_however_many_are_played_at_once(spec: Path, model: Path, tmp_path: Path) -> None:
     more = ("-k", "2", "--keep", "reward >= 0", "--balance", "kind", "--seed", "7")
     found = [
@@ -173,6 +174,7 @@ def test_equal_seeds_give_equal_rows_however_many_are_played_at_once(spec: Path,
     assert played["source"] == "record"
 
 
+@pytest.mark.slow
 def test_invalid_rewards_and_cut_turns_are_kept_only_where_that_is_asked_for(
     spec: Path, model: Path, tmp_path: Path
 ) -> None:

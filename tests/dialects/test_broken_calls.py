@@ -97,6 +97,7 @@ def kinds(calls: Any) -> list[tuple[type, Any]]:
     return [(type(call), getattr(call, "arguments", None)) for call in calls]
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_malformed_calls_are_written_so_that_they_read_as_malformed_calls(name: str) -> None:
     reader = dialect(name)

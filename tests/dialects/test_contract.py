@@ -49,6 +49,7 @@ def test_a_familys_file_says_first_where_its_format_is_from(name: str) -> None:
     assert re.match(r"# (Not tied to one model\.|Source: .+ \([A-Z][a-z]+ 20\d\d\)[.;])", first), first
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_file_under_dialect_in_a_spec_is_the_same_dialect(name: str, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
@@ -72,16 +73,19 @@ def test_what_the_files_list_beside_marks_is_no_control_token() -> None:
     assert [name for name in LENIENCIES if broken(f"[{name}]") != f"[{name}]"] == []
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_built_in_dialect_keeps_the_laws(name: str) -> None:
     check_dialect(dialects.get(name), arguments=SINGLE.get(name, ARGUMENTS))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if row_of(name).offers])
 def test_leniencies_keep_the_laws_of_reading(name: str) -> None:
     check_dialect(dialects.get(name, lenient=row_of(name).offers), arguments=SINGLE.get(name, ARGUMENTS), texts=300)
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_hostile_texts_are_read_without_a_fault(name: str) -> None:
     for lenient in ((), row_of(name).offers):
@@ -96,6 +100,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_reading_takes_time_in_proportion_to_the_text(name: str) -> None:
     for lenient in {(), row_of(name).offers}:

@@ -191,6 +191,7 @@ def played(name: str, seed: int) -> Iterator[tuple[list[ToolCall], list[dict[str
         yield calls, tools, rng
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", TAGGED)
 def test_what_the_familys_template_writes_is_read_back(name: str) -> None:
     dialect = built_in(name)

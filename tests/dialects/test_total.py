@@ -48,6 +48,7 @@ ODD_TOOLS: list[Any] = [
 ]
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_tools_are_no_reason_to_raise(name: str) -> None:
     for lenient in {(), row_of(name).offers}:
@@ -59,6 +60,7 @@ def test_odd_tools_are_no_reason_to_raise(name: str) -> None:
                 check_reading(reader, text, tools)
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("tools", [[{"type": "function", "function": FUNCTION}], [FUNCTION], (FUNCTION,)])
 @pytest.mark.parametrize("name", NAMES)
 def test_tools_may_be_a_list_as_chat_templates_take_it(name: str, tools: Any) -> None:
@@ -90,6 +92,7 @@ def test_the_quick_path_reads_a_message_as_the_general_one_does(data: st.DataObj
     assert quick.parse(text, TOOLS) == general.parse(text, TOOLS)
 
 
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_of_a_dialects_own_pieces_keep_the_laws(name: str) -> None:
     rng = random.Random(name)

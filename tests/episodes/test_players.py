@@ -136,6 +136,7 @@ def test_what_one_player_wins_the_other_loses(game: str, seat: int) -> None:
         assert len(rewards(one)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_an_opponent_by_chance_plays_to_the_end(game: str) -> None:
     environment = load(game, set={"user.opponent": "random"})

@@ -145,6 +145,7 @@ def test_rendering_gives_the_conversation(make_environment: Any, capsys: pytest.
     human.close()
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", shipped_names())
 def test_check_env_passes_on_every_shipped_spec(name: str) -> None:
     with warnings.catch_warnings():

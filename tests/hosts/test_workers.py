@@ -64,6 +64,7 @@ async def health(client: aiohttp.ClientSession, url: str) -> Any:
         return await response.json()
 
 
+@pytest.mark.slow
 def test_workers_count_together_and_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
     async def main(process: subprocess.Popen[str], url: str) -> None:
         async with aiohttp.ClientSession() as client:

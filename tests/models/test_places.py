@@ -178,6 +178,7 @@ made_once(Path(sys.argv[1]), make)
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_makes_a_folder_and_a_killed_one_leaves_none(tmp_path: Path) -> None:
     target = tmp_path / "made"
     command = [sys.executable, "-c", _MADE, str(target)]

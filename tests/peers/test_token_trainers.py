@@ -14,6 +14,7 @@ from tests.peers.places import ROOT, SCRIPTS
 
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -229,6 +229,7 @@ def test_a_layer_keeps_what_the_formula_says(name: str, value_bytes: int) -> Non
     assert kept / 64 == pytest.approx(layer_bytes(decoder, value_bytes=value_bytes), rel=0.03)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_parameters_of_known_models_are_those_of_transformers(name: str) -> None:
     import torch

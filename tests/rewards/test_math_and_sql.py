@@ -127,6 +127,7 @@ def test_what_is_the_same_and_what_is_not(answer: str, gold: str, value: float) 
     assert equal(answer, gold).value == value
 
 
+@pytest.mark.slow
 def test_an_expression_without_end_is_wrong_and_the_next_one_is_measured() -> None:
     hostile = equal("9^{9^{9^{9}}}", "3", cpu_s=0.3)
     assert (hostile.value, hostile.details) == (0.0, {"note": "not decided within 0.3 s of processor time"})
@@ -142,11 +143,11 @@ def test_a_very_long_answer_is_not_read() -> None:
     [
         ("((", "cannot be read as mathematics"),
         ("C++", "cannot be read as mathematics"),
-        ("(" * 900 + ")" * 900, "gold value"),
+        pytest.param("(" * 900 + ")" * 900, "gold value", marks=pytest.mark.slow),
         ("9^{9^{9^{9}}}", "takes more than 0.3 s"),
     ],
 )
-@pytest.mark.parametrize("answer", ["3x", "the gold itself"])
+@pytest.mark.parametrize("answer", ["3x", pytest.param("the gold itself", marks=pytest.mark.slow)])
 def test_a_gold_value_that_cannot_be_compared_with_leaves_the_term_invalid_for_everybody(
     gold: str, message: str, answer: str
 ) -> None:
@@ -198,6 +199,7 @@ def serve(host, told):
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("number", "times", "is_equal"),
     [

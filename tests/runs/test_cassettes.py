@@ -627,6 +627,7 @@ STATEFUL = {"customer-service", "function-dialogues", "grid-world", "kuhn-poker"
 """What reads the state that tools change, so that a tape cannot answer them."""
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", shipped_names())
 @pytest.mark.parametrize("policy", ["oracle", "random"])
 def test_the_shipped_environments_replay_identically(

@@ -45,6 +45,7 @@ def test_a_row_says_something_in_each_of_its_columns_in_their_order() -> None:
     assert list(row_of(episode(), Facts(), id="a-0", attempt=0, lock="")) == [*ROW, *NESTED]
 
 
+@pytest.mark.slow
 def test_a_column_of_a_plug_in_is_kept_searched_and_null_in_old_rows(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     old, new = str(tmp_path / "old"), str(tmp_path / "new")

@@ -118,6 +118,7 @@ def test_a_check_says_what_the_original_says(name: str, tools: ModuleType) -> No
         assert [text for text in not_followed if text.strip() and tools.follows(text, name, kwargs)] == []
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_no_text_takes_a_check_more_than_linear_time(name: str, tools: ModuleType) -> None:
     started = time.process_time()

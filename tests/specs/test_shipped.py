@@ -84,6 +84,7 @@ def test_the_oracle_earns_the_maximum_on_every_row(
     _check_oracle(_load(name, None), play_oracle, assert_all_earn_maximum)
 
 
+@pytest.mark.slow(but=3)
 @every_task
 def test_random_actions_earn_little_and_break_no_episode(name: str, play_random: Callable) -> None:
     environment = _load(name, 4 * _FEW)
@@ -95,6 +96,7 @@ def test_random_actions_earn_little_and_break_no_episode(name: str, play_random:
         assert sum(bool(trajectory.success) for trajectory in trajectories) < 0.2 * len(trajectories)
 
 
+@pytest.mark.slow
 @quick_environments
 def test_no_attack_of_the_audit_earns_anything_worth_having(name: str) -> None:
     _check_audit(_load(name, 3 * _FEW), tasks=3, splits=["test"])  # by fewer rows a guess is often right
@@ -110,6 +112,7 @@ def test_no_attack_of_the_audit_earns_anything_worth_having_on_any_split(name: s
         _check_audit(_load(name, None), tasks=20, splits=None)
 
 
+@pytest.mark.slow(but=3)
 @every_environment
 def test_the_laws_of_environments_hold(name: str) -> None:
     asyncio.run(check_environment_async(_load(name), tasks=2))
@@ -130,6 +133,7 @@ def test_validation_finds_neither_faults_nor_oddities_in_any_row(name: str) -> N
     assert [one.message for one in (*report.faults, *report.warnings)] == []
 
 
+@pytest.mark.slow(but=3)
 @every_task
 def test_no_row_stands_in_two_splits_or_twice_in_one(name: str) -> None:
     environment = _load(name, None)
@@ -138,6 +142,7 @@ def test_no_row_stands_in_two_splits_or_twice_in_one(name: str) -> None:
     assert len(texts) == len(set(texts))
 
 
+@pytest.mark.slow(but=2)
 @every_task
 def test_one_may_be_started_from(
     name: str, tmp_path: Path, play_oracle: Callable, assert_all_earn_maximum: Callable
@@ -165,6 +170,7 @@ def test_the_overrides_that_the_page_names_are_keys_of_their_environments(root: 
         load_spec(shipped()[name], set={key: value})
 
 
+@pytest.mark.slow
 def test_the_shipped_data_are_what_the_generator_makes(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "specs/generate.py", "--check"], cwd=root, capture_output=True, text=True, timeout=100
@@ -172,6 +178,7 @@ def test_the_shipped_data_are_what_the_generator_makes(root: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_check_names_a_file_that_was_changed(root: Path, tmp_path: Path) -> None:
     specs = tmp_path / "specs"
     (specs / "data" / "gsm8k").mkdir(parents=True)

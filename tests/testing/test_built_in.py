@@ -593,6 +593,7 @@ def test_the_endpoints_policy_keeps_the_laws(make_environment: Make, mode: Any) 
 # Environments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_shipped_environment_keeps_the_laws(name: str) -> None:
     try:

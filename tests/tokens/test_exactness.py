@@ -28,6 +28,7 @@ REWRITING = {
 }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_accepted_is_equal_and_what_is_refused_is_rewritten(name: str) -> None:
     kind = KINDS[name]
@@ -55,6 +56,7 @@ def test_what_is_accepted_is_equal_and_what_is_refused_is_rewritten(name: str) -
     assert (refused > 0) == (name in REWRITING)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("name", sorted(REWRITING))
 def test_rows_begin_with_the_templates_own_rendering(name: str) -> None:
     kind = KINDS[name]
@@ -109,6 +111,7 @@ def played(kind: Kind, *answers: tuple[str, ...], **more: Any) -> Played:
     return Played(prompt, tools=TOOLS, answers=answers, **more)
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(
     ("name", "answers", "runs"),
     [

@@ -258,6 +258,7 @@ def test_constants_and_secrets_fill_what_starts_a_server(monkeypatch: pytest.Mon
     assert "PASS=${env:LAB_PASSWORD}" in result.text.splitlines()
 
 
+@pytest.mark.slow
 def test_a_server_of_an_episode_is_told_its_task_and_its_resources(tmp_path: Path) -> None:
     spec = McpSpec(
         kind="mcp",

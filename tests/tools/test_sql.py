@@ -72,6 +72,7 @@ class _Opened:
             return await database.query(sql, **limits)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("access", ["read_only", "copy"])
 def test_the_sql_tool_keeps_the_laws_of_tools(kind: Sql, folder: Path, access: str) -> None:
     resource, tool = parts(kind, folder, access=access)

@@ -80,6 +80,7 @@ def test_every_file_that_a_clause_names_is_there() -> None:
             assert (ADAPTER / name).is_file(), f"{clause.id} names {name}"
 
 
+@pytest.mark.slow
 def test_a_release_that_lacks_something_is_told_in_lines_and_not_in_tracebacks(tmp_path: Path) -> None:
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl" / "__init__.py").write_text("")
@@ -117,6 +118,7 @@ def test_registries_know_the_cpu_backend_and_the_advantages(verl: Any) -> None:
     assert get_adv_estimator_fn(GRPO) is not get_adv_estimator_fn(GRPO_SHUFFLED)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", preset_names())
 def test_preset_resolves_in_verls_configuration(name: str) -> None:

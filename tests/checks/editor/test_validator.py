@@ -107,6 +107,7 @@ SPECS = Path(__file__).resolve().parents[3] / "specs"
 PLANTED = sorted(FAULTS_GOLDEN.glob("*.yaml"))
 
 
+@pytest.mark.slow(but=20)
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
 def test_the_faults_of_a_text_are_those_of_its_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FAULTS_GOLDEN)
@@ -117,6 +118,7 @@ def test_the_faults_of_a_text_are_those_of_its_file(file: Path, monkeypatch: pyt
     assert [fault for fault in whole.faults if fault in quick] == list(quick)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
 def test_a_mark_stands_where_its_fault_does(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FAULTS_GOLDEN)

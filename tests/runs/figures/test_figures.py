@@ -144,6 +144,7 @@ def test_a_score_interval_never_leaves_its_bounds() -> None:
     assert 0.0 < low < high < 1.0
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kind", ["none", "beta", "all"])
 @pytest.mark.parametrize("samples", [1, 4, 16])
 @pytest.mark.parametrize("rate", [0.5, 0.8])

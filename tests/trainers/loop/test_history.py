@@ -81,6 +81,7 @@ def test_grow_refuses_before_an_episode_is_played_and_names_the_choice(
         play(tmp_path, forgetful, DIALOGUE, history="grow")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("history", ["grow", "keep", "rows"])
 def test_where_the_template_only_grows_all_histories_are_the_same(
     verl: Any, tmp_path: Path, tokenizer: Any, history: str

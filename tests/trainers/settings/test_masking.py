@@ -167,6 +167,7 @@ def valid(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.is_masked]
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_masked_rows_do_not_change_the_gradient(verl: Any, loss: str, mode: str) -> None:

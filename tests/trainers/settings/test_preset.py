@@ -40,6 +40,7 @@ def composed(name: str, algorithm: str | None = None, mode: str | None = None, *
     return compose([*load_preset(name, algorithm=algorithm, mode=mode).overrides(), *DATA, *overrides])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "algorithm", "mode"), TRIED)
 def test_every_combination_is_a_configuration_that_verl_accepts(
@@ -79,6 +80,7 @@ def test_every_combination_is_a_configuration_that_verl_accepts(
     assert config.trainer.n_gpus_per_node % rollout.tensor_model_parallel_size == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("algorithm", "mode"), [("ppo", "separate_async"), ("dapo", "colocate_async")])
 def test_values_laid_over_the_configuration_are_what_its_files_give(algorithm: str, mode: str) -> None:

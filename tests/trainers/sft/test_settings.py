@@ -49,6 +49,7 @@ def test_every_preset_is_a_configuration_that_verl_accepts(verl: Any, tiny_folde
     assert config["data"]["train_batch_size"] % config["trainer"]["n_gpus_per_node"] == 0
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_the_command_and_starts_nothing(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

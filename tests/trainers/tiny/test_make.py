@@ -49,6 +49,7 @@ oracle:
 """
 
 
+@pytest.mark.slow
 def test_no_model_is_asked_and_servers_of_episodes_are_few(make_environment: Make, tmp_path: Path) -> None:
     with served(FakeEndpoint(["no"])) as server:
         words = {"URL": server.base_url, "PYTHON": sys.executable, "LAB": str(LAB)}
