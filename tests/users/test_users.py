@@ -253,11 +253,11 @@ def test_a_user_who_never_replies_makes_the_reward_invalid_whoever_drives_the_ep
 def test_a_reply_behind_the_episodes_end_is_a_reply_and_its_time_is_up(make_environment: Make, reply: str) -> None:
     """A policy that dawdles until its time is nearly up is not masked by a user who is not that quick."""
     late = f"import time\n\ndef late():\n    time.sleep(0.25)\n    return {reply!r}\n"
-    environment = make_environment(text("{kind: python, function: 'tools.py:late'}", episode_s=0.3), tools=late)
+    environment = make_environment(text("{kind: python, function: 'tools.py:late'}", episode_s=1.5), tools=late)
 
     async def main() -> Trajectory:
         async with environment, environment.start() as episode:
-            while time.monotonic() < episode.tools.begun + 0.2:  # noqa: ASYNC110  # a time has no event
+            while time.monotonic() < episode.tools.begun + 1.4:  # noqa: ASYNC110  # a time has no event
                 await asyncio.sleep(0.01)
             await episode.step("hi")
             return episode.trajectory

@@ -147,6 +147,15 @@ def test_the_command_line_wins_over_every_layer() -> None:
     assert config["trainer"]["v1"]["separate_async"]["parameter_sync_step"] == 2
 
 
+def test_an_application_of_hydra_keeps_its_own_configuration() -> None:
+    from hydra import compose as theirs
+    from hydra import initialize_config_module
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        assert compose([*load_preset("cpu").overrides(), *DATA])["data"]["train_files"] == "a"
+        assert theirs("ppo_trainer").data.val_files is not None
+
+
 def test_a_preset_names_its_own_algorithm_and_mode_or_takes_the_usual_ones() -> None:
     assert [(p.algorithm, p.mode) for p in [load_preset("cpu")]] == [("grpo", "sync")]
     chosen = load_preset("cpu", algorithm="rloo", mode="colocate_async")

@@ -163,17 +163,22 @@ def _composed(overrides: Sequence[str], *, name: str, is_resolved: bool) -> dict
         raise MissingExtra("training with veRL", extra="verl")
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     folder = Path(package.submodule_search_locations[0]) / "trainer" / "config"
+    # Hydra has one application a process: the caller's own, or what an interrupt has left of one, is set aside.
+    theirs, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = hydra_compose(name, overrides=list(overrides))
         resolved = OmegaConf.to_container(config, resolve=is_resolved)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(f"veRL's configuration does not take these settings: {error}") from error
+    finally:
+        GlobalHydra.instance().hydra = theirs
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
 
