@@ -87,13 +87,11 @@ def with_the_shell(
         given = shell.get(name)
         if given is None or given == own:
             continue
-        if name in pinned:
-            said.append(f"{name}={own} as the command line says, not the shell's {given}")
-        elif name in _FIXED:
-            said.append(f"{name}={own} as the {whose} needs it, not the shell's {given}")
+        if name in pinned or name in _FIXED:
+            why = "the command line says" if name in pinned else f"the {whose} needs it"
+            said.append(f"{name}={own} as {why}, not the shell's {given}")
         elif name in _JOINED:
-            more = [part for part in given.split(",") if part and part not in own.split(",")]
-            if more:
+            if more := [part for part in given.split(",") if part and part not in own.split(",")]:
                 values[name] = ",".join([own, *more])
                 said.append(f"{name}={values[name]}: the {whose}'s and the shell's")
         else:
@@ -142,9 +140,7 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path of veRL's configuration; None where there is none."""
     value: Any = config
     for key in path.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
