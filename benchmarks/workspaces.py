@@ -79,7 +79,7 @@ def compiled(sandbox: str) -> WorkspaceResource:
 
 
 async def parts(machine: WorkspaceResource) -> dict[str, float]:
-    """Milliseconds of a command, and of a boot with its end: the medians of ten."""
+    """Milliseconds of a boot with its end, and of a command beyond what a bare shell takes: the medians of ten."""
     found: dict[str, list[float]] = {"boot+end": [], "command": []}
     for _ in range(10):
         async with machine.open(ResourceContext()) as workspace:
@@ -91,8 +91,24 @@ async def parts(machine: WorkspaceResource) -> dict[str, float]:
             ran = spent()
             await workspace.freeze()
             found["boot+end"].append(booted - began + spent() - ran)
-            found["command"].append((ran - booted) / 20)
+            found["command"].append((ran - booted) / 20 - await bare(20))
     return {name: sorted(values)[len(values) // 2] for name, values in found.items()}
+
+
+async def bare(count: int) -> float:
+    """Milliseconds of a command in a shell beside no machine."""
+    shell = await asyncio.create_subprocess_exec(
+        "bash", "--noprofile", "--norc", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert shell.stdin is not None and shell.stdout is not None
+    began = spent()
+    for _ in range(count):
+        shell.stdin.write(b"eval true </dev/null 2>&1; printf '%s %d\\n' mark $?\n")
+        await shell.stdout.readline()
+    cost = (spent() - began) / count
+    shell.kill()
+    await shell.wait()
+    return cost
 
 
 def environment(folder: Path, sandbox: str) -> Environment:

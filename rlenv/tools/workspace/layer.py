@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -113,16 +114,18 @@ def _target(path: Sequence[str], lowers: Sequence[str]) -> str:
     return ""
 
 
-def written_to(folder: Path, most: int) -> int:
+def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
     """Bytes below a folder, each file and folder with what it takes at least; beyond `most` it is not exact.
 
-    What lies too deep for a path counts as beyond it.
+    What lies too deep for a path, and more files and folders than `looks`, count as beyond it.
     """
     size, seen, rest = 0, set[int](), [str(folder)]
     while rest and size <= most:
         try:
             with os.scandir(rest.pop()) as entries:
                 for entry in entries:
+                    if (looks := looks - 1) < 0:
+                        return most + 1
                     status = entry.stat(follow_symlinks=False)
                     if status.st_ino not in seen:
                         size += max(status.st_blocks * 512, _LEAST)

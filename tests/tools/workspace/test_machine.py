@@ -172,6 +172,15 @@ def test_the_layer_holds_what_changed_and_nothing_runs_afterwards(reachable: Pat
     assert str(reachable) not in Path("/proc/mounts").read_text(encoding="utf-8")
 
 
+def test_it_comes_up_in_a_folder_of_any_name(reachable: Path) -> None:  # noqa: F811
+    async def work(machine: Machine) -> None:
+        await said(machine, "echo x > file")
+
+    folder = reachable / "a b,c:d\\e\tf\n#\u2003é" / "machine"
+    folder.mkdir(parents=True)
+    assert (booted(folder, work) / "app" / "file").read_text() == "x\n"
+
+
 def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None:  # noqa: F811
     async def main() -> None:
         for name in ("layer", "boot"):
