@@ -80,14 +80,19 @@ def delayed_s(pid: int) -> float:
         return 0.0
 
 
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started; none where it has ended, or the system does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
 def only_child(pid: int) -> int | None:
     """The process that `pid` started; None where there is none, several, or the system does not tell."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            children = file.read().split()
-    except OSError:
-        return None
-    return int(children[0]) if len(children) == 1 else None
+    return found[0] if len(found := children(pid)) == 1 else None
 
 
 class Delays:

@@ -138,12 +138,9 @@ def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> M
     if not fetches:
         if (noted := _noted(note)) is not None:
             return noted
-        what = (
-            f"the image '{name}' has not been fetched"
-            if context is None
-            else f"'{'/'.join(context.parts[-2:])}' has not been built"
-        )
-        raise UsageError(f"{what} on this machine", hint="fetch and build what the spec names: rlenv images SPEC")
+        what = f"the image '{name}'" if context is None else f"'{'/'.join(context.parts[-2:])}'"
+        what += f" has not been {'built' if context else 'fetched'} on this machine"
+        raise UsageError(what, hint="fetch and build what the spec names: rlenv images SPEC")
     engine = shutil.which("podman") or shutil.which("docker")
     if engine is None:
         raise UsageError(f"'{name}' needs the program podman", hint="install it: apt-get install podman")
@@ -282,10 +279,8 @@ def inside(info: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
 
 def _special(folder: str, names: list[str]) -> list[str]:
     """Devices, pipes and sockets, which no image needs: a machine has its own."""
-    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
-    return [
-        name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-    ]
+    modes = {name: stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) for name in names}
+    return [name for name, mode in modes.items() if mode not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)]
 
 
 def _owned(path: Path, user: int, group: int) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from rlenv.concurrency.processes import ended
+from rlenv.concurrency.processes import children, ended, work_of
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace.starters import (
     OUTSIDE_ROOT,
@@ -323,11 +323,10 @@ class Machine:
 
     def _interrupt(self, number: signal.Signals) -> None:
         """A signal to all that the command started."""
-        hertz = os.sysconf("SC_CLK_TCK")
         for pid in set(_below(self.pid)) - self._of_boot:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[19]) / hertz >= self._began - 1 / hertz:
+            since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
+            if (work := work_of(pid)) is not None and work.age_s <= since_s + 0.02:  # it is told in ticks
+                with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
     def has_jobs(self) -> bool:
@@ -344,7 +343,7 @@ class Machine:
         if status >= 0:
             os.close(status)
         if process is not None:
-            for pid in _children(process.pid):  # the namespace's first: its end is the end of all in it
+            for pid in children(process.pid):  # the namespace's first: its end is the end of all in it
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             try:
@@ -358,19 +357,10 @@ class Machine:
             self._output = None
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError, ValueError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
-
-
 def _below(pid: int) -> list[int]:
     """All processes that descend from one."""
-    found, rest = [], _children(pid)
+    found, rest = [], children(pid)
     while rest:
         found.append(one := rest.pop())
-        rest += _children(one)
+        rest += children(one)
     return found

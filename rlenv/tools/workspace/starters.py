@@ -41,18 +41,14 @@ _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
 DEEPEST: Final = 4_000
 """Bytes of a path that the kernel takes, nearly."""
-_OF_THIS_MACHINE: Final = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
-)
+_OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
 _MOST_FOLDERS: Final = 200
 """Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MORE: Final = 64
 """Processes of what starts a machine."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CAPABILITIES: Final = (
-    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
-)
+_CAPABILITIES: Final = [f"CAP_{one}" for one in "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID".split()]
 # Constant scripts: all that differs reaches them as variables.
 _USER = (
     '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
@@ -208,31 +204,22 @@ def _config(sandbox: str, start: Start) -> dict[str, Any]:
     users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": _USERS}]
     spaces = ("pid", "ipc", "uts", "mount", "network", "cgroup", "user")
     linux: dict[str, Any] = {
-        "namespaces": [{"type": one} for one in spaces],
-        "uidMappings": users,
-        "gidMappings": users,
-        "cgroupsPath": f"/{start.group}/inner",
-        "resources": {"pids": {"limit": start.limits.processes + _MORE}},
+        "namespaces": [{"type": one} for one in spaces], "uidMappings": users, "gidMappings": users,
+        "cgroupsPath": f"/{start.group}/inner", "resources": {"pids": {"limit": start.limits.processes + _MORE}},
         "seccomp": rules_of_system_calls(),
         "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/sysrq-trigger", "/proc/timer_list", "/sys"],
         "readonlyPaths": ["/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"],
-    }
+    }  # fmt: skip
+    process = {
+        "user": {"uid": 0, "gid": 0}, "args": ["/bin/sh", "-c", _SHELL, "sh", *start.shell], "cwd": "/",
+        "env": [f"{name}={value}" for name, value in start.env.items()], "noNewPrivileges": True,
+        "capabilities": {kind: list(_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
+        "rlimits": [{"type": f"RLIMIT_{name}", "soft": most, "hard": most} for name, most in limits],
+    }  # fmt: skip
+    root = {"path": str(start.root)}
     return {
-        "ociVersion": "1.0.2",
-        "process": {
-            "user": {"uid": 0, "gid": 0},
-            "args": ["/bin/sh", "-c", _SHELL, "sh", *start.shell],
-            "env": [f"{name}={value}" for name, value in start.env.items()],
-            "cwd": "/",
-            "capabilities": {kind: list(_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
-            "rlimits": [{"type": f"RLIMIT_{name}", "soft": most, "hard": most} for name, most in limits],
-            "noNewPrivileges": True,
-        },
-        "root": {"path": str(start.root)},
-        "hostname": "machine",
-        "mounts": mounts,
-        "linux": linux,
-    }
+        "ociVersion": "1.0.2", "process": process, "root": root, "hostname": "machine", "mounts": mounts, "linux": linux
+    }  # fmt: skip
 
 
 def map_users(pid: int, sandbox: str) -> None:
@@ -288,15 +275,10 @@ def _read(path: str) -> bytes:
 async def left(group: str) -> None:
     """Removes the cgroups of a machine whose processes have ended."""
     for _ in range(100):
-        rest = 0
-        for folder in groups(group):
-            try:
+        for folder in (rest := groups(group)):
+            with contextlib.suppress(OSError):
                 folder.rmdir()
-            except FileNotFoundError:
-                continue
-            except OSError:
-                rest += 1
-        if not rest:
+        if not any(folder.exists() for folder in rest):
             return
         await asyncio.sleep(0.01)
 
@@ -415,12 +397,6 @@ def run_on(*argv: str, at: Path | None = None) -> None:
             return
 
 
-@lru_cache(maxsize=1)
-def swept_once() -> None:
-    """`swept`, once in a process."""
-    swept()
-
-
 def swept() -> None:
     """Removes the machines' folders of processes that were killed."""
     mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
@@ -432,6 +408,9 @@ def swept() -> None:
         if _is_left(str(folder)):
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+swept_once = lru_cache(maxsize=1)(swept)
 
 
 def _is_left(name: str) -> bool:
