@@ -211,8 +211,11 @@ class _Task:
         for at, _ in reversed(places):
             env |= self._env(f"{at}.env")
         user = self._said(step, "verifier.user", "")
-        words = {"env": _env_text(env), "workdir": shlex.quote(own["workdir"]) if "workdir" in own else "",
-                 "user": "" if user in (0, "root", "") else shlex.quote(str(user))}  # fmt: skip
+        out = [(one["source"], f"*/{name}") for one in kept if isinstance(one, dict) for name in one.get("exclude", ())]
+        words: dict[str, Any] = {"exclude": [[*map(shlex.quote, pair)] for pair in out] if is_own else []}
+        words["env"] = _env_text(env)
+        words["workdir"] = shlex.quote(own["workdir"]) if "workdir" in own else ""
+        words["user"] = "" if user in (0, "root", "") else shlex.quote(str(user))
         words["also"] = _data(tests[0]) if len(tests) > 1 else ""  # the task's, under those of the step
         return {
             "tests": self._named(tests[-1]) if tests else "", "tests_image": image, "run": _shell("run", **words),
@@ -263,9 +266,13 @@ class _Task:
         commands = []
         for at in dict.fromkeys(("", step)):
             for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
-                if hook.get("user", user) != user:
-                    self._tell(f"{at}verifier.collect.{index}.user", "a hook is run by the agent's user")
-                commands.append(_shell("hook", **{"timeout_sec": 60, **hook, "command": shlex.quote(hook["command"])}))
+                who = hook.get("user", user)
+                if who != user and user not in ("", 0, "root"):
+                    why = "a hook is run by the agent's user, unless that is root"
+                    self._tell(f"{at}verifier.collect.{index}.user", why)
+                held = {**hook, "user": "" if who == user else str(who)}
+                words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
+                commands.append(_shell("hook", timeout_sec=hook.get("timeout_sec", 60), **words))
         return "; ".join(commands)
 
 

@@ -184,15 +184,17 @@ def test_steps_that_were_not_reached_are_worth_nothing(reachable: Path) -> None:
 
 def test_separate_tests_see_what_is_published_alone(reachable: Path) -> None:  # noqa: F811
     toml = (
-        'artifacts = ["/app/n"]\n'
+        'artifacts = [{source = "/app/n"}, {source = "/app/d", exclude = ["*.o", "d/d"]}]\n'
         + QUIET
         + ('[verifier]\nenvironment_mode = "separate"\n[[verifier.collect]]\ncommand = "cp /tmp/n /logs/artifacts/n"\n')
     )
     tests = (
-        "cat /app/n /logs/artifacts/n\n[ ! -e /app/other ] && [ ! -e /tmp/n ] && cmp /app/n /logs/artifacts/n && n=1\n"
+        "cat /app/n /logs/artifacts/n; ls /app/d\n[ ! -e /app/other ] && [ ! -e /tmp/n ] && "
+        "[ $(ls -A /app/d) = a ] && cmp /app/n /logs/artifacts/n && n=1\n"
     )
     spec = written(reachable, toml, **{"tests/test.sh": tests + GIVES.format("echo ${n:-0}")})
-    act = "mkdir -p /logs/artifacts /logs/verifier; echo 3 | tee n other /tmp/n; echo 9 > /logs/verifier/reward.txt"
+    act = "echo 3 | tee n other /tmp/n; mkdir -p d/d/e /logs/artifacts /logs/verifier; touch d/a d/b.o"
+    act += "; echo 9 > /logs/verifier/reward.txt"
     assert worth(played(spec, [act])) == 1
     link = "echo 3 | tee n /tmp/n; rmdir /logs/artifacts; ln -s /tmp /logs/artifacts"
     assert worth(played(spec, [link])) == 0
@@ -207,6 +209,12 @@ def test_a_check_that_fails_makes_the_episode_invalid(reachable: Path) -> None: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="users inside need root")
 def test_users_are_those_that_the_task_names(reachable: Path) -> None:  # noqa: F811
+    hooks = "".join(
+        f'[[verifier.collect]]\ncommand = "id -u > /tmp/{who or 0}"\n' + (f'user = "{who}"\n' if who else "")
+        for who in ("", "root", "nobody")
+    )
+    seen = GIVES.format("[ $(cat /tmp/0 /tmp/root /tmp/nobody | tr -d '\\n') = 00$(id -u nobody) ] && echo 1")
+    assert worth(played(written(reachable, QUIET + hooks, **{"tests/test.sh": seen}), [""])) == 1
     toml = QUIET + '[agent]\nuser = "nobody"\n[verifier]\nuser = 7\n'
     tests = '[ "$(cat /tmp/who)" = nobody ] && [ "$(id -u)" = 7 ] && n=1\n' + GIVES.format("echo ${n:-0}")
     files = {"tests/test.sh": tests, "solution/solve.sh": "cp /solution/name /tmp/who", "solution/name": "nobody"}

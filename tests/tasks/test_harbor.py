@@ -113,7 +113,11 @@ HONOURED: list[tuple[str, Any, Any]] = [
         "steps = [{name = 'a', artifacts = ['/s'], verifier = {environment_mode = 'separate'}}]",
         "steps.0.keep", ["/s", "/logs/artifacts"],
     ),
-    ('artifacts = [{source = "/a", exclude = ["*.o"]}]', ..., "artifacts.0.exclude"),
+    (
+        'artifacts = [{source = "/a", exclude = ["*.o"]}]\nverifier.environment_mode = "separate"',
+        "run", re.compile(r"find /a -path '\*/\*\.o' -prune"),
+    ),
+    ('verifier.collect = [{command = "x", user = "u"}]', "collect", re.compile("setpriv --reuid u .* 60 sh -c x")),
     ('artifacts = [{source = "/a", destination = "b"}]', ..., "artifacts.0.destination"),
     ("colour = 1", ..., "colour"),
     ("environment.colour = 1", ..., "environment.colour"),
@@ -150,7 +154,6 @@ REFUSED = [
     ("verifier.environment.gpus = 1", "no GPU"),
     ("verifier.collect = [{command = 'x', service = 'db'}]", "one machine"),
     ("artifacts = [{source = '/a', service = 'db'}]", "one machine"),
-    ("verifier.collect = [{command = 'x', user = 'other'}]", "the agent's user"),
     ("verifier.collect = [{timeout_sec = 3}]", "command"),
     ("artifacts = ['/a/../b']", "without .."),
     ("agent.timeout_sec = 'long'", "number"),
@@ -256,8 +259,8 @@ def test_a_missing_or_unfit_file_is_a_fault_of_that_file(
 def test_all_faults_of_a_task_are_told_at_once_each_at_its_place(tmp_path: Path) -> None:
     lines = (
         'schema_version = "1.4"', "[environment]", "gpus = 1", 'env = {A = "${RLENV_NO_SUCH}"}', "[agent]",
-        'timeout_sec = "long"', "[[verifier.collect]]", 'command = "x"', 'user = "other"', "[[steps]]", 'name = "a"',
-        "[[steps]]", 'name = "gone"',
+        'timeout_sec = "long"', 'user = "dev"', "[[verifier.collect]]", 'command = "x"', 'user = "other"',
+        "[[steps]]", 'name = "a"', "[[steps]]", 'name = "gone"',
     )  # fmt: skip
     task = folder_of(tmp_path, "\n".join(lines), steps__a__instruction_D_md="First.") / "one"
     (task / "steps/a/instruction.md").unlink()
@@ -269,7 +272,7 @@ def test_all_faults_of_a_task_are_told_at_once_each_at_its_place(tmp_path: Path)
         HarborTasks(tmp_path / "tasks", base=tmp_path)[0]
     places = {(str(Path(one.file).relative_to(task)), one.line) for one in failed.value.faults}
     of_files = ("steps/a/instruction.md", "steps/a/tests/test.sh", "trajectory.json", "environment/docker-compose.yaml")
-    assert places == {("task.toml", line) for line in (3, 4, 6, 9, 13)} | {(file, 1) for file in of_files}
+    assert places == {("task.toml", line) for line in (3, 4, 6, 10, 14)} | {(file, 1) for file in of_files}
 
 
 def test_nothing_of_a_task_leads_out_of_its_folder(tmp_path: Path) -> None:
