@@ -100,7 +100,8 @@ async def bare(count: int) -> float:
     shell = await asyncio.create_subprocess_exec(
         "bash", "--noprofile", "--norc", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert shell.stdin is not None and shell.stdout is not None
+    assert shell.stdin is not None
+    assert shell.stdout is not None
     began = spent()
     for _ in range(count):
         shell.stdin.write(b"eval true </dev/null 2>&1; printf '%s %d\\n' mark $?\n")
