@@ -40,6 +40,7 @@ _TRAIN = (
     *("possessiveness s", "indivisibilities i"),
 )
 _TEST = ("raspberry b", "hippopotamus o", "anagram a", "assess s", "impossibilities i")
+_MOST_NAMED = 6
 
 
 @dataclass
@@ -69,8 +70,9 @@ class InitCommand(Options):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(text.encode() if isinstance(text, str) else text)
         spec = folder / f"{name}.yaml"
+        more = f" and {len(files) - _MOST_NAMED} more files" * (len(files) > _MOST_NAMED)
         write(
-            f"wrote {', '.join(str(folder / file) for file in files)}\n"
+            f"wrote {', '.join(str(folder / file) for file in [*files][:_MOST_NAMED])}{more}\n"
             f"next:  rlenv validate {spec}\n"
             f"       rlenv eval {spec} --policy oracle\n"
             f"       rlenv play {spec}\n"

@@ -123,3 +123,11 @@ def test_what_a_server_names_beside_its_file_is_there_from_the_spec(tmp_path: Pa
         "command": ["python3.11", "../../support/server.py"],
         "env": {"HOME_OF": "../../support"},
     }
+
+
+def test_of_many_files_the_first_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "box"), "--from", "shell"]) == 0
+    written = [path for path in (tmp_path / "box").rglob("*") if path.is_file()]
+    named, _, more = capsys.readouterr().out.partition("\n")[0].partition(" and ")
+    assert named.startswith(f"wrote {tmp_path}/box/box.yaml, ")
+    assert (named.count(", "), more) == (5, f"{len(written) - 6} more files")
