@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.checks.diagnose import check_environment
 from rlenv.episodes.environment import Environment, load
+from rlenv.tokens import TokenEncoder
+from tests.support import real
 from tests.support.pages import blocks_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "benchmarks.md"
@@ -70,6 +73,21 @@ def test_bfcls_dialogues_are_solved_by_their_gold_and_by_nothing_less(
     assert [one.failure for one in trajectories if one.failure] == []
     assert {environment.tasks("test")[one.task_index]["id"] for one in trajectories if not one.success} == at_fault
     assert do_nothing(load(tmp_path / "spec.yaml", set={"vars.category": category})) == 0
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
+@pytest.mark.parametrize("category", ["base", "miss_func", "long_context"])
+def test_bfcls_dialogues_are_id_for_id_the_templates(
+    category: str, family: str, tmp_path: Path, public: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpmath")
+    monkeypatch.syspath_prepend(public("bfcl_eval/__init__.py").parents[1])
+    environment = load(written("bfcl-multi-turn", tmp_path), set={"vars.category": category})
+    bound = TokenEncoder(real.qwen(family), chat_template=real.template(family), history="rows")
+    report = check_environment(environment, lambda: bound, name=family, dialogues=0)
+    assert report.is_exact, report.findings
+    assert sum(finding.cases for finding in report.findings if finding.name == "dialogues of the environment") > 100
 
 
 @pytest.mark.shared_data
