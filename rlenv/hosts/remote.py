@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,7 @@ from rlenv.concurrency.threads import run_sync
 from rlenv.dialects.base import Cut, told_of_cut, without_note
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.hosts import wire
 from rlenv.hosts.link import REASON, Door, RemoteLink, Socket
 from rlenv.language.expressions import EpisodeLimits
@@ -50,21 +51,30 @@ class RemoteEnvironment(Environment):
 
     A server that is full or is being started again is asked again, with growing waits, for `patience_s` seconds. One
     that dies in an episode fails that episode (`remote`): its reward is invalid, its sample masked, nothing else.
-    Records have the messages, turns, terms and rewards, without rows, evidence and what was asked of models.
+    Records have the messages, turns, terms and rewards, without evidence and what was asked of models; and rows where
+    the spec is here too, without which an episode can be neither replayed nor scored again.
 
     Args:
         url: of the server, or of one of its environments (`http://HOST:PORT/env/NAME`).
+        spec: the environment that the server plays, as it is here.
         token: sent as `Authorization: Bearer`; that of the variable `RLENV_TOKEN` where none is given.
         patience_s: how long an episode waits for a server that is not there, or is full.
         longest_s: the most seconds that the server's limits may give an episode with its reward. One that the server
             holds for longer than they say fails (`remote`).
 
     Raises:
-        UsageError: no such server, none of rlenv, a wrong token, a card that is too long, or limits that are.
+        UsageError: no such server, none of rlenv, a wrong token, a card that is too long, or limits that are; or it
+            serves another state of `spec`.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, patience_s: float = 600.0, longest_s: float = 86_400.0
+        self,
+        url: str,
+        *,
+        spec: Environment | None = None,
+        token: str | None = None,
+        patience_s: float = 600.0,
+        longest_s: float = 86_400.0,
     ) -> None:
         self.url = url.rstrip("/")
         token = os.environ.get(VARIABLE, "") if token is None else token
@@ -72,7 +82,10 @@ class RemoteEnvironment(Environment):
         self.longest_s = longest_s
         self._card = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
-        self.loaded, self.address = replace(self.loaded, digest=self._card.digest), self.url
+        self.loaded, self.address, self._here = replace(self.loaded, digest=self._card.digest), self.url, spec
+        if spec is not None and spec.loaded.digest != self._card.digest:
+            hint = "serve the same file with the same --set"
+            raise UsageError(f"{self.url} serves another state of {spec.spec.name}", hint=hint)
         if too_long := self.too_long(self.limits):
             raise UsageError(too_long, hint="give longest_s=… where that is meant")
         self.toolsets.all = self._tools(self._card.tools)
@@ -106,7 +119,9 @@ class RemoteEnvironment(Environment):
         return ToolSet(made, Executor({}, calls=self.spec.calls))
 
     def tasks(self, split: str) -> Tasks:
-        """As many empty rows as the split has tasks: the server keeps what stands in them."""
+        """As many empty rows as the split has tasks: the server keeps what stands in them, unless the spec is here."""
+        if self._here is not None:
+            return self._here.tasks(split)
         rows = self._tasks.get(split)
         if rows is None:
             splits = self._card.splits
@@ -136,10 +151,14 @@ class RemoteEnvironment(Environment):
         if not isinstance(task, int):
             raise UsageError("a server plays the tasks of its own splits", hint="give the task's number")
         split = split if split is not None else next(iter(self._card.splits))
-        if not self.tasks(split).has(task):
-            raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(self.tasks(split)) - 1}")
+        rows = self.tasks(split)
+        row: Mapping[str, Any] = {}
+        if not rows.has(task):
+            raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(rows) - 1}")
+        with suppress(SpecError):  # one that cannot be read fails as the server opens it
+            row = rows[task]
         # Without a seed the server takes the task's own, and says which.
-        episode = _RemoteEpisode(self, {}, split, task, 0 if seed is None else seed, cut or self._cut)
+        episode = _RemoteEpisode(self, row, split, task, 0 if seed is None else seed, cut or self._cut)
         episode.link = RemoteLink(self, seed)
         return episode
 

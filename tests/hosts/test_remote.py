@@ -24,6 +24,7 @@ from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.hosts.serve import ServerLimits
 from rlenv.hosts.workers import listen
 from rlenv.runs.evaluate import evaluate
+from rlenv.runs.replay import replay, rescore
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.trajectory import Trajectory
 from tests.hosts.serving import DOWN, Served, serving
@@ -150,6 +151,23 @@ def test_a_policy_is_rolled_out_and_evaluated_there_and_the_run_is_kept(toy: Ser
     assert [one.reward.total for one in done.trajectories] == [1.0, 1.0, 0.0, 0.0]
     assert [row["turns"] for row in rlenv.open_run(tmp_path / "run").rows()] == [2, 2, 2, 2]
     toy.wait_for(lambda: toy.server.slots.active == 0)
+
+
+def test_where_the_spec_is_here_too_an_episode_is_replayed_and_scored_again(make_environment: Make) -> None:
+    here = make_environment()
+    done = evaluate_there(here, Says(CALL, "<answer>5</answer>"))
+    assert [dict(one.task)["answer"] for one in done] == [5, 8]
+    assert [one.differences for one in asyncio.run(replay(here, done))] == [(), ()]
+    again = asyncio.run(rescore(make_environment(BASE.replace("numeric_match", "numeric_match, weight: 2")), done))
+    assert [one.reward.total for one in again] == [2.0, 0.0]
+    other = make_environment(BASE.replace("turns: 4", "turns: 5"))
+    with serving(other) as served, pytest.raises(UsageError, match="serves another state of toy"):
+        remote(served, spec=here)
+
+
+def evaluate_there(here: Environment, policy: rlenv.Policy) -> list[Trajectory]:
+    with serving(here) as served:
+        return list(evaluate(remote(served, spec=here), policy).trajectories)
 
 
 def test_a_judge_that_is_down_is_invalid_there_and_its_address_stays_with_the_server(make_environment: Make) -> None:

@@ -58,4 +58,19 @@ def test_a_server_that_is_killed_and_started_again_costs_masked_samples(tmp_path
     assert 1 <= summary["failed_episodes"] <= 16  # those that were open, of one step
     assert {reason.partition(":")[0] for reason in summary["failure_reasons"]} == {"remote"}
     assert summary["kept_episodes"] == 3 * 16
+    command = [
+        sys.executable,
+        "-m",
+        "rlenv",
+        "rescore",
+        str(out),
+        "--spec",
+        "arithmetic",
+        "--max-invalid",
+        "1",
+        "--json",
+    ]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+    assert told["invalid"] == [summary["failed_episodes"]] * 2
+    assert told["changes"] == []
     assert "masked, remote" in json.dumps(summary["training"])

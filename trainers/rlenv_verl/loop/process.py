@@ -115,8 +115,8 @@ class ProcessState:
         key = orjson.dumps([spec, spec_set, remote])
         if key not in self._environments:
             with entered(Lane(self._recorder, "")):
-                made = load(spec, set=spec_set or None) if remote is None else RemoteEnvironment(remote)
-                self._environments[key] = made
+                made = load(spec, set=spec_set or None)
+                self._environments[key] = made if remote is None else RemoteEnvironment(remote, spec=made)
         return self._environments[key]
 
     def encoder(

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rlenv.episodes.environment import Environment
-from rlenv.errors import UsageError, did_you_mean
+from rlenv.errors import UsageError, did_you_mean, under
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.language.templates import as_template
 from rlenv.tasks.rows import STEP_SEEDS
@@ -309,9 +309,8 @@ def _remote(spec: TrainedSpec, url: str) -> str | None:
     if not url:
         return None
     address = f"{url.rstrip('/')}/env/{spec.name}"
-    if RemoteEnvironment(address).loaded.digest != spec.environment.loaded.digest:
-        hint = "serve the same file with the same --set"
-        raise UsageError(f"{address} serves another state of {spec.name}", key="run.remote", hint=hint)
+    with under("run.remote"):
+        RemoteEnvironment(address, spec=spec.environment)
     return address
 
 
