@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlenv
 from tests.peers.places import play, run
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
@@ -92,6 +94,24 @@ def test_a_run_of_the_command_is_kept_as_others_are_and_goes_on(tmp_path: Path) 
     assert [step for step, _ in summary["training_reward"]] == [1, 2]
     assert (summary["failed_episodes"], summary["held_out_success"][0]["step"]) == (0, 0)
     assert summary["attempts"][1]["from_step"] == 1
+
+
+def test_two_processes_make_one_run_in_which_each_sample_is_played_once(tmp_path: Path) -> None:
+    """Six samples a process and four a group, so that one group is of both; nine held-out tasks, of which eight fit."""
+    model = play("trl", "trl_model.py", tmp_path, limit_s=300)["model"]
+    command = ["torchrun", "--nproc_per_node", "2", "-m", "rlenv", "train", "arithmetic", "--trainer", "trl"]
+    command += ["--model", model, "-o", "run", "--steps", "2", "--validation-tasks", "9", "max_completion_length=32"]
+    sizes = ["per_device_train_batch_size=6", "num_generations=4", "per_device_eval_batch_size=8", "run.turn_tokens=8"]
+    done = run("trl", [*command, *sizes], tmp_path, limit_s=500, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(rlenv.open_run(tmp_path / "run").rows())
+    played = Counter((row["step"], row["split"], row["task"], row["group"], row["sample"]) for row in rows)
+    assert set(played.values()) == {1}
+    groups = Counter((row["step"], row["group"]) for row in rows if row["split"] == "train")
+    assert list(groups.values()) == [4] * 6
+    assert sum(row["split"] == "test" for row in rows) == 2 * 8
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["kept_episodes"], len(summary["attempts"]), summary["held_out_tasks"]) == (40, 1, 8)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,9 @@ class Rollout:
         is_training = bool(trainer.model.training)
         most = trainer.num_generations if is_training else trainer.num_generations_eval
         step = int(trainer.state.global_step)
-        groups = _groups(player, [Address.of(prompt) for prompt in prompts], most, step, is_validation=not is_training)
+        found = [Address.of(prompt) for prompt in prompts]
+        first = trainer.accelerator.process_index * len(found)
+        groups = groups_of(player, found, most, step, first=first, is_validation=not is_training)
         samples = [sample for group in groups for sample in group]
         run_sync(together, [sample.open() for sample in samples])
         while _anybody([sample for sample in samples if not sample.is_ended], trainer):
@@ -188,19 +189,31 @@ def _check(trainer: Any) -> None:
         )
 
 
-def _groups(
-    player: Player, found: Sequence[Address], most: int, step: int, *, is_validation: bool
+def groups_of(
+    player: Player, found: Sequence[Address], most: int, step: int, *, first: int, is_validation: bool
 ) -> list[list[Sample]]:
-    """The samples, made but not open: equal addresses that stand together are a group, of `most` each."""
-    groups = []
-    at = 0
-    for address, equal in groupby(found):
-        count = len(list(equal))
-        for begin in range(0, count, most):
-            name = f"{step}/{address.spec}/{address.split}/{address.task}/{at + begin}"
-            facts: dict[str, Any] = {"step": step, "group": name, "is_validation": is_validation}
-            groups.append([player.start(address, sample=k, **facts) for k in range(min(most, count - begin))])
-        at += count
+    """The samples, made but not open: so many that follow one another are a group, counted over all processes.
+
+    Args:
+        first: the place of the first among those of all processes, which TRL deals in order.
+
+    Raises:
+        UsageError: terms compare the samples of a group, and another process plays a part of one.
+    """
+    groups: list[list[Sample]] = []
+    for at, address in enumerate(found, first):
+        if at == first or at % most == 0:
+            groups.append([])
+        name = f"{step}/{address.spec}/{address.split}/{address.task}/{at // most}"
+        facts: dict[str, Any] = {"step": step, "group": name, "is_validation": is_validation}
+        groups[-1].append(player.start(address, sample=at % most, **facts))
+    for group in groups:
+        if not is_validation and len(group) < most and group[0].environment.parts.scorer.has_group_terms:
+            raise UsageError(
+                f"terms of {group[0].environment.spec.name} compare samples that two processes play",
+                key="per_device_train_batch_size",
+                hint=f"with steps_per_generation it has to make a multiple of num_generations ({most})",
+            )
     return groups
 
 

@@ -1,7 +1,8 @@
 """`rlenv train --trainer trl`: from specs to a trained policy, with unmodified TRL, in this process.
 
 Without a GPU the sizes are those of a tiny policy, and TRL's own otherwise. `key=value` replaces a key of TRL's
-`GRPOConfig`, and `run.key=value` one of `RUN`. Under `accelerate launch` each process plays its own prompts.
+`GRPOConfig`, and `run.key=value` one of `RUN`. Under `torchrun` or `accelerate launch` each process plays its own part
+of the prompts; the first one prepares the folder, keeps the figures and says when the run is to end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -91,6 +93,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         if getattr(arguments, name):
             raise UsageError(f"--trainer trl does not take --{name.replace('_', '-')}", hint=needs)
     trl = _trl()
+    console.quiet = not _leads()
     if arguments.resume is not None:
         return _resumed(trl, arguments, console)
     sources, items = spec_and_overrides(arguments.items)
@@ -100,11 +103,13 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
     specs = load_specs(sources, set=arguments.set)
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
-    if (folder / "metrics.jsonl").exists() or is_run(folder):
+    if _leads() and ((folder / "metrics.jsonl").exists() or is_run(folder)):
         raise UsageError(f"{folder} holds a run already", hint=f"choose another with -o, or --resume {folder}")
     if arguments.dry_run:
         return _tried(trl, asked, specs, folder, arguments.model or "tiny", console)
-    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
+    if config.world_size > 1 and arguments.output is None:
+        raise UsageError("several processes need one folder", key="-o", hint="name it by -o FOLDER")
     info = RunInfo(
         "train",
         command=arguments.command,
@@ -112,13 +117,43 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         environment=", ".join(spec.environment.id for spec in specs),
         policy=arguments.model or "tiny",
     )
-    with driving(folder, info):
+
+    def prepared() -> None:
         console.print(f"run folder  {folder}", markup=False)
         model = _model(arguments, specs, folder, console)
         facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
         facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
-        info = _begun(replace(info, facts=facts), specs, folder, model, asked, from_step=0)
-        return _run(trl, asked, specs, folder, info, console, limit_s=arguments.time_limit)
+        _begun(replace(info, facts=facts), specs, folder, model, asked, from_step=0)
+
+    return _driven(trl, asked, specs, folder, config, prepared, console, info, limit_s=arguments.time_limit)
+
+
+def _leads() -> bool:
+    """True in a process alone, and in the first of several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _driven(
+    trl: Any,
+    asked: Asked,
+    specs: Sequence[TrainedSpec],
+    folder: Path,
+    config: Any,
+    prepare: Callable[[], None],
+    console: Console,
+    unprepared: RunInfo | None = None,
+    **options: Any,
+) -> int:
+    """Trains in a folder that the first process drives and has prepared; the others wait for that."""
+    with ExitStack() as stack:
+        with config.main_process_first(local=False):
+            if _leads():
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(driving(folder, unprepared))
+                prepare()
+        info = read_info(folder)
+        assert info is not None  # where preparing has failed, this process is ended by whoever started it
+        return _run(trl, asked, specs, folder, config, info, console, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +222,16 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
     step = step_of(kept[-1])
     if arguments.dry_run:
         return _tried(trl, asked, specs, folder, info.policy, console, step=step)
-    with driving(folder):
+    begun = replace(info, command=arguments.command, state="running", ended=0.0)
+
+    def prepared() -> None:
         console.print(f"run folder  {folder}\ngoes on from step {step}", markup=False)
         _cut_metrics(folder / "metrics.jsonl", step)
-        info = replace(info, command=arguments.command, state="running", ended=0.0)
-        info = _begun(info, specs, folder, info.policy, asked, from_step=step)
-        limit_s = arguments.time_limit
-        return _run(trl, asked, specs, folder, info, console, limit_s=limit_s, checkpoint=kept[-1])
+        _begun(begun, specs, folder, begun.policy, asked, from_step=step)
+
+    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
+    options: dict[str, Any] = {"limit_s": arguments.time_limit, "checkpoint": kept[-1]}
+    return _driven(trl, asked, specs, folder, config, prepared, console, **options)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -288,7 +326,7 @@ def _model(arguments: argparse.Namespace, specs: Sequence[TrainedSpec], folder: 
 
 def _begun(
     info: RunInfo, specs: Sequence[TrainedSpec], folder: Path, model: str, asked: Asked, *, from_step: int
-) -> RunInfo:
+) -> None:
     """The run with one more attempt, kept in run.json, and the locks of its episodes."""
     splits = list(dict.fromkeys((asked.own["train_split"], asked.own["validation_split"])))
     policy = {"kind": "train", "model": Path(model).name if Path(model).is_absolute() else model}
@@ -303,9 +341,7 @@ def _begun(
     }
     number, lock = len(info.attempts) + 1, next(iter(locks.values()))
     attempt = Attempt(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks)
-    info = replace(info, attempts=(*info.attempts, attempt), policy=model)
-    write_info(folder, info)
-    return info
+    write_info(folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
 
 
 def _run(
@@ -313,6 +349,7 @@ def _run(
     asked: Asked,
     specs: Sequence[TrainedSpec],
     folder: Path,
+    config: Any,
     info: RunInfo,
     console: Console,
     *,
@@ -323,7 +360,6 @@ def _run(
     from transformers.trainer_callback import PrinterCallback
 
     started, own, seed = time.monotonic(), asked.own, asked.seed
-    config = config_of(trl, asked.keys, folder=folder, seed=seed, on_cpu=_on_cpu())
     keeper = Keeper(folder, keep_gb=float(own["keep_gb"]), writers=config.world_size)
     rollout = Rollout(
         *(spec.environment for spec in specs),
@@ -336,6 +372,7 @@ def _run(
     )
     follower = _follower(folder, console, limit_s=limit_s)
     held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
+    held_out, config.per_device_eval_batch_size = _shared(held_out, config)
     try:
         trainer = trl.GRPOTrainer(
             model=info.policy,
@@ -352,8 +389,9 @@ def _run(
             trainer.save_model(str(folder / "trained"))
     finally:
         keeper.close()
+    trainer.accelerator.wait_for_everyone()  # for the episodes of the others
     state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
-    if config.process_index == 0:
+    if _leads():
         info = replace(info, state=state, ended=time.time())
         write_info(folder, info)
         facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
@@ -364,8 +402,18 @@ def _run(
     return 0 if state == "ended" else 130
 
 
+def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:
+    """The tasks of a validation and the size of a batch by which all processes have as many: TRL fills up what is left
+    with tasks that have been played."""
+    size, each = config.per_device_eval_batch_size, len(held_out) // config.world_size
+    if config.world_size == 1 or not each:
+        return held_out, size
+    return held_out[: each * config.world_size], next(one for one in range(size, 0, -1) if each % one == 0)
+
+
 def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
     """TRL's callback that writes the figures of each step to metrics.jsonl and heeds the run's limits."""
+    from accelerate.utils import broadcast_object_list
     from transformers import TrainerCallback
 
     started = time.monotonic()
@@ -388,6 +436,9 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
                 self.ended = "stop"
             elif limit_s is not None and time.monotonic() - started > limit_s:
                 self.ended = "time_limit"
+            (self.ended,) = broadcast_object_list(
+                [self.ended]
+            )  # a process that ended alone would leave the others waiting
             if self.ended:
                 control.should_training_stop = True
                 control.should_save = state.global_step < state.max_steps  # for --resume
