@@ -49,7 +49,8 @@ def openenv(environment: Environment) -> Files:
     plan = {"plan_schema_version": "1", "reset": {"episode_id": "oracle", "seed": 0}, "actions": actions}
     return {
         "openenv.yaml": yaml.safe_dump(_manifest(environment, earned), sort_keys=False, allow_unicode=True),
-        "pyproject.toml": _PYPROJECT.format(
+        "pyproject.toml": _written(
+            "pyproject",
             id=f"openenv-{name}",
             module="server",
             scripts=_SCRIPTS,
@@ -57,12 +58,12 @@ def openenv(environment: Environment) -> Files:
             rlenv=f">={__version__}",
             version=environment.spec.version,
         ),
-        "uv.lock": _UV_LOCK,
+        "uv.lock": _written("lock"),
         "server/__init__.py": "",
-        "server/app.py": _APP.format(name=name, spec=spec, port=_PORT),
-        "server/Dockerfile": _DOCKERFILE.format(rlenv=__version__, port=_PORT),
+        "server/app.py": _written("app", name=name, spec=spec, port=_PORT),
+        "server/Dockerfile": _written("docker", rlenv=__version__, port=_PORT),
         "validation/runtime.json": json.dumps(plan, indent=2) + "\n",
-        "README.md": _README.format(name=name, port=_PORT),
+        "README.md": _written("openenv", name=name, port=_PORT),
         **{f"spec/{path}": content for path, content in files.items()},
     }
 
@@ -96,9 +97,9 @@ def verifiers(environment: Environment) -> Files:
     about = {"module": module, "id": module.replace("_", "-"), "version": environment.spec.version}
     about["rlenv"] = f"=={__version__}"
     return {
-        "pyproject.toml": _PYPROJECT.format(**about, scripts="", host="verifiers>=0.4,<0.5"),
-        "README.md": _VERIFIERS_README.format(**about),
-        f"{module}/__init__.py": _VERIFIERS.format(**about, spec=spec),
+        "pyproject.toml": _written("pyproject", **about, scripts="", host="verifiers>=0.4,<0.5"),
+        "README.md": _written("about-verifiers", **about),
+        f"{module}/__init__.py": _written("verifiers", **about, spec=spec),
         **{f"{module}/spec/{path}": content for path, content in files.items()},
     }
 
@@ -207,98 +208,9 @@ def _within(place: Path) -> Iterator[Path]:
             yield path
 
 
-_PYPROJECT: Final = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+def _written(which: str, /, **values: Any) -> str:
+    """A file of a folder, from its text with holes."""
+    return (Path(__file__).parent / "folders" / f"{which}.txt").read_text(encoding="utf-8").format(**values)
 
-[project]
-name = "{id}"
-version = "0.{version}.0"
-requires-python = ">=3.11"
-dependencies = ["rlenv{rlenv}", "{host}"]
 
-{scripts}[tool.hatch.build.targets.wheel]
-packages = ["{module}"]
-"""
 _SCRIPTS: Final = '[project.scripts]\nserver = "server.app:main"\n\n'
-_UV_LOCK: Final = """\
-# Written without the network: `uv lock` fills it in.
-version = 1
-requires-python = ">=3.11"
-"""
-_APP: Final = '''\
-"""The server of {name}: OpenEnv's wire, by `rlenv serve`."""
-
-from __future__ import annotations
-
-import os
-import sys
-from pathlib import Path
-
-SPEC = Path(__file__).resolve().parent.parent / "{spec}"
-
-
-def main() -> None:
-    """Serves until the process is told to end."""
-    from rlenv.cli.main import main as rlenv
-
-    os.environ.setdefault("OPENENV_TOKEN", "")
-    words = ["serve", str(SPEC), "--port", os.environ.get("PORT", "{port}")]
-    if os.environ["OPENENV_TOKEN"]:
-        words += ["--host", "0.0.0.0", "--token-env", "OPENENV_TOKEN"]
-    elif os.environ.get("OPENENV_PUBLIC"):
-        words += ["--host", "0.0.0.0", "--no-token"]
-    sys.exit(rlenv(words))
-
-
-if __name__ == "__main__":
-    main()
-'''
-_DOCKERFILE: Final = """\
-FROM python:3.12-slim
-WORKDIR /app
-RUN pip install --no-cache-dir "rlenv>={rlenv}"
-COPY . /app
-# Whoever may reach the container may play: set OPENENV_TOKEN to ask for a token in its place.
-ENV OPENENV_PUBLIC=1
-EXPOSE {port}
-CMD ["python", "-m", "server.app"]
-"""
-_README: Final = """\
-# {name}
-
-An environment of [rlenv](https://pypi.org/project/rlenv/) behind OpenEnv's wire.
-
-    pip install .
-    python -m server.app                                  # http://127.0.0.1:{port}
-    openenv validate . --level static --skip-build
-"""
-
-_VERIFIERS: Final = '''\
-"""A spec of rlenv as a taskset of verifiers, with the harness that plays it."""
-
-from pathlib import Path
-
-import verifiers.v1 as vf
-from rlenv_verifiers import RlenvConfig, RlenvHarness, RlenvTask, RlenvTaskset
-
-__all__ = ["RlenvHarness", "SpecTaskset"]
-
-
-class SpecConfig(RlenvConfig):
-    spec: str = str(Path(__file__).parent / "{spec}")
-
-
-class SpecTaskset(RlenvTaskset, vf.Taskset[RlenvTask, SpecConfig]):
-    """The rows of the spec in this package."""
-'''
-_VERIFIERS_README: Final = """\
-# {id}
-
-    pip install .
-    vf-validate {id} --runtime.type subprocess
-    vf-eval {id} -m MODEL --client.base-url http://127.0.0.1:8000/v1 --env.agent.runtime.type subprocess --no-push
-
-`prime env push` hands it to the hub. A reward that cannot be measured is null there, and the trace is not `ok`.
-"""
