@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv.endpoints import connections
@@ -87,30 +88,31 @@ class _Stopped(Exception):
     """The host has ended the rollout."""
 
 
+@dataclass
 class _Stoppable:
     """A policy at an endpoint of a host that may end the rollout."""
 
-    name = OpenAIPolicy.name
-
-    def __init__(self, policy: OpenAIPolicy, is_stopped: Callable[[], bool]) -> None:
-        self._policy, self._is_stopped = policy, is_stopped
+    policy: OpenAIPolicy
+    is_stopped: Callable[[], bool]
+    name: str = OpenAIPolicy.name
 
     def start(self, context: PolicyContext) -> PolicySession:
-        return _Session(self._policy.start(context), self._is_stopped)
+        return _Session(self.policy.start(context), self.is_stopped)
 
     async def aclose(self) -> None:
-        await self._policy.aclose()
+        await self.policy.aclose()
 
 
+@dataclass
 class _Session:
-    def __init__(self, session: PolicySession, is_stopped: Callable[[], bool]) -> None:
-        self._session, self._is_stopped = session, is_stopped
+    session: PolicySession
+    is_stopped: Callable[[], bool]
 
     async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
         try:
-            return await self._session.act(messages)
+            return await self.session.act(messages)
         except PolicyError as error:
-            if not self._is_stopped():
+            if not self.is_stopped():
                 raise
             # The policy has used up what the host gives it. Were its reward invalid, it could leave out its own sample.
             raise _Stopped from error

@@ -22,11 +22,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from rlenv._base.bounded import sendable
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import UsageError
-from rlenv.hosts.http import guarded, is_local, json_of
+from rlenv.hosts.http import answer, guarded, is_local, json_of
 from rlenv.messages import Message, ToolCall
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
@@ -42,7 +41,7 @@ Keep = Callable[["Held", Trajectory], None]
 def refusal(status: int, message: str, **more: Any) -> web.Response:
     """An answer that says what is wrong, in the form of OpenAI's errors."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, **more}}, status=status)
+    return answer({"error": {"message": message, "type": kind, **more}}, status=status)
 
 
 def guard_of(host: str, token: str, *, is_free: Callable[[web.Request], bool]) -> Any:
@@ -79,7 +78,7 @@ class Held:
     @property
     def is_over(self) -> bool:
         """True once nothing that the agent does counts any more."""
-        return self.is_closing or self.session.episode.is_ending
+        return self.is_closing or self.session.is_over
 
 
 class Desk:
@@ -262,11 +261,13 @@ class Desk:
             held = await self.start(**asked)
             messages = [message.as_dict() for message in held.session.episode.messages]
             tools = list(held.session.tools)
-            return _json({"episode": held.id, "messages": messages, "tools": tools, **described(request, held)}, 201)
+            return answer(
+                {"episode": held.id, "messages": messages, "tools": tools, **described(request, held)}, status=201
+            )
 
         async def look(request: web.Request) -> web.Response:
             held = self.get(request.match_info["id"])
-            return _json({"episode": held.id, **self._outcome(held), **described(request, held)})
+            return answer({"episode": held.id, **self._outcome(held), **described(request, held)})
 
         async def finish(request: web.Request) -> web.Response:
             held, asked = self.get(request.match_info["id"]), await json_of(request)
@@ -276,14 +277,14 @@ class Desk:
             if not isinstance(said, str | list | None):
                 raise UsageError(f"found a {type(said).__name__}; expected a text or a list of messages")
             await self.finish(held, said)
-            return _json({"episode": held.id, **self._outcome(held), **described(request, held)})
+            return answer({"episode": held.id, **self._outcome(held), **described(request, held)})
 
         async def leave(request: web.Request) -> web.Response:
             await self.leave(held := self.get(request.match_info["id"]), gives_up="client", why="it was given up")
-            return _json({"episode": held.id, **self._outcome(held)})
+            return answer({"episode": held.id, **self._outcome(held)})
 
         async def health(request: web.Request) -> web.Response:
-            return _json({"status": "healthy", "episodes": self.open, "most": self.most})
+            return answer({"status": "healthy", "episodes": self.open, "most": self.most})
 
         one = "/episodes/{id}"
         named = [web.post("/episodes", begin), web.get(one, look), web.delete(one, leave), web.get("/health", health)]
@@ -299,7 +300,3 @@ class Full(UsageError):
 
 class Unknown(UsageError):
     """There is no episode of that name."""
-
-
-def _json(value: Mapping[str, Any], status: int = 200) -> web.Response:
-    return web.json_response(sendable(value), status=status)

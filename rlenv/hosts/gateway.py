@@ -11,7 +11,8 @@ The model's own server is asked behind it, for token ids and log-probabilities t
 What the model wrote is scored as the transcript of a `rlenv.ToolSession`: an agent's history is its own affair.
 
 A server that does not answer ends the episode with an invalid reward; a request that it refuses is the agent's own
-mistake, which it is told. An agent that never finishes is scored as truncated (`host`).
+mistake, which it is told. An agent that never finishes is scored as truncated (`host`). One that goes on behind the end
+is answered by a last message of the gateway's, upon which agents end by themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from aiohttp import web
@@ -36,7 +37,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import EndpointError
 from rlenv.hosts.desk import Desk, Held, guard_of, refusal
 from rlenv.hosts.exchanges import Exchange, matched, named_by, rows_of, told_of
-from rlenv.hosts.http import MOST_BYTES, bearer_of, json_of
+from rlenv.hosts.http import MOST_BYTES, answer, bearer_of, json_of
 from rlenv.hosts.mcp_server import held_by, over_http
 from rlenv.hosts.wires import CHAT_FIELDS, as_chat, as_events, as_response, chat_chunks
 from rlenv.messages import Message
@@ -49,6 +50,9 @@ __all__ = ["Gateway", "Recorded"]
 _ASKED_FOR: Final = {"logprobs": True, "return_token_ids": True}
 """vLLM's and SGLang's; other servers leave alone what they do not know, or are asked without (`wants_ids=False`)."""
 _OVER: Final = "the episode is over: the model is not asked any more"
+_FAREWELL: Final = Completion(Message("assistant", "The episode is over."))
+_MOST_FAREWELLS: Final = 3
+"""An agent that asks on behind so many last messages is told by an error: some go on until they are stopped."""
 _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Bytes of all requests of one episode, which are kept until it is forgotten."""
@@ -66,6 +70,8 @@ class Recorded:
     asked: int = 0
     received: int = 0
     """Bytes of all requests."""
+    farewells: int = 0
+    """How many requests came behind the end."""
     scored: list[Exchange] = field(default_factory=list)
     """Those whose messages are the transcript that was scored."""
     rows: list[Tokens] = field(default_factory=list)
@@ -155,17 +161,11 @@ class Gateway:
         options = body.get("stream_options")
         with_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
 
-        async def answer() -> Exchange | web.Response:
-            chat = {key: body[key] for key in CHAT_FIELDS if key in body}
-            return await self._asked(held, body, chat, len(await request.read()))
+        def events(made: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+            return (("", data) for data in chat_chunks(made, with_usage=with_usage))
 
-        def whole(one: Exchange) -> dict[str, Any]:
-            return {**one.answer, "model": body.get("model") or self._client.endpoint.model}
-
-        def events(one: Exchange) -> Iterable[tuple[str, str]]:
-            return (("", data) for data in chat_chunks(whole(one), with_usage=with_usage))
-
-        return await _given(request, answer, whole, events if body.get("stream") else None)
+        chat = {key: body[key] for key in CHAT_FIELDS if key in body}
+        return await _given(request, body, self._asked(request, held, body, chat), lambda answer: answer, events)
 
     async def _respond(self, request: web.Request, held: Held) -> web.StreamResponse:
         body, record = await json_of(request), held.aside
@@ -175,24 +175,21 @@ class Gateway:
             return refusal(404, f"there is no response '{str(before)[:60]}' in this episode")
         chat = as_chat(body, known)
 
-        async def answer() -> Exchange | web.Response:
-            return await self._asked(held, body, chat, len(await request.read()))
-
-        def whole(one: Exchange) -> dict[str, Any]:
-            made = as_response({**one.answer, "model": body.get("model") or self._client.endpoint.model}, body)
-            record.responses[made["id"]] = [*chat["messages"], one.answer["choices"][0]["message"]]
+        def whole(answer: Mapping[str, Any]) -> dict[str, Any]:
+            made = as_response(answer, body)
+            record.responses[made["id"]] = [*chat["messages"], answer["choices"][0]["message"]]
             drop_oldest(record.responses, most=_MOST_RESPONSES)
             return made
 
-        def events(one: Exchange) -> Iterable[tuple[str, str]]:
-            return ((json.loads(data)["type"], data) for data in as_events(whole(one)))
+        def events(made: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+            return ((json.loads(data)["type"], data) for data in as_events(made))
 
-        return await _given(request, answer, whole, events if body.get("stream") else None)
+        return await _given(request, body, self._asked(request, held, body, chat), whole, events)
 
     # The model behind it
 
     async def _asked(
-        self, held: Held, body: Mapping[str, Any], chat: dict[str, Any], size: int
+        self, request: web.Request, held: Held, body: Mapping[str, Any], chat: dict[str, Any]
     ) -> Exchange | web.Response:
         """The model's answer to an agent's request, or what the agent is told in its place."""
         record, episode = held.aside, held.session.episode
@@ -200,9 +197,9 @@ class Gateway:
         if problem := _problem(body, chat):
             return refusal(400, problem)
         record.asked += 1
-        record.received += size
+        record.received += len(await request.read())
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
-            return refusal(400, _OVER, code="episode_over")
+            return self._ended(held)
         sent = self._request(chat)
         try:
             with counted(episode.tools.account, "policy"):
@@ -212,10 +209,17 @@ class Gateway:
             return await self._failed(held, error, is_late=time.monotonic() >= deadline)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
-            return refusal(400, _OVER, code="episode_over")
-        one = Exchange(sent, _plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
+            return self._ended(held)
+        one = Exchange(sent, self._plain(answer, completion), completion, named_by(chat.get("tools"), parameters))
         record.exchanges.append(one)
         return one
+
+    def _ended(self, held: Held) -> Exchange | web.Response:
+        """The answer to a request behind the end: a last message, or an error where nobody wants the agent's answer."""
+        held.aside.farewells += 1
+        if held.is_closing or held.session.episode.failure is not None or held.aside.farewells > _MOST_FAREWELLS:
+            return refusal(400, _OVER, code="episode_over")
+        return Exchange({}, self._plain({"choices": [{"message": {}}]}, _FAREWELL), _FAREWELL)
 
     def _request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """The request that the model's server is sent: what it spells of control tokens is text, in all that comes from
@@ -230,11 +234,11 @@ class Gateway:
         limits = [one["max_tokens"] for one in (sent, own) if type(one.get("max_tokens")) is int]
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
 
-    async def _failed(self, held: Held, error: EndpointError, *, is_late: bool) -> web.Response:
+    async def _failed(self, held: Held, error: EndpointError, *, is_late: bool) -> Exchange | web.Response:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
         server's is one is asked beside it, since a request may have made it fail."""
         if is_late or held.is_closing:
-            return refusal(400, _OVER, code="episode_over")
+            return self._ended(held)
         if error.status in REFUSED:
             return refusal(400, str(error))
         if (error.status is not None or error.is_garbled) and await self._answers():
@@ -249,6 +253,22 @@ class Gateway:
         except EndpointError:
             return False
         return True
+
+    def _plain(self, answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
+        """An answer in the form that clients expect, as it was read; what else the server says is left out."""
+        raw, read = answer["choices"][0], completion.message
+        calls = [_call(*one) for one in enumerate(raw["message"].get("tool_calls") or ())]
+        message: dict[str, Any] = {"role": "assistant", "content": read.content}
+        message |= {"tool_calls": calls} if calls else {}
+        message |= {"reasoning_content": read.thinking} if read.thinking else {}
+        usage = completion.usage.as_dict()
+        usage["total_tokens"] = sum(usage.values())
+        id, reason = answer.get("id"), completion.finish_reason or "stop"
+        return {
+            "id": id if isinstance(id, str) else f"chatcmpl-{uuid4().hex}", "object": "chat.completion",
+            "created": int(time.time()), "model": self._client.endpoint.model, "usage": usage,
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        }  # fmt: skip
 
     # The end
 
@@ -295,23 +315,6 @@ def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": broken_value(message.get("content"))}
 
 
-def _plain(answer: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
-    """An answer in the form that clients expect, as it was read; what else the server has put into it is left out."""
-    raw, read = answer["choices"][0], completion.message
-    calls = [_call(*one) for one in enumerate(raw["message"].get("tool_calls") or ())]
-    message: dict[str, Any] = {"role": "assistant", "content": read.content}
-    message |= {"tool_calls": calls} if calls else {}
-    message |= {"reasoning_content": read.thinking} if read.thinking else {}
-    usage = completion.usage.as_dict()
-    usage["total_tokens"] = sum(usage.values())
-    id, reason = answer.get("id"), completion.finish_reason or "stop"
-    return {
-        "id": id if isinstance(id, str) else f"chatcmpl-{uuid4().hex}", "object": "chat.completion",
-        "created": int(time.time()), "model": "", "usage": usage,
-        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-    }  # fmt: skip
-
-
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
     """A call with all that clients expect of one; a server may leave out its id, or what has no arguments."""
     name, arguments = call["function"].get("name"), call["function"].get("arguments")
@@ -330,42 +333,38 @@ def _row(row: Tokens, *, is_valid: bool) -> dict[str, Any]:
 
 async def _given(
     request: web.Request,
-    answer: Callable[[], Any],
-    whole: Callable[[Exchange], Mapping[str, Any]],
-    events: Callable[[Exchange], Iterable[tuple[str, str]]] | None,
+    body: Mapping[str, Any],
+    asking: Awaitable[Exchange | web.Response],
+    whole: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    events: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]],
 ) -> web.StreamResponse:
     """Answers in one piece, or as events: of a stream nothing but signs of life is sent until the whole is there."""
-    if events is None:
-        one = await answer()
-        if isinstance(one, web.Response):
-            return one
-        _note_delivery(request, one)
-        return web.json_response(sendable(whole(one)))
-    asked = asyncio.ensure_future(answer())
+
+    def made(one: Exchange) -> Mapping[str, Any]:
+        one.is_delivered = request.transport is not None and not request.transport.is_closing()
+        return whole({**one.answer, "model": body.get("model") or one.answer["model"]})
+
+    if not body.get("stream"):
+        given = await asking
+        return given if isinstance(given, web.Response) else answer(made(given))
+    asked = asyncio.ensure_future(asking)
     await asyncio.wait([asked], timeout=_BEAT_S)
     if asked.done() and isinstance(asked.result(), web.Response):
-        refused: web.Response = asked.result()
-        return refused
+        return cast("web.Response", asked.result())
     stream = web.StreamResponse(headers=_EVENTS)
     try:
         await stream.prepare(request)
         while not asked.done():
             await stream.write(b": still here\n\n")
             await asyncio.wait([asked], timeout=_BEAT_S)
-        one = asked.result()
+        one: Exchange | web.Response = asked.result()
         if isinstance(one, web.Response):
             told = json.loads(one.body or b"{}")  # type: ignore[arg-type]  # ours is bytes
             await stream.write(b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n")
             return stream
-        _note_delivery(request, one)
-        for kind, data in events(one):
+        for kind, data in events(made(one)):
             await stream.write((f"event: {kind}\n" if kind else "").encode() + f"data: {data}\n\n".encode())
     except ConnectionError:
-        one = await asked
-        if isinstance(one, Exchange):
-            one.is_delivered = False
+        if isinstance(late := await asked, Exchange):
+            late.is_delivered = False
     return stream
-
-
-def _note_delivery(request: web.Request, one: Exchange) -> None:
-    one.is_delivered = request.transport is not None and not request.transport.is_closing()

@@ -13,8 +13,9 @@ from aiohttp import web
 
 from rlenv._base.strict_json import read_json
 from rlenv.errors import RlenvError
+from rlenv.hosts.wire import encoded
 
-__all__ = ["MOST_BYTES", "bearer_of", "close_silent", "guarded", "is_local", "is_same", "json_of", "read_of"]
+__all__ = ["MOST_BYTES", "answer", "bearer_of", "close_silent", "guarded", "is_local", "is_same", "json_of", "read_of"]
 
 MOST_BYTES: Final = 16_000_000
 """Of a request's body."""
@@ -70,6 +71,11 @@ def guarded(
         return told
 
     return guard
+
+
+def answer(value: Any, *, status: int = 200) -> web.Response:
+    """A response of JSON, whatever a policy or a tool wrote into it."""
+    return web.Response(text=encoded(value), status=status, content_type="application/json")
 
 
 def bearer_of(request: web.Request) -> str:

@@ -24,8 +24,7 @@ from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import RlenvError
 from rlenv.hosts import wire
 from rlenv.hosts.conversation import note_end
-from rlenv.hosts.http import json_of
-from rlenv.hosts.serve import answer
+from rlenv.hosts.http import answer, json_of
 from rlenv.hosts.session import Session
 from rlenv.messages import Message
 from rlenv.trajectory import Step

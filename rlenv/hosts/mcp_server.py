@@ -102,13 +102,13 @@ async def answered(
             result = {"resultType": "complete", **result}
             if method in ("server/discover", "tools/list", "prompts/list"):
                 result |= {"ttlMs": 0, "cacheScope": "private"}
-        return {"jsonrpc": "2.0", "id": id, "result": sendable(result)}
+        return wire.rpc_result(id, sendable(result))
     except _Refused as error:
-        told = {"code": error.code, "message": str(error), **({} if error.data is None else {"data": error.data})}
+        fault = (error.code, str(error)), ({} if error.data is None else {"data": sendable(error.data)})
     except Exception:  # the boundary: whoever waits for an answer is given one
         _log.exception("a request of MCP failed")
-        told = {"code": _INTERNAL, "message": "the server has failed at this request"}
-    return {"jsonrpc": "2.0", "id": id if isinstance(id, str | int) else None, "error": sendable(told)}
+        fault = (_INTERNAL, "the server has failed at this request"), {}
+    return wire.rpc_fault(id if isinstance(id, str | int) else None, *fault[0], **fault[1])
 
 
 def _stands_alone(method: str, params: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
@@ -147,7 +147,7 @@ async def _result(
     if held is None:
         raise _Refused(_REQUEST, "no episode: shake hands with `initialize`, or ask /mcp/KEY (`POST /episodes`)")
     if method == "tools/list":
-        tools = [_tool(schema["function"]) for schema in held.session.episode.toolset.schemas]
+        tools = [wire.tool_of(schema["function"]) for schema in held.session.episode.toolset.schemas]
         return {"tools": [*tools, *([_FINISH_TOOL] if finishes else [])]}
     if method == "tools/call":
         name, arguments = params.get("name"), params.get("arguments")
@@ -185,14 +185,6 @@ def _introduced(
     return {"supportedVersions": [*_HANDSHAKE, *([_ALONE] if held is not None else [])], **said}
 
 
-def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": function["name"],
-        "description": function.get("description", ""),
-        "inputSchema": function.get("parameters") or {"type": "object", "properties": {}},
-    }
-
-
 async def _called(held: Held, name: str, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:
     if held.is_over:
         return _text("Not run: the episode is over.", is_error=True)
@@ -228,8 +220,7 @@ async def over_http(request: web.Request, held: Held | None, desk: Desk, *, fini
     try:
         message = read_json(await read_of(request), max_bytes=MOST_BYTES)
     except ValueError as error:
-        told = {"code": _PARSE, "message": f"Parse error: {error}"}
-        return web.json_response({"jsonrpc": "2.0", "id": None, "error": told}, status=400)
+        return web.json_response(wire.rpc_fault(None, _PARSE, f"Parse error: {error}"), status=400)
     made = None
     if finishes and held is None and isinstance(message, Mapping) and message.get("method") == "initialize":
         held = made = await desk.start(**_asked(request))
@@ -327,8 +318,7 @@ async def serve_lines(
         try:
             answer = await answered(held, read_json(line, max_bytes=MOST_BYTES), desk=desk, finishes=True)
         except ValueError as error:
-            told = {"code": _PARSE, "message": f"Parse error: {error}"}
-            answer = {"jsonrpc": "2.0", "id": None, "error": told}
+            answer = wire.rpc_fault(None, _PARSE, f"Parse error: {error}")
         if answer is not None:
             with suppress(OSError):  # the client has gone, and its episode ends with what it sends
                 out.write(json.dumps(answer).encode() + b"\n")

@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import WSCloseCode, web
 
@@ -26,7 +26,7 @@ from rlenv import __version__
 from rlenv.episodes.environment import Environment
 from rlenv.hosts import wire
 from rlenv.hosts.conversation import ENDING, ServedSocket
-from rlenv.hosts.http import guarded, json_of
+from rlenv.hosts.http import answer, guarded, json_of
 from rlenv.hosts.session import Session
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ class Server:
         )
         app = web.Application(client_max_size=self.limits.message_bytes, middlewares=[guard])
         asked = {
-            "ws": self._socket, "health": self._health, "metadata": self._metadata, "schema": self._schema,
-            "openapi.json": self._openapi, "card": self._card, "state": self._state,
+            "ws": self._socket, "health": self._health, "metadata": self._metadata, "card": self._card,
+            **{path: _always(value) for path, value in _SAID.items()},
         }  # fmt: skip
         for prefix in ("", *(f"/env/{name}" for name in self.environments)):
             named = [web.get(f"{prefix}/{path}", answers) for path, answers in asked.items()]
@@ -268,20 +268,8 @@ class Server:
         described = spec.description or f"{spec.name}, an environment of rlenv"
         return answer({"name": spec.name, "description": described, "version": f"{spec.version}", "rlenv": __version__})
 
-    async def _schema(self, request: web.Request) -> web.Response:
-        return answer({"action": wire.ACTION, "observation": wire.OBSERVATION, "state": wire.STATE})
-
     async def _card(self, request: web.Request) -> web.Response:
         return answer(self.cards[self.named(request)])
-
-    async def _state(self, request: web.Request) -> web.Response:
-        return answer({"episode_id": None, "step_count": 0})  # of a request without a socket, as with OpenEnv
-
-    async def _openapi(self, request: web.Request) -> web.Response:
-        get = ("/health", "/metadata", "/schema", "/state")
-        done = {"responses": {"200": {"description": "JSON"}}}
-        paths = {path: {"get": done} for path in get} | {path: {"post": done} for path in ("/reset", "/step", "/mcp")}
-        return answer({"openapi": "3.1.0", "info": {"title": "rlenv serve", "version": "1.0.0"}, "paths": paths})
 
     async def _names(self, request: web.Request) -> web.Response:
         return answer(list(self.environments))
@@ -311,6 +299,22 @@ class Server:
         return answer({"tasks": found, "env_name": name})
 
 
-def answer(value: Any, *, status: int = 200) -> web.Response:
-    """A response of JSON."""
-    return web.Response(text=wire.encoded(value), status=status, content_type="application/json")
+def _always(value: Mapping[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def say(request: web.Request) -> web.Response:
+        return answer(value)
+
+    return say
+
+
+_DONE: Final = {"responses": {"200": {"description": "JSON"}}}
+_PATHS: Final = {"get": ("/health", "/metadata", "/schema", "/state"), "post": ("/reset", "/step", "/mcp")}
+_SAID: Final[Mapping[str, Any]] = {
+    "schema": {"action": wire.ACTION, "observation": wire.OBSERVATION, "state": wire.STATE},
+    "state": {"episode_id": None, "step_count": 0},  # of a request without a socket, as with OpenEnv
+    "openapi.json": {
+        "openapi": "3.1.0",
+        "info": {"title": "rlenv serve", "version": "1.0.0"},
+        "paths": {path: {method: _DONE} for method, paths in _PATHS.items() for path in paths},
+    },
+}
+"""What is answered whatever is served."""

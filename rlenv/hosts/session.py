@@ -14,7 +14,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Step, Trajectory
 
-__all__ = ["Opened", "Session", "require_alone", "shown"]
+__all__ = ["Opened", "Session", "require_alone", "shown", "why_invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,12 @@ def shown(environment: Environment, split: str, index: int) -> str:
     except RlenvError:  # it takes resources, or the row has a fault
         messages = ()
     return (messages[-1].content if messages else "") or f"{environment.spec.name}/{split}/{index}"
+
+
+def why_invalid(outcome: Mapping[str, Any] | None) -> str:
+    """The words for an outcome (`Trajectory.outcome()`) whose reward is invalid; None is an episode without an end."""
+    failure = None if outcome is None else outcome["failure"]
+    return f"{failure['reason']}: {failure['message']}" if failure else "the episode did not end"
 
 
 def require_alone(environment: Environment, by: str, hint: str) -> None:

@@ -259,16 +259,18 @@ def tools_answer(body: Any, tools: Any) -> dict[str, Any]:
     id, method = (body.get("id"), body.get("method")) if isinstance(body, Mapping) else (None, None)
     if method != "tools/list":
         return rpc_fault(id, -32601, f"the method {json.dumps(str(method))[:80]} is not known here")
-    shown = [one["function"] for one in tools]
-    named = [
-        {"name": one["name"], "description": one["description"], "inputSchema": one["parameters"]} for one in shown
-    ]
-    return rpc_result(id, {"tools": named})
+    return rpc_result(id, {"tools": [tool_of(one["function"]) for one in tools]})
+
+
+def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as MCP shows it."""
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"name": function["name"], "description": function.get("description", ""), "inputSchema": parameters}
 
 
 def rpc_result(id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "result": dict(result)}
 
 
-def rpc_fault(id: Any, code: int, message: str) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}
+def rpc_fault(id: Any, code: int, message: str, **more: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message, **more}}

@@ -233,18 +233,18 @@ def test_of_requests_at_once_no_more_are_answered_and_trained_than_there_are_tur
     async def play(ask: Asks, model: FakeEndpoint) -> Any:
         seat = await seat_of(ask)
 
-        async def agent(number: int) -> int:
+        async def agent(number: int) -> bool:
             asked = [{"role": "user", "content": f"try {number}"}]
             body = {"messages": asked, "input": asked, "tools": seat["tools"], "stream": stream}
             async with ask.http.post(f"{seat['base_url']}/{wire}", json=body) as told:
-                assert told.status == 200 or (await told.json())["error"]["code"] == "episode_over"
-                return told.status
+                assert told.status == 200
+                return "The episode is over." in await told.text()
 
         return await asyncio.gather(*[agent(number) for number in range(most)]), await finished(ask, seat)
 
     at_once = asyncio.Event()
-    statuses, ended = gateway(answer, tmp_path, play)
-    assert sorted(statuses) == [200] * 3 + [400] * 3
+    are_last, ended = gateway(answer, tmp_path, play)
+    assert sorted(are_last) == [False] * 3 + [True] * 3
     assert ended["reason"] == "turns"
     assert sum(len(row["turns"]) for row in ended["rows"]) == 3
 
@@ -271,6 +271,28 @@ def test_what_is_sampled_behind_the_end_is_not_trained(
     ended = gateway(speaker, tmp_path, play, spec=SPEC.replace(written, instead))
     assert (ended["reason"], ended["failure"]) == (reason, None)
     assert sum(len(row["turns"]) for row in ended["rows"]) == turns
+
+
+@pytest.mark.parametrize("by", ["a tool", "turns"])
+def test_an_agent_whose_episode_has_ended_is_answered_by_a_last_message_and_goes_home(by: str, tmp_path: Path) -> None:
+    ends = "answer: {from: tool, tool: calculate, argument: expression}\ntools:" if by == "a tool" else "tools:"
+    call = Message("assistant", "", (ToolCall("calculate", {"expression": "30"}, "a"),))
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        history, url = await plays(ask, seat), f"{seat['base_url']}/chat/completions"
+        assert history[-1] == {"role": "assistant", "content": "The episode is over."}
+        again = [await ask("POST", url, {"messages": history}) for _ in range(3)]
+        assert [status for status, _ in again] == [200, 200, 400]  # it does not take the hint
+        assert again[-1][1]["error"]["code"] == "episode_over"
+        ended = await finished(ask, seat)
+        assert (await ask("POST", url, {"messages": history}))[0] == 400
+        return len(model.requests), ended
+
+    speaker = Speaker([call], encoder_of(tmp_path))
+    asked, ended = gateway(speaker, tmp_path, play, spec=SPEC.replace("tools:", ends))
+    assert (asked, ended["reason"]) == ((1, "answer") if by == "a tool" else (3, "turns"))
+    assert sum(len(row["turns"]) for row in ended["rows"]) == asked
 
 
 def test_sampling_is_the_gateways_and_what_a_policy_may_not_set_is_left_out(tmp_path: Path) -> None:

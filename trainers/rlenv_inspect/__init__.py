@@ -32,7 +32,7 @@ from inspect_ai.util import LimitExceededError
 
 import rlenv
 from rlenv.episodes.rollout import drive
-from rlenv.hosts.session import require_alone, shown
+from rlenv.hosts.session import require_alone, shown, why_invalid
 from rlenv.messages import MalformedCall, Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tasks.rows import seed_of
@@ -109,9 +109,7 @@ def play(environment: rlenv.Environment) -> Solver:
 def _scored(state: TaskState, value: Callable[[Mapping[str, Any]], float | None]) -> Score:
     end = state.metadata.get("rlenv")
     if end is None or end["total"] is None:
-        failure = None if end is None else end["failure"]
-        why = f"{failure['reason']}: {failure['message']}" if failure else "the episode did not end"
-        return Score.unscored(reason="scoring_failed", explanation=why, metadata=end)
+        return Score.unscored(reason="scoring_failed", explanation=why_invalid(end), metadata=end)
     measured = value(end)
     if measured is None:
         return Score.unscored(reason="scoring_failed", explanation="the spec does not say", metadata=end)

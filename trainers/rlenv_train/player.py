@@ -337,10 +337,18 @@ class Player:
             self._will_run.add(key)
 
 
+def environment_of(spec: str, set: Mapping[str, Any] | None = None) -> Environment:
+    """The environment of a spec, by path or by the name of one that ships, one a process; raises SpecError.
+
+    Args:
+        set: replaces keys of the spec, by dotted path.
+    """
+    return _loaded(spec, json.dumps(dict(set or {}), sort_keys=True))
+
+
 @cache
-def environment_of(spec: str) -> Environment:
-    """The environment of a spec, by path or by the name of one that ships, one a process; raises SpecError."""
-    return load(spec)
+def _loaded(spec: str, set: str) -> Environment:
+    return load(spec, set=json.loads(set))
 
 
 class Hosted(Player):

@@ -11,16 +11,15 @@ trace is not `ok`, its reward and metrics have no number, and prime-rl leaves it
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, Final, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
 
 import rlenv
-from rlenv.hosts.session import require_alone, shown
+from rlenv.hosts.session import require_alone, shown, why_invalid
+from rlenv_train.player import environment_of
 
 __all__ = ["RlenvHarness", "RlenvTaskset"]
 
@@ -51,16 +50,6 @@ class RlenvConfig(vf.TasksetConfig):
     """What becomes of reward terms that compare the answers to one task: rollouts are scored one by one here."""
 
 
-@cache
-def _loaded(spec: str, overrides: str) -> rlenv.Environment:
-    return rlenv.load(spec, set=json.loads(overrides))
-
-
-def environment_of(spec: str, spec_set: Mapping[str, Any]) -> rlenv.Environment:
-    """The environment of a spec, one for each process; raises SpecError where it has faults."""
-    return _loaded(spec, json.dumps(spec_set, sort_keys=True))
-
-
 class RlenvTask(vf.Task[RlenvData]):
     """A row, and what its episode has earned: `trace.info["rlenv"]` holds the episode's end."""
 
@@ -83,7 +72,7 @@ class RlenvTask(vf.Task[RlenvData]):
                 end = (episode.trajectory if episode.is_ended else await episode.truncate("host")).outcome()
         total = None if end is None else end["total"]
         if total is None:
-            raise vf.TaskError(f"the reward could not be measured: {_why(end)}")
+            raise vf.TaskError(f"the reward could not be measured: {why_invalid(end)}")
         return float(total)
 
     @vf.metric
@@ -102,7 +91,7 @@ class RlenvTask(vf.Task[RlenvData]):
             return None
         ended = await rlenv.play(environment, environment.oracle(), rlenv.Job(data.split, data.task))
         if ended.failure is not None:
-            raise vf.TaskError(f"the oracle's reward could not be measured: {_why(ended.outcome())}")
+            raise vf.TaskError(f"the oracle's reward could not be measured: {why_invalid(ended.outcome())}")
         return ended.success is True
 
 
@@ -177,9 +166,4 @@ class RlenvHarness(vf.Harness[RlenvHarnessConfig]):
         end = trace.info["rlenv"] = {**ended.outcome(), "turns": len(ended.turns)}
         # What the endpoint has failed is verifiers' own error, which it raises where the harness has failed too.
         is_lost = ended.failure is not None and ended.failure.reason in _ENDPOINTS
-        return vf.ProgramResult(exit_code=int(is_lost), stdout="", stderr=_why(end) if is_lost else "")
-
-
-def _why(end: Mapping[str, Any] | None) -> str:
-    failure = None if end is None else end["failure"]
-    return f"{failure['reason']}: {failure['message']}" if failure else "the episode did not end"
+        return vf.ProgramResult(exit_code=int(is_lost), stdout="", stderr=why_invalid(end) if is_lost else "")
