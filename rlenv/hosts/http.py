@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -122,14 +122,21 @@ def is_local(host: str) -> bool:
 
 async def close_silent(runner: web.AppRunner) -> None:
     """Closes, as long as it runs, connections that have sent no whole request for a while: aiohttp waits forever."""
-    since: dict[Any, float] = {}
-    loop = asyncio.get_running_loop()
+    silent = Silent()
     while True:
         await asyncio.sleep(_SWEEP_S)
-        server = runner.server
-        now = loop.time()
-        idle = [one for one in server.connections if getattr(one, "_current_request", None) is None] if server else []
-        since = {one: since.get(one, now) for one in idle}
-        for one, begun in since.items():
-            if now - begun >= _SILENT_S:
-                one.force_close()
+        for one in silent.since(runner.server.connections if runner.server else (), asyncio.get_running_loop().time()):
+            one.force_close()
+
+
+class Silent:
+    """Knows of connections since when they have sent nothing; one that has had a request meanwhile begins anew."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, int], float] = {}
+
+    def since(self, connections: Iterable[Any], now: float) -> list[Any]:
+        """Those that have been silent for too long by now."""
+        idle = [(one, one._request_count) for one in connections if one._current_request is None]
+        self._seen = {key: self._seen.get(key, now) for key in idle}
+        return [one for (one, _), begun in self._seen.items() if now - begun >= _SILENT_S]

@@ -10,13 +10,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.hosts.http import is_local
+from rlenv.hosts.http import Silent, is_local
 from rlenv.hosts.http_sessions import HttpSessions
 from rlenv.hosts.serve import EPISODES, Board, Server, ServerLimits, Slots
 from tests.hosts.serving import DOWN, Served, raw, serving
@@ -518,3 +518,18 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(make_environmen
     group = BASE.replace("oracle:", "  many: {kind: group, of: correct, by: rank, weight: 0.1}\noracle:")
     with pytest.raises(UsageError, match="compare the answers"):
         Server({"toy": make_environment(group)})
+
+
+def test_a_connection_that_is_used_is_not_silent_though_nothing_is_ever_asked_as_it_is_looked_at() -> None:
+    class Connection:
+        _request_count, _current_request = 0, None
+
+    used, silent, busy = Connection(), Connection(), Connection()
+    busy._current_request = cast(None, object())
+    looks, left = Silent(), list[int]()
+    for now in range(0, 60, 5):
+        used._request_count += 1
+        told = looks.since([used, silent, busy], float(now))
+        assert told in ([], [silent])
+        left += [now] if told else []
+    assert left == list(range(30, 60, 5))
