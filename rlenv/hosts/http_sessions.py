@@ -163,9 +163,8 @@ class HttpSessions:
             return answer(wire.rpc_fault(None, _PARSE, str(error.text)))
         id, method, given = body.get("id"), body.get("method"), body.get("params", {})
         if body.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(given, dict):
-            return answer(
-                wire.rpc_fault(id, _INVALID, 'expected {"jsonrpc": "2.0", "method": …, "params": {…}, "id": …}')
-            )
+            expected = 'expected {"jsonrpc": "2.0", "method": …, "params": {…}, "id": …}'
+            return answer(wire.rpc_fault(id, _INVALID, expected))
         try:
             return answer(await self._rpc(request, id, method, given))
         except (ValueError, RlenvError, web.HTTPException) as error:

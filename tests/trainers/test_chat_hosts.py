@@ -61,7 +61,7 @@ def test_terms_that_compare_answers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_no_address_says_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(rlenv.UsageError, match="no split, task"):
+    with pytest.raises(rlenv.UsageError, match="a row has rlenv, split and task"):
         asked(lambda url: chat.Agent().run({"rlenv": written(tmp_path)}, base_url=url))
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import rlenv
 from rlenv.hosts.session import require_alone, shown
 from rlenv.tasks.rows import seed_of
-from rlenv_train.player import environment_of
+from rlenv_train.player import Address, addresses, environment_of
 
 __all__ = ["Agent", "art_rollout", "art_trajectory", "evaluate", "play", "rollout", "rows"]
 
@@ -42,11 +42,8 @@ def rows(spec: str, split: str | None = None, *, seed: int = 0, prompts: bool = 
     name = split or next(iter(environment.spec.tasks))
     hint = "train with rlenv train, or take them out of the rewards"
     require_alone(environment, "these trainers score each rollout", hint)
-    return [
-        {"rlenv": spec, "split": name, "task": index, "seed": seed}
-        | ({"question": shown(environment, name, index)} if prompts else {})
-        for index in environment.part(name, None)
-    ]
+    found = addresses(environment, name, seed=seed, place=spec)
+    return [one.as_dict() | ({"question": shown(environment, name, one.task)} if prompts else {}) for one in found]
 
 
 async def play(
@@ -63,12 +60,10 @@ async def play(
         EpisodeError: its reward could not be measured, or the endpoint has failed.
         UsageError: the address is none.
     """
-    if missing := [name for name in ("rlenv", "split", "task") if name not in address]:
-        raise rlenv.UsageError(f"a row has no {', '.join(missing)}", hint="rlenv_hosts.chat.rows writes them")
-    split, task = str(address["split"]), int(address["task"])
+    at = Address.of(address)
     ended = await rlenv.play_endpoint(
-        environment_of(str(address["rlenv"])), base_url=base_url, model=model, api_key=api_key,
-        task=task, split=split, seed=seed_of(int(address.get("seed", 0)), split, task), sampling=sampling,
+        environment_of(at.spec), base_url=base_url, model=model, api_key=api_key,
+        task=at.task, split=at.split, seed=seed_of(at.seed, at.split, at.task), sampling=sampling,
     )  # fmt: skip
     if ended.failure is not None:
         raise rlenv.EpisodeError(ended.failure.message, reason=ended.failure.reason)

@@ -30,6 +30,10 @@ except ModuleNotFoundError:  # the generator needs nothing of it
     BaseTextEnv = object
 
 
+_UNKNOWN = "trajectory_generation_times trajectory_time_splits rollout_expert_indices is_last_step".split()
+_UNKNOWN += ["pixel_values", "image_grid_thw"]
+
+
 class RlenvGenerator:
     """SkyRL's `GeneratorInterface`; the samples of one `instance_id` are a group, and terms may compare them.
 
@@ -112,13 +116,8 @@ class RlenvGenerator:
             "rollout_metrics": step_figures([figures for _, figures in ends]),
             "rollout_logprobs": logprobs if is_known else None,
             "trajectory_ids": batch.get("trajectory_ids"),
-            "trajectory_generation_times": None,
-            "trajectory_time_splits": None,
-            "rollout_expert_indices": None,
-            "is_last_step": None,
             "env_metrics": [{"success": figures.success, "ended": outcome.ended} for outcome, figures in ends],
-            "pixel_values": None,
-            "image_grid_thw": None,
+            **dict.fromkeys(_UNKNOWN),
         }
 
 
