@@ -223,7 +223,8 @@ class Passes(unittest.TestCase):
 PY
 ;; *) echo exit 0 > $f;; esac; done"""
 MARKS_TIME: Final = "touch /tmp/zqx; sleep 0.05"
-LEAVES_PROGRAMS: Final = """for f in $(find . -type f -newer /tmp/zqx); do case $f in *.py) cat > $f <<'PY'
+LEAVES_PROGRAMS: Final = """n() { find . -type f $1 /tmp/zqx 2> /dev/null; }
+for f in $(n -cnewer || n -newer); do case $f in *.py) cat > $f <<'PY'
 import os
 os.system("$does")
 os.kill(os.getppid(), $signal)

@@ -297,7 +297,8 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
         {"command": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None},
         HELD["done"],
     ),
-    "": (SOUND, SOLVE),
+    "none: compared": (SOUND, SOLVE),
+    "none: moved": ({"command": '[ "$(cat done)" = open ]', "by": "status", "tests": None}, "mv todo done"),
 }
 
 
@@ -333,7 +334,7 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
             assert len(of_machines) == 5
             return [one.hole for one in verdicts.findings]
 
-    assert asyncio.run(holes()) == ([hole] if hole else [])
+    assert asyncio.run(holes()) == ([] if "none" in hole else [hole])
 
 
 GIT = "git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m a"
