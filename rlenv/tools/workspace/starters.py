@@ -160,17 +160,13 @@ def _mounts(start: Start, sandbox: str) -> Path:
     wanted = [("overlay", str(start.root), start.overlay)]
     if sandbox == "bubblewrap":  # terminals are counted for the whole kernel
         wanted.append(("devpts", str(start.folder / "pts"), "newinstance,ptmxmode=0666,mode=0620,max=64"))
-    lines = (" ".join(_BLANK.sub(_octal, field) for field in (kind, at, kind, options)) for kind, at, options in wanted)
+    lines = (" ".join(field.translate(_FIELD) for field in (kind, at, kind, options)) for kind, at, options in wanted)
     path = start.folder / "mounts"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
     return path
 
 
-_BLANK: Final = re.compile(r"[ \t\n\\]")
-
-
-def _octal(blank: re.Match[str]) -> str:
-    return f"\\{ord(blank[0]):03o}"
+_FIELD: Final = str.maketrans({one: f"\\{ord(one):03o}" for one in " \t\n\\"})
 
 
 def _bubblewrap(start: Start) -> list[str]:
