@@ -174,11 +174,7 @@ def is_spoiled(tool: Tool) -> bool:
 
 
 async def tried(
-    lane: Lane,
-    tool: Tool,
-    arguments: Mapping[str, Any],
-    context: ToolContext,
-    run: Callable[[], Awaitable[ToolOutput]],
+    lane: Lane, tool: Tool, arguments: Mapping[str, Any], context: ToolContext, run: Callable[[], Awaitable[ToolOutput]]
 ) -> ToolOutput:
     """One try of a tool whose calls are spoiled on purpose: what it gave or raised, from the tape or from the tool."""
     asked = _asked(lane, tool, arguments, context)

@@ -288,7 +288,8 @@ class Client:
             if not problem.may_pass:
                 break
         told = f"{what} ({endpoint.model} at {path}): {problem.text}"
-        raise EndpointError(told, status=problem.status, is_garbled=problem.is_garbled) from problem.cause
+        late = isinstance(problem.cause, TimeoutError)
+        raise EndpointError(told, status=problem.status, is_garbled=problem.is_garbled, is_late=late) from problem.cause
 
     async def _tried(
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool
@@ -354,9 +355,7 @@ class Client:
         body: dict[str, Any] = {"model": self.endpoint.model}
         for spec in (self.endpoint.sampling, sampling):
             if spec is not None:
-                given = spec.model_dump(exclude_none=True, exclude={"extra"})
-                body.update(given)
-                body.update(spec.extra)
+                body |= {**spec.model_dump(exclude_none=True, exclude={"extra"}), **spec.extra}
         return body
 
     def counted(self, read: Callable[[Mapping[str, Any]], Completion], answer: Mapping[str, Any]) -> Completion:

@@ -193,8 +193,7 @@ def _failed(error: BaseException) -> Answer | None:
     if isinstance(error, asyncio.CancelledError):
         return Answer("cancelled")
     if isinstance(error, EndpointError):
-        response = {"message": str(error), "status": error.status, "is_full": error.is_full}
-        return Answer("failed", response, error.reason)
+        return Answer("failed", {"message": str(error), **error.facts}, error.reason)
     # A bug, which whoever asked may have taken for a failure of its own.
     return Answer("failed", {"bug": type(error).__name__}, "bug") if isinstance(error, Exception) else None
 
@@ -206,7 +205,7 @@ def _again(answer: Answer, model: str) -> Completion:
     if answer.outcome == "failed" and "bug" in held:
         raise RuntimeError(f"{held['bug']}, when it was recorded")
     if answer.outcome == "failed":
-        raise EndpointError(held["message"], status=held["status"], is_full=held["is_full"])
+        raise EndpointError(**held)
     found = replace(_adapter().validate_python(held), is_recorded=True)
     if whose is not None:
         whose.tried(model, found.usage, is_recorded=True)

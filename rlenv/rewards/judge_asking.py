@@ -417,8 +417,7 @@ class _Asking:
 
 def _failed(error: EndpointError) -> Refused | Untold:
     """Whether what was asked may have done it: no server that cannot be reached, or that is left alone."""
-    is_late = isinstance(error.__cause__, TimeoutError)
-    is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or is_late
+    is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or error.is_late
     why = f"the judge did not answer: {error}"
     return Refused(why) if is_unclear else Untold(why, is_last=True)
 

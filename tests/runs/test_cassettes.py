@@ -530,6 +530,27 @@ def test_a_judge_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureF
     assert term.status == "invalid"
 
 
+@pytest.mark.parametrize("failure", [Reply(body="<html>"), Reply(drops=True), Reply(503, "busy"), None])
+def test_a_judge_that_failed_and_then_gave_a_verdict_does_both_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Reply | None
+) -> None:
+    """Whatever made the request unclear, which decides whether it is asked again; None: no answer in time."""
+    turns = count()
+
+    async def said(body: Mapping[str, Any]) -> str | Reply:
+        if next(turns) % 2:
+            nonce = body["response_format"]["json_schema"]["schema"]["properties"]["nonce"]["enum"][0]
+            return json.dumps({"nonce": nonce, "reasoning": "", "score": 4})
+        return failure or await asyncio.Future[str]()
+
+    path = spec(tmp_path, JUDGE.replace("retries: 0", "retries: 0, timeout_s: 0.5"))
+    with served(FakeEndpoint(said)) as server:
+        asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
+        assert run(capsys, "eval", path, *asked, "--concurrency", "1", "-o", str(tmp_path / "run"))[0] == 0
+    assert {"failed", "ok"} <= {one.outcome for one in events(tmp_path / "run")}
+    same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
+
+
 TALK = f"""{TASKS}
 endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
 user: {{kind: model, endpoint: writer, prompt: "You want {{{{ task.question }}}}.", stop: "###"}}
