@@ -76,7 +76,7 @@ class TokenEncoder:
     Raises:
         UnsupportedTemplate: exact ids for tool results cannot be promised, and neither for user messages; the message
             names the template and the place. A template that supports one of the two is refused at the other only.
-        UsageError: there is no template, or the tokenizer is not a fast one.
+        UsageError: there is no template, or the tokenizer is not a fast one, or knows no text.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class TokenEncoder:
         backend = fast_tokenizer(tokenizer)
         source, values, name = template_of(tokenizer, chat_template, template_kwargs)
         self.vocabulary = Vocabulary(backend, size=vocab_size, source=source)
+        if encode(self.vocabulary.plain, "a") == encode(self.vocabulary.plain, "b"):  # as transformers makes one
+            raise UsageError(f"tokenizer {name}: it has no ids for texts", hint="is tokenizer.json missing beside it?")
         if images is not None and images.place not in self.vocabulary.added:
             raise UnsupportedTemplate(f"tokenizer {name}: the processor's {images.place} is no token of it")
         leaks = self.vocabulary.leaks()

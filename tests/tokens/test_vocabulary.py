@@ -278,3 +278,12 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         TokenEncoder(small_tokenizer())
     with pytest.raises(UsageError, match="expected a tokenizers"):
         TokenEncoder(object(), chat_template="x")
+
+
+@pytest.mark.parametrize("model", [models.BPE(), models.WordLevel({"<unk>": 0}, unk_token="<unk>")])
+def test_a_tokenizer_that_knows_no_text_is_refused(model: models.Model) -> None:
+    """transformers makes one of a folder that has a configuration and no tokenizer.json."""
+    empty = Tokenizer(model)
+    empty.add_special_tokens(["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"])
+    with pytest.raises(UsageError, match=r"is tokenizer\.json missing"):
+        TokenEncoder(empty, chat_template=CHAT_TEMPLATE)
