@@ -284,6 +284,9 @@ class ToolSets:
             raise UsageError(f"tools.{entry}.offered cannot be filled from this row: {error}") from error
         if isinstance(value, (list, tuple)):
             return [str(name) for name in value]
+        if isinstance(value, str):  # a cell of a .csv, or what a condition writes
+            word = value.strip().lower()
+            return word == "true" if word in ("", "true", "false") else [value]
         return bool(value)
 
     def _make(

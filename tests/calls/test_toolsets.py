@@ -112,6 +112,16 @@ def test_a_row_that_names_no_tool_fails_its_own_episode_alone(make_environment: 
     assert run(environment, [call("add", a=1, b=1)])[1][0].observation.results[0].text == "2"
 
 
+@pytest.mark.parametrize(
+    ("cell", "offered"),
+    [("true", ["negate"]), ("False", []), ("", []), (" ", []), ("negate", ["negate"]), ("add", []), ("no", None)],
+)
+def test_a_cell_of_text_says_true_false_or_a_name(make_environment: Any, cell: str, offered: list[str] | None) -> None:
+    environment = make_environment(SPEC, tools=FUNCTIONS)
+    episode, _, ended = run(environment, [], task={"id": 4, "tools": [], "hard": cell})
+    assert (ended.failure is None, offered is None or names(episode) == offered) == (offered is not None, True)
+
+
 def test_a_tool_that_nobody_is_offered_is_called_by_rewards_alone(make_environment: Any) -> None:
     text = SPEC.replace('offered: "{{ task.hard }}"', "offered: false").replace('"{{ task.tools }}"', "true")
     text = text.replace("rewards: {", "rewards: {is: {kind: verify, tool: negate, arguments: {a: 2}, expect: -2}, ")
