@@ -11,11 +11,13 @@ from typing import Any, Final
 from rlenv._base.text import did_you_mean, strings_in
 from rlenv.checks.subject import Subject
 from rlenv.errors import EpisodeError, Finding
+from rlenv.language.kinds import is_own
 from rlenv.language.spec import ToolSpec
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
+from rlenv.trajectory import Trajectory
 
-__all__ = ["check_parts"]
+__all__ = ["check_parts", "unmeasurable"]
 
 _LOOKED_AT: Final = 200
 _READS_ARGS: Final = ("http", "command", "model", "agent")
@@ -424,3 +426,20 @@ def _addresses(subject: Subject) -> Iterator[Finding]:
         if keys and _FAR.match(str(getattr(entry, "url", ""))):
             message = f"the header '{keys[0]}' is sent in clear to another machine"
             yield warn(f"tools.{name}.url", message, "write https://", "address")
+
+
+def unmeasurable(subject: Subject, ways: Mapping[str, Mapping[tuple[str, int], Trajectory]]) -> Iterator[Finding]:
+    """The first of the author's own terms that a way to play makes invalid: a policy would choose what is trained on.
+
+    `ways` has the episodes of each way by split and row.
+    """
+    for way, results in ways.items():
+        for (split, index), got in results.items():
+            for name, term in got.reward.terms.items():
+                if term.status == "invalid" and is_own(subject.loaded.spec.rewards[name]):
+                    message = (
+                        f"'{name}' cannot be measured for {way} (row {index + 1} of split '{split}'): {term.error}"
+                    )
+                    hint = "mend the function, or return 0 for what a policy can cause"
+                    yield subject.document.warning(f"rewards.{name}", message[:300], hint, "unmeasured", at="key")
+                    return

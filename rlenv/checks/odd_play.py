@@ -10,8 +10,9 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
+from rlenv.checks.odd_parts import unmeasurable
 from rlenv.checks.odd_rows import all_golds, gold_term
 from rlenv.checks.subject import ReadSplit, Subject, step_in
 from rlenv.episodes.environment import Environment
@@ -25,7 +26,7 @@ from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.scorer import Scorer
-from rlenv.tools.base import Tool, ToolContext, ToolOutput
+from rlenv.tools.base import Tool, ToolOutput
 from rlenv.trajectory import Trajectory
 
 _NOISE: Final = "zq xv wk"
@@ -80,6 +81,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
     yield from (found := unread or list(_oracles(subject, played) if has_oracle else _unearned(subject, played)))
+    yield from () if found else unmeasurable(subject, played.ways)
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
     yield from () if found or hasattr(subject.loaded.spec.user, "roles") else _worth(subject, played)
@@ -193,10 +195,7 @@ def _is_local(subject: Subject, tool: Tool) -> bool:
 
 
 def _silent(tool: Tool) -> Tool:
-    def run(arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
-        return ToolOutput(_UNKNOWN)
-
-    return replace(tool, run=run, mode="inline", policy=None)
+    return replace(tool, run=lambda arguments, context: ToolOutput(_UNKNOWN), mode="inline", policy=None)
 
 
 def _unmeasured(term: Term) -> Term:

@@ -59,6 +59,7 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         if reward.kind == "tests":
             yield from _tests(subject, path, reward)
     yield from _together(subject)
+    yield from _judged(subject)
     yield from _shown_gold(subject)
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
@@ -267,6 +268,17 @@ def _together(subject: Subject) -> Iterator[Finding]:
             what = "the form" if some[0] in form else "a judge's taste"
             message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"
             yield document.warning(f"rewards.{some[0]}.weight", message, "lower it", "only-form")
+
+
+def _judged(subject: Subject) -> Iterator[Finding]:
+    """A judge that success asks for its highest score, since no `success` is written beside an exact term."""
+    spec = subject.loaded.spec
+    needed = [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
+    judges = [name for name in needed if spec.rewards[name].kind == "judge" and spec.success is None]
+    if judges and (others := [name for name in needed if name not in judges]):
+        message = "without 'success' an episode is one only where this judge gives its highest score"
+        hint = f"write success: {others[0]} >= 1"
+        yield subject.document.warning(f"rewards.{judges[0]}", message, hint, "judged-success", at="key")
 
 
 def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[str]) -> bool:

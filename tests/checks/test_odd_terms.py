@@ -115,6 +115,10 @@ def breaks(context):
     return float(sum(int(part) for part in context.answer.split("+")) == eval(context.task["answer"]))
 
 
+def lost(context):
+    return context.final_message == "5"
+
+
 def wrong(context):
     return 0.5 if context.answer == str(context.task["answer"]) else 1.0
 """
@@ -201,6 +205,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "only-form",
         judged(required=False) | {"rewards.correct": {"kind": "rule", "rule": "length", "max": 60, "weight": 0.3}},
     ),
+    "a function that fails whatever is said": (
+        "unmeasured",
+        {"rewards.own": {"kind": "rule", "function": "own.py:lost"}, "oracle": None},
+    ),
+    "a judge who decides on success": ("judged-success", judged() | {"success": None}),
     # rows
     "a prompt that names no column": ("same-prompt", {"prompt.user": "Say something."}),
     "rows that ask the same": ("same-prompt", rows({"question": "q", "answer": 1}, {"question": "q", "answer": 2})),
