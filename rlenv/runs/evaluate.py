@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -58,11 +59,12 @@ def evaluate(
 
     Inside of a running event loop the episodes are played on that of `run_sync`.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(evaluate_async(spec, policy, **options))
-    return run_sync(evaluate_async, spec, policy, **options)
+    is_inside = False
+    with contextlib.suppress(RuntimeError):  # nothing is played in its handler: what tools raise would name it
+        is_inside = asyncio.get_running_loop() is not None
+    if is_inside:
+        return run_sync(evaluate_async, spec, policy, **options)
+    return asyncio.run(evaluate_async(spec, policy, **options))
 
 
 async def evaluate_async(

@@ -195,3 +195,17 @@ def test_an_opponent_by_chance_is_the_specs_own() -> None:
 def test_an_opponent_is_refused_where_there_is_no_other_player() -> None:
     with pytest.raises(rlenv.errors.UsageError, match="several players"):
         rlenv.evaluate("arithmetic", opponent="random")
+
+
+def test_what_a_tool_raises_is_logged_with_nothing_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "own.py").write_text("def look(place: str) -> str:\n    'Looks.'\n    raise OSError(place)\n")
+    (tmp_path / "spec.yaml").write_text(
+        "rlenv: 1\nname: s\ntasks: {train: {rows: [{q: a}]}}\nprompt: {user: '{{ task.q }}'}\n"
+        "tools: {look: {kind: python, function: 'own.py:look', run_in: loop}}\n"
+        "rewards: {r: {kind: rule, rule: answered}}\noracle: [{call: {look: {place: x}}}, {say: <answer>a</answer>}]\n"
+    )
+    rlenv.evaluate(tmp_path / "spec.yaml")
+    (logged,) = [record.exc_info for record in caplog.records if record.name == "rlenv.tools"]
+    assert logged is not None
+    assert logged[1] is not None
+    assert (str(logged[1]), logged[1].__context__) == ("x", None)
