@@ -170,8 +170,9 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
         twice = counts.total() - len(counts)
         place = f"tasks.{one.split.name}"
         if twice:
-            first = next(index for index, row in enumerate(rows) if counts[row] > 1)
-            message = f"{twice} of {len(rows)} rows stand there before (first: row {first + 1})"
+            first = {row: index for index, row in reversed([*enumerate(rows)])}
+            copy = next(index for index, row in enumerate(rows) if first[row] < index)
+            message = f"{twice} of {len(rows)} rows stand there before (row {copy + 1} is row {first[rows[copy]] + 1})"
             yield subject.document.warning(place, message, "take them out", "duplicate-rows", at="key")
         shared = [row for row in counts if row in seen]
         if shared and not _is_part(sources[one.split.name], sources[seen[shared[0]]], one.split.name):

@@ -415,14 +415,7 @@ def gold_fault(term: Term, row: Mapping[str, Any], constants: Mapping[str, Any])
 
 def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
     context = RewardContext(
-        task=row,
-        messages=(),
-        turns=(),
-        answer="1",
-        resources={},
-        vars=constants,
-        call=no_call,
-        reason="answer",
+        task=row, messages=(), turns=(), answer="1", resources={}, vars=constants, call=no_call, reason="answer"
     )
     try:
         ask(context)

@@ -83,7 +83,7 @@ def _tools_of_rows(subject: Subject) -> Iterator[Finding]:
             try:
                 subject.toolset(row)
             except EpisodeError as error:
-                wrong.append(f"row {index}: {error}")
+                wrong.append(f"row {index + 1}: {error}")
         if wrong:
             message = f"{len(wrong)} of {len(split.rows)} rows of split '{name}' have no tools; {wrong[0]}"
             place = next((entry for entry in by_row if f"tools.{entry}." in wrong[0]), by_row[0])

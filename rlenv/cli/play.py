@@ -144,10 +144,7 @@ async def _run(
 async def _play(policy: Policy, environment: Environment, episode: Episode, console: Console) -> Trajectory:
     try:
         async with environment, episode:
-            prompt, title = (
-                episode.prompt_text,
-                f"{environment.id} · task {episode.task_index}",
-            )
+            prompt, title = (episode.prompt_text, f"{environment.id} · task {episode.task_index}")
             console.print(Panel(escape(prompt), title=title, title_align="left"))
             messages, session = list(episode.messages), policy.start(context_of(episode))
             if not isinstance(policy, _Hand):

@@ -393,11 +393,7 @@ def _model(args: MachineCommand, model: str, *, is_whole: bool) -> list[Need]:
     environment = load(args.spec, set=args.overrides) if is_whole else None
     prompts, why = first_prompts(environment) if environment is not None else ((), "")
     looked = looked_at(
-        model,
-        environment,
-        chat_template=args.chat_template,
-        template_kwargs=keywords(args.kwarg),
-        prompts=prompts,
+        model, environment, chat_template=args.chat_template, template_kwargs=keywords(args.kwarg), prompts=prompts
     )
     if environment is not None and not prompts and why:
         said = f"no episode of the spec opens, so that the model's template was tried on made-up prompts alone: {why}"

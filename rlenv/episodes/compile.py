@@ -20,16 +20,7 @@ from rlenv.dialects.base import Dialect, fault_of
 from rlenv.dialects.built_in import has_marks, row_of
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.rollout import Make, nest
-from rlenv.errors import (
-    EpisodeError,
-    Finding,
-    MissingVariable,
-    RlenvError,
-    SpecError,
-    UnknownEntry,
-    UsageError,
-    under,
-)
+from rlenv.errors import EpisodeError, Finding, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.expressions import RowLimits, number_of, weighing_faults
@@ -219,8 +210,9 @@ class _Work:
                 entries = getattr(self.spec, error.group, ())
                 broken = [name for name in entries if f"{error.group}.{name}" in self.broken]
                 self.faults.append(entry_fault(self.loaded.document, path, error.knowing(broken)))
-        except RlenvError as error:
-            self.faults.extend(_faults_of(self.loaded.document, path, error))
+        except RlenvError as error:  # of the whole entry: it may lack no more than what was taken out of it
+            if getattr(error, "key", "") or not any(lost.startswith(f"{path}.") for lost in self.lost):
+                self.faults.extend(_faults_of(self.loaded.document, path, error))
         except Exception as error:  # a factory of a plug-in may fail in any way
             message = f"it cannot be compiled: {redact(failure(error))}"
             self.faults.append(self.loaded.document.fault(path, message, "look at its values", at="key"))

@@ -123,14 +123,11 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
                 entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
                 continue
             wanted, hint = _expected(detail, entry.value)
-            if (
-                not hint
-                and wanted == "a mapping"
-                and (owner := _owner(model, path[len(base) :], document, base)) is not None
-            ):
-                hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}"
-            elif not hint and wanted == "a mapping":
-                hint = "write {NAME: …}"
+            if not hint and wanted == "a mapping":
+                at = path[len(base) :]
+                owner, is_named = _owner(model, at, document, base), _owner(model, (*at, "NAME"), document, base)
+                hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}" if owner else ""
+                hint = f"write {{NAME: {{{keys_of(is_named)[0]}: …}}}}" if is_named else hint or "write {NAME: …}"
             if wanted not in entry.wanted:
                 entry.wanted.append(wanted)
                 entry.hints.append(hint)

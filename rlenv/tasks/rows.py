@@ -12,7 +12,7 @@ from dataclasses import asdict, is_dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final, cast, overload
 
 from rlenv._base.bounded import size
 from rlenv._base.paths import is_file, is_folder, names_in
@@ -232,7 +232,7 @@ def _each(
     loaded: LoadedSpec, key: str, text: str, read: Callable[[int], Row], order: Sequence[int], **more: Any
 ) -> list[Any]:
     """What an expression gives for each row; `_UNREAD` for one that cannot be read."""
-    number, found = 0, list[Any]()
+    number, row, found = 0, cast(Row, {}), list[Any]()
     try:
         tell = as_template(text).value
         for number in order:
@@ -243,7 +243,8 @@ def _each(
             else:
                 found.append(tell(task=row, vars=loaded.spec.vars, **more))
     except TemplateError as error:
-        message, hint = f"it fails for row {number + 1}: {error}", "write an expression over task and vars: task.level"
+        message, hint = f"it fails for row {number + 1}: {error}", f"its columns: {', '.join(map(str, row))}"
+        hint = hint if row else "write an expression over task and vars: task.level"
         raise SpecError([loaded.document.fault(key, message, hint)]) from error
     return found
 

@@ -782,6 +782,12 @@ def test_a_warning_has_its_place_and_counts_only_if_asked(sound: Path, capsys: p
     assert (warning["level"], warning["code"], warning["line"]) == ("warning", "limits", 18)
 
 
+def test_a_copy_of_a_row_is_named_with_the_row_that_it_copies(sound: Path) -> None:
+    sound.write_text(SOUND.replace("8}]", '8}, {question: other, answer: 1}, {question: "What is 2 + 3?", answer: 5}]'))
+    (told,) = [one.message for one in validate([sound]).warnings if one.code == "duplicate-rows"]
+    assert told == "1 of 4 rows stand there before (row 4 is row 1)", told
+
+
 def test_what_is_played_silences_nobody_else(sound: Path, caplog: pytest.LogCaptureFixture) -> None:
     sound.write_text(SOUND.replace("kind: calculator", 'kind: python, function: "own.py:signals", run_in: loop'))
     (told,) = [one.message for one in validate([sound]).warnings if one.code == "wrong-oracle"]

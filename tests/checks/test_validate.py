@@ -304,6 +304,10 @@ WORLD = "def world():\n    return {}\n\n\ndef look(world, place: str) -> str:\n 
 ENDPOINT = "endpoints: {m: {base_url: 'https://x/v1', model: m}}\n"
 LOOK = "tools: {look: {kind: http, url: 'https://x/{{ args.a }}', description: d, parameters: {a: string}}}\n"
 MISLEADING = {
+    "a program's words as one text": (
+        "tools: {look: {kind: mcp, command: npx -y server}}\n",
+        ("tools.look.command", "put it in brackets"),
+    ),
     "a list that is too short": (
         ENDPOINT + "\nrewards: {j: {kind: judge, endpoint: m, prompt: '{{ answer }}', scale: [1]}}\n",
         ("rewards.j.scale", "write item 2 too"),

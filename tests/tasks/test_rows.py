@@ -339,7 +339,7 @@ def test_a_sequence_of_a_function_makes_its_rows_when_they_are_asked_for(tmp_pat
         ("{path: rows.jsonl, endless: true}", "endless", "read with 'function' only"),
         ("{path: rows.jsonl, when: task.level > 3}", "when", "fails for row 1: 'dict object' has no attribute 'level'"),
         ("{path: rows.jsonl, when: task.answer >}", "when", "it fails"),
-        ("{path: rows.jsonl, order: task.level}", "order", "fails for row 1"),
+        ("{path: rows.jsonl, order: task.level}", "order", "undefined; its columns: question, answer"),
         ("{path: rows.jsonl, order: 'task.answer or task.question'}", "order", "cannot be compared"),
         ("{function: 'make.py:row', order: task.n}", "order", "without an end"),
         ("{path: rows.jsonl, when: task.answer > 99}", "when", "holds for none of 10 rows"),

@@ -29,15 +29,7 @@ from rlenv.resources.sql.resource import SqlResource
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
 from rlenv.rewards.rule import RuleSpec
 from rlenv.rewards.verify import ExpectSpec
-from rlenv.runs.locks.files import (
-    Say,
-    digest_of,
-    file_sha256,
-    kept,
-    path_sha256,
-    rows_sha256,
-    together,
-)
+from rlenv.runs.locks.files import Say, digest_of, file_sha256, kept, path_sha256, rows_sha256, together
 from rlenv.runs.locks.imports import PATH_KEYS, entry_files, installed_by
 from rlenv.secrets import host_of, names_in, resolve
 from rlenv.tasks.rows import Tasks
