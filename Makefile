@@ -220,7 +220,8 @@ $(SERVERS)/node/.ready:
 	else echo "npm is not installed: the servers written for Node are left out"; fi
 
 # Trainers and hosts that an environment is played in (docs/hosts), each in an environment of its own, since they exclude
-# each other. requirements/peers/NAME.txt is the whole of one, as `pip freeze` says it; PEER=NAME builds that one alone.
+# each other. requirements/peers/NAME.txt is the whole of one, as `pip freeze` says it; PEER=NAME builds that one alone,
+# and plays its tests alone.
 peers: $(if $(PEER),$(PEERS)/$(PEER)/.ready,$(PEERS_READY))
 
 $(PEERS_READY): $(PEERS)/%/.ready: requirements/peers/%.txt pyproject.toml | $(PEERS)/%/.as-asked
@@ -234,7 +235,7 @@ $(PEERS_READY): $(PEERS)/%/.ready: requirements/peers/%.txt pyproject.toml | $(P
 	@touch $@
 
 test-peers: $(READY) peers
-	RLENV_PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest -m peers tests/peers $(PYTEST)
+	RLENV_PEERS=$(abspath $(PEERS)) RLENV_PEER=$(PEER) $(BIN)/python -m pytest -m peers tests/peers $(PYTEST)
 
 # What the trainer's adapter stands on in veRL; VERL=FOLDER looks at one that lies unpacked there (an older or newer wheel)
 contract: $(READY)

@@ -15,7 +15,10 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def peer(name: str) -> Path:
-    """The Python of a peer's environment; a test without it is skipped, and fails where CI is set."""
+    """The Python of a peer's environment; a test without it is skipped, and fails where CI is set. Where `RLENV_PEER`
+    names one, tests of the others are skipped."""
+    if (only := os.environ.get("RLENV_PEER")) and name != only:
+        pytest.skip(f"only the peer {only} is played")
     python = Path(os.environ.get("RLENV_PEERS", ROOT / ".peers")) / name / "bin" / "python"
     if not python.is_file():
         why = f"the peer {name} is not installed; run: make peers PEER={name}"

@@ -16,6 +16,7 @@ def test_a_peer_that_is_missing_is_left_out_by_name_and_fails_in_ci(
     is_ci: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLENV_PEERS", str(tmp_path))
+    monkeypatch.delenv("RLENV_PEER", raising=False)
     monkeypatch.setenv("CI", "1")
     if not is_ci:
         monkeypatch.delenv("CI")
@@ -24,10 +25,18 @@ def test_a_peer_that_is_missing_is_left_out_by_name_and_fails_in_ci(
         peer("trl")
 
 
+def test_where_one_peer_is_played_the_others_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLENV_PEER", "gem")
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.skip.Exception, match="only the peer gem is played"):
+        peer("trl")
+
+
 def test_a_command_of_a_peer_sees_this_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trl" / "bin").mkdir(parents=True)
     (tmp_path / "trl" / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setenv("RLENV_PEERS", str(tmp_path))
+    monkeypatch.delenv("RLENV_PEER", raising=False)
     done = run("trl", ["python", "-c", "import sys; print(*sys.path[1:3], sep='\\n')"], tmp_path)
     assert done.stdout.splitlines() == [str(ROOT), str(ROOT / "trainers")], done.stderr
 
