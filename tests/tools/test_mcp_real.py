@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +138,27 @@ def test_a_server_of_the_first_protocol_versions_works_too(tmp_path: Path) -> No
     )
     assert (made.outcome, wrote.outcome) == ("ok", "ok")
     assert rows.text == "[{'name': 'kite'}]"
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+def test_a_client_of_the_first_versions_plays_an_episode_of_ours(way: str) -> None:
+    program("mcp-server-sqlite")  # it is there, and so is the SDK that it stands on
+    script = ROOT / "tests" / "peers" / "scripts" / "mcp_first_client.py"
+    command = [str(INSTALLED / "py1" / "bin" / "python"), str(script), sys.executable]
+    serve = [sys.executable, "-m", "rlenv", "mcp", "arithmetic", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            url = re.findall("http://[0-9.:]+", server.stdout.readline())[0]
+            command += [url] if way == "http" else []
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+        finally:
+            server.terminate()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.pop("prompt").startswith("What is")
+    assert told == {
+        "tools": ["calculate", "clock", "finish_episode"], "made": ["1", "2", "3", "4"], "late": True,
+        "outcome": {"total": 0.0, "reason": "final_message"},
+    }  # fmt: skip
