@@ -16,18 +16,8 @@ from rlenv.language.sources import DatasetSpec, ReasoningGymSpec
 
 __all__ = ["AnswerSpec", "Bool", "BreakerSpec", "CacheSpec", "CallsSpec", "DatasetSpec", "DelaySpec", "EnvSpec"]
 __all__ += ["FaultsSpec", "Float", "Int", "LimitsSpec", "ObservationSpec", "OracleFunction", "OracleStep", "PromptSpec"]
-__all__ += [
-    "Prose",
-    "ReasoningGymSpec",
-    "ResourceSpec",
-    "RewardSpec",
-    "SamplingSpec",
-    "Spec",
-    "TaskSource",
-    "Text",
-    "ToolSpec",
-    "UserSpec",
-]
+__all__ += ["Prose", "ReasoningGymSpec", "ResourceSpec", "RewardSpec", "SamplingSpec", "Spec", "TaskSource", "Text"]
+__all__ += ["ToolSpec", "UserSpec"]
 
 
 class TaskSource(Spec):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,11 +13,22 @@ from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv_train.player import Address, Player
 from rlenv_train.samples import EpisodeFigures
 from rlenv_trl.rollout import groups_of, rlenv_reward
+from rlenv_trl.train import _shared
 from tests.support.environments import BASE, Make
 
 
 def episode(reward: float | None) -> EpisodeFigures:
     return EpisodeFigures("sums", "test", 0, "answer", reward=reward, success=reward, is_invalid=reward is None)
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "size"),
+    [(64, 1, 64), (100, 1, 50), (108, 1, 54), (40, 1, 40), (101, 1, 51), (1000, 1, 50), (201, 2, 50), (202, 2, 1)],
+)
+def test_batches_of_a_validation_are_alike_or_nearly(count: int, processes: int, size: int) -> None:
+    config = SimpleNamespace(per_device_eval_batch_size=64, world_size=processes)
+    tasks, found = _shared([{}] * count, config)
+    assert (len(tasks), found) == (count - count % processes, size)
 
 
 def test_each_episode_counts_once_whatever_the_batches() -> None:

@@ -161,7 +161,7 @@ def rlenv_reward(
         )
     log = columns.get("log_metric")
     if log is not None:
-        # TRL averages what it is told, and a validation's last batch is smaller: in means each episode counts once.
+        # TRL averages what it is told of a batch: in means each of its episodes counts once.
         episodes = columns.get("rlenv_figures") or ()
         for is_mean, some in ((False, episodes), *((True, [one]) for one in episodes)):
             for name, value in step_figures(some).items():

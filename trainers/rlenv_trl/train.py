@@ -404,11 +404,14 @@ def _run(
 
 def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:
     """The tasks of a validation and the size of a batch by which all processes have as many: TRL fills up what is left
-    with tasks that have been played."""
+    with tasks that have been played. Batches are alike, or in one process nearly: TRL gives the mean of their means."""
     size, each = config.per_device_eval_batch_size, len(held_out) // config.world_size
-    if config.world_size == 1 or not each:
+    if not each:
         return held_out, size
-    return held_out[: each * config.world_size], next(one for one in range(size, 0, -1) if each % one == 0)
+    alike = next(one for one in range(size, 0, -1) if each % one == 0)
+    if config.world_size == 1 and alike * 4 < size:
+        alike = -(-each // -(-each // size))
+    return held_out[: each * config.world_size], alike
 
 
 def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
