@@ -98,11 +98,17 @@ class ToolsCommand(WithSpec):
             console.print(f"  {escape(row['description'])}")
             required = set(row["parameters"].get("required", ()))
             for name, schema in row["parameters"].get("properties", {}).items():
-                kind = schema.get("type", "any")
+                kind = _kind(schema)
                 note = schema.get("description", "")
                 optional = "" if name in required else " (optional)"
                 console.print(f"  [cyan]{escape(name)}[/cyan]: {escape(str(kind))}{optional}  {escape(str(note))}")
         return 0
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """The type of an argument in words; of a class its name."""
+    parts = " or ".join(map(_kind, schema.get("anyOf", ())))
+    return parts or str(schema.get("type") or schema.get("$ref", "any").rpartition("/")[2])
 
 
 def _read_action(args: ToolsCommand) -> None:

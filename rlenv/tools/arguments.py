@@ -284,12 +284,7 @@ def read_parameters(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], 
 
 
 def compile_filling(
-    value: Any,
-    *,
-    key: str,
-    parameters: Mapping[str, Any],
-    vars: Mapping[str, Any],
-    resources: Collection[str] = (),
+    value: Any, *, key: str, parameters: Mapping[str, Any], vars: Mapping[str, Any], resources: Collection[str] = ()
 ) -> Filling:
     """Compiles `value`, in which every string is a template; secrets named in it are put in.
 

@@ -54,12 +54,7 @@ class CallPolicy:
 
 
 def policy_of(
-    calls: CallsSpec,
-    entry: ToolSpec | None = None,
-    *,
-    idempotent: bool,
-    mutates: bool,
-    cache_path: Path | None = None,
+    calls: CallsSpec, entry: ToolSpec | None = None, *, idempotent: bool, mutates: bool, cache_path: Path | None = None
 ) -> CallPolicy:
     """The policy of a tool: what its entry says, else what `calls` says.
 

@@ -358,6 +358,19 @@ def test_overrides_reach_the_spec(spec: Path, capsys: pytest.CaptureFixture[str]
     assert figures["reasons"] == {"turns": 2}
 
 
+def test_tools_names_the_type_of_each_argument(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class by its name, and each of several types."""
+    spec.with_name("own.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass Order:\n    item: str\n\n"
+        "def place(order: Order, note: str | None = None) -> str:\n    'Places.'\n    return note\n"
+    )
+    spec.write_text(spec.read_text().replace("kind: calculator", "kind: python, function: 'own.py:place'"))
+    assert main(["tools", str(spec)]) == 0
+    shown = capsys.readouterr().out
+    assert "order: Order" in shown
+    assert "note: string or null (optional)" in shown
+
+
 def test_tools_lists_schemas_and_runs_one(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tools", str(spec)]) == 0
     assert "expression" in capsys.readouterr().out
