@@ -105,9 +105,10 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
     folder = (arguments.output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     if _leads() and ((folder / "metrics.jsonl").exists() or is_run(folder)):
         raise UsageError(f"{folder} holds a run already", hint=f"choose another with -o, or --resume {folder}")
-    if arguments.dry_run:
-        return _tried(trl, asked, specs, folder, arguments.model or "tiny", console)
     config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
+    run = _Run(trl, asked, specs, folder, config, console)
+    if arguments.dry_run:
+        return run.tried(arguments.model or "tiny")
     if config.world_size > 1 and arguments.output is None:
         raise UsageError("several processes need one folder", key="-o", hint="name it by -o FOLDER")
     info = RunInfo(
@@ -123,37 +124,14 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         model = _model(arguments, specs, folder, console)
         facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
         facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
-        _begun(replace(info, facts=facts), specs, folder, model, asked, from_step=0)
+        run.begin(replace(info, facts=facts), model, from_step=0)
 
-    return _driven(trl, asked, specs, folder, config, prepared, console, info, limit_s=arguments.time_limit)
+    return run.driven(prepared, info, limit_s=arguments.time_limit)
 
 
 def _leads() -> bool:
     """True in a process alone, and in the first of several."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _driven(
-    trl: Any,
-    asked: Asked,
-    specs: Sequence[TrainedSpec],
-    folder: Path,
-    config: Any,
-    prepare: Callable[[], None],
-    console: Console,
-    unprepared: RunInfo | None = None,
-    **options: Any,
-) -> int:
-    """Trains in a folder that the first process drives and has prepared; the others wait for that."""
-    with ExitStack() as stack:
-        with config.main_process_first(local=False):
-            if _leads():
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(driving(folder, unprepared))
-                prepare()
-        info = read_info(folder)
-        assert info is not None  # where preparing has failed, this process is ended by whoever started it
-        return _run(trl, asked, specs, folder, config, info, console, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +159,104 @@ def _steps_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return keys if arguments.save_every is None else keys | saves
 
 
-def _tried(
-    trl: Any, asked: Asked, specs: Sequence[TrainedSpec], folder: Path, model: str, console: Console, *, step: int = 0
-) -> int:
-    """Shows what a run would be, once TRL has accepted it; nothing is written or started."""
-    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
-    console.print(f"run folder  {folder}\npolicy      {model}", markup=False)
-    for spec in specs:
-        sizes = [(asked.own[f"{which}_split"], which) for which in ("train", "validation")]
-        rows = [f"{len(spec.environment.tasks(split))} tasks of {split} ({which})" for split, which in sizes]
-        console.print(f"spec        {spec.name}: {', '.join(rows)}", markup=False)
-    for part, values in (("run.", asked.own), ("", merged(asked.keys, folder, asked.seed, _on_cpu()))):
-        for key, value in values.items():
-            console.print(f"  {part}{key}={value if part else getattr(config, key)}", markup=False)
-    console.print(f"nothing was started or written; steps {step} to {config.max_steps}", markup=False)
-    return 0
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run in its folder, as it was asked for; `config` is TRL's."""
+
+    trl: Any
+    asked: Asked
+    specs: Sequence[TrainedSpec]
+    folder: Path
+    config: Any
+    console: Console
+
+    def tried(self, model: str, *, step: int = 0) -> int:
+        """Shows what a run would be, once TRL has accepted it; nothing is written or started."""
+        asked, config, console = self.asked, self.config, self.console
+        console.print(f"run folder  {self.folder}\npolicy      {model}", markup=False)
+        for spec in self.specs:
+            sizes = [(asked.own[f"{which}_split"], which) for which in ("train", "validation")]
+            rows = [f"{len(spec.environment.tasks(split))} tasks of {split} ({which})" for split, which in sizes]
+            console.print(f"spec        {spec.name}: {', '.join(rows)}", markup=False)
+        for part, values in (("run.", asked.own), ("", merged(asked.keys, self.folder, asked.seed, _on_cpu()))):
+            for key, value in values.items():
+                console.print(f"  {part}{key}={value if part else getattr(config, key)}", markup=False)
+        console.print(f"nothing was started or written; steps {step} to {config.max_steps}", markup=False)
+        return 0
+
+    def driven(self, prepare: Callable[[], None], unprepared: RunInfo | None = None, **options: Any) -> int:
+        """Trains in a folder that the first process drives and has prepared; the others wait for that."""
+        with ExitStack() as stack:
+            with self.config.main_process_first(local=False):
+                if _leads():
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(driving(self.folder, unprepared))
+                    prepare()
+            info = read_info(self.folder)
+            assert info is not None  # where preparing has failed, this process is ended by whoever started it
+            return self._trained(info, **options)
+
+    def begin(self, info: RunInfo, model: str, *, from_step: int) -> None:
+        """The run with one more attempt, kept in run.json, and the locks of its episodes."""
+        asked = self.asked
+        splits = list(dict.fromkeys((asked.own["train_split"], asked.own["validation_split"])))
+        policy = {"kind": "train", "model": Path(model).name if Path(model).is_absolute() else model}
+        trainer = {"name": "trl", "run": dict(asked.own)}
+        locks = {
+            f"{spec.name}-v{spec.environment.spec.version}": lock_of(
+                spec.environment, splits=splits, policy=policy, seed=asked.seed, trainer=trainer
+            )
+            .write(self.folder)
+            .stem
+            for spec in self.specs
+        }
+        number, lock = len(info.attempts) + 1, next(iter(locks.values()))
+        attempt = Attempt(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks)
+        write_info(self.folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
+
+    def _trained(self, info: RunInfo, *, limit_s: float | None, checkpoint: Path | None = None) -> int:
+        from datasets import Dataset
+        from transformers.trainer_callback import PrinterCallback
+
+        started, asked, folder, config = time.monotonic(), self.asked, self.folder, self.config
+        own, seed, console = asked.own, asked.seed, self.console
+        keeper = Keeper(folder, keep_gb=float(own["keep_gb"]), writers=config.world_size)
+        rollout = Rollout(
+            *(spec.environment for spec in self.specs),
+            **{key: own[key] for key in ("history", "turn_tokens", "failures", "template_kwargs")},
+            keeper=keeper,
+            control=asked.shuffles,
+        )
+        follower = _follower(folder, console, limit_s=limit_s)
+        held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
+        held_out, config.per_device_eval_batch_size = _shared(held_out, config)
+        try:
+            trainer = self.trl.GRPOTrainer(
+                model=info.policy,
+                args=config,
+                train_dataset=Dataset.from_list(rollout.rows(own["train_split"], seed=seed)),
+                eval_dataset=Dataset.from_list(held_out),
+                rollout_func=rollout,
+                reward_funcs=rlenv_reward,
+                callbacks=[follower],
+            )
+            trainer.remove_callback(PrinterCallback)  # the follower prints what a reader wants
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+            if follower.ended in ("", "time_limit"):
+                trainer.save_model(str(folder / "trained"))
+        finally:
+            keeper.close()
+        trainer.accelerator.wait_for_everyone()  # for the episodes of the others
+        state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
+        if _leads():
+            info = replace(info, state=state, ended=time.time())
+            write_info(folder, info)
+            facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
+            summarise(folder, info, how=follower.ended or "finished", seconds=time.monotonic() - started, **facts)
+        console.print(plot_text(curves_of(folder)), markup=False)
+        where = f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end"
+        console.print(f"{where}; summary.json stands in {folder}", markup=False)
+        return 0 if state == "ended" else 130
 
 
 def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
@@ -220,18 +281,18 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
     asked = replace(asked, keys={**asked.keys, **_steps_of(arguments)})
     specs = load_specs(info.facts["sources"], set=info.facts["set"])
     step = step_of(kept[-1])
+    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
+    run = _Run(trl, asked, specs, folder, config, console)
     if arguments.dry_run:
-        return _tried(trl, asked, specs, folder, info.policy, console, step=step)
+        return run.tried(info.policy, step=step)
     begun = replace(info, command=arguments.command, state="running", ended=0.0)
 
     def prepared() -> None:
         console.print(f"run folder  {folder}\ngoes on from step {step}", markup=False)
         _cut_metrics(folder / "metrics.jsonl", step)
-        _begun(begun, specs, folder, begun.policy, asked, from_step=step)
+        run.begin(begun, begun.policy, from_step=step)
 
-    config = config_of(trl, asked.keys, folder=folder, seed=asked.seed, on_cpu=_on_cpu())
-    options: dict[str, Any] = {"limit_s": arguments.time_limit, "checkpoint": kept[-1]}
-    return _driven(trl, asked, specs, folder, config, prepared, console, **options)
+    return run.driven(prepared, limit_s=arguments.time_limit, checkpoint=kept[-1])
 
 
 def step_of(checkpoint: Path) -> int:
@@ -322,84 +383,6 @@ def _model(arguments: argparse.Namespace, specs: Sequence[TrainedSpec], folder: 
         )
     console.print(f"warm start  {report.parameters:,} parameters, {report.seconds:.0f} s", markup=False)
     return str(folder / "model")
-
-
-def _begun(
-    info: RunInfo, specs: Sequence[TrainedSpec], folder: Path, model: str, asked: Asked, *, from_step: int
-) -> None:
-    """The run with one more attempt, kept in run.json, and the locks of its episodes."""
-    splits = list(dict.fromkeys((asked.own["train_split"], asked.own["validation_split"])))
-    policy = {"kind": "train", "model": Path(model).name if Path(model).is_absolute() else model}
-    trainer = {"name": "trl", "run": dict(asked.own)}
-    locks = {
-        f"{spec.name}-v{spec.environment.spec.version}": lock_of(
-            spec.environment, splits=splits, policy=policy, seed=asked.seed, trainer=trainer
-        )
-        .write(folder)
-        .stem
-        for spec in specs
-    }
-    number, lock = len(info.attempts) + 1, next(iter(locks.values()))
-    attempt = Attempt(number, from_step, lock, time.time(), socket.gethostname(), os.getpid(), locks)
-    write_info(folder, replace(info, attempts=(*info.attempts, attempt), policy=model))
-
-
-def _run(
-    trl: Any,
-    asked: Asked,
-    specs: Sequence[TrainedSpec],
-    folder: Path,
-    config: Any,
-    info: RunInfo,
-    console: Console,
-    *,
-    limit_s: float | None,
-    checkpoint: Path | None = None,
-) -> int:
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
-
-    started, own, seed = time.monotonic(), asked.own, asked.seed
-    keeper = Keeper(folder, keep_gb=float(own["keep_gb"]), writers=config.world_size)
-    rollout = Rollout(
-        *(spec.environment for spec in specs),
-        history=own["history"],
-        turn_tokens=own["turn_tokens"],
-        failures=own["failures"],
-        template_kwargs=own["template_kwargs"],
-        keeper=keeper,
-        control=asked.shuffles,
-    )
-    follower = _follower(folder, console, limit_s=limit_s)
-    held_out = rollout.rows(own["validation_split"], seed=seed, count=own["validation_tasks"])
-    held_out, config.per_device_eval_batch_size = _shared(held_out, config)
-    try:
-        trainer = trl.GRPOTrainer(
-            model=info.policy,
-            args=config,
-            train_dataset=Dataset.from_list(rollout.rows(own["train_split"], seed=seed)),
-            eval_dataset=Dataset.from_list(held_out),
-            rollout_func=rollout,
-            reward_funcs=rlenv_reward,
-            callbacks=[follower],
-        )
-        trainer.remove_callback(PrinterCallback)  # the follower prints what a reader wants
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-        if follower.ended in ("", "time_limit"):
-            trainer.save_model(str(folder / "trained"))
-    finally:
-        keeper.close()
-    trainer.accelerator.wait_for_everyone()  # for the episodes of the others
-    state: Any = {"": "ended", "time_limit": "ended", "stop": "stopped"}[follower.ended]
-    if _leads():
-        info = replace(info, state=state, ended=time.time())
-        write_info(folder, info)
-        facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
-        summarise(folder, info, how=follower.ended or "finished", seconds=time.monotonic() - started, **facts)
-    console.print(plot_text(curves_of(folder)), markup=False)
-    where = f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end"
-    console.print(f"{where}; summary.json stands in {folder}", markup=False)
-    return 0 if state == "ended" else 130
 
 
 def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:
