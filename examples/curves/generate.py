@@ -62,6 +62,15 @@ COMMANDS: tuple[tuple[str, str, Callable[[list[str]], list[str]]], ...] = (
     ("the sorted names", "sort", sorted),
     ("the names backwards", "tac", lambda people: people[::-1]),
 )
+# Functions with their parameters, and how people ask for them.
+FUNCTIONS = (
+    ("trains.delays", {"town": "string"}, "see how late the trains to {0} are"),
+    ("trains.book", {"start": "string", "goal": "string"}, "book a seat from {0} to {1}"),
+    ("maps.way", {"start": "string", "goal": "string"}, "show the way from {0} to {1}"),
+    ("hotels.rooms", {"town": "string", "nights": "integer"}, "find a room in {0} for {1} nights"),
+    ("taxi.call", {"town": "string", "seats": "integer"}, "call a taxi in {0} with {1} seats"),
+    ("weather.today", {"town": "string"}, "tell the weather in {0}"),
+)
 
 
 def _names(rng: random.Random, *syllables: Sequence[str]) -> list[str]:
@@ -193,12 +202,75 @@ def shell() -> Iterator[tuple[str, bytes]]:
         yield f"shell/{split}.jsonl", _jsonl(asked)
 
 
+def function_calls() -> Iterator[tuple[str, bytes]]:
+    """Two functions a task, one of which is asked for, with towns of the split's own; in BFCL's form."""
+    rng = random.Random(20261128)
+    names = _names(rng, HEADS, MIDDLES, TAILS)
+    for split, count, rows in zip(SPLITS, (3500, 800, 400), (1500, 400, 200), strict=True):
+        towns, names = names[:count], names[count:]
+        asked: list[dict[str, Any]] = []
+        for index in range(rows):
+            offered = rng.sample(FUNCTIONS, 2)
+            name, parameters, words = rng.choice(offered)
+            own = iter(towns[2 * index : 2 * index + 2])
+            given = {key: next(own) if kind == "string" else rng.randint(2, 9) for key, kind in parameters.items()}
+            asked.append(
+                {
+                    "id": f"multiple_{index}",
+                    "kind": "multiple",
+                    "question": [[{"role": "user", "content": f"Please {words.format(*given.values())}."}]],
+                    "function": [_schema(name, parameters) for name, parameters, _ in offered],
+                    "ground_truth": [{name: {key: [value] for key, value in given.items()}}],
+                    "towns": [value for value in given.values() if isinstance(value, str)],
+                }
+            )
+        yield f"function-calls/{split}.jsonl", _jsonl(asked)
+
+
+def _schema(name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    return {"name": name, "parameters": {"type": "dict", "properties": properties, "required": list(parameters)}}
+
+
+def spreadsheets() -> Iterator[tuple[str, bytes]]:
+    """A sheet a task, with a number of one of its shops asked for; in TableBench's form."""
+    rng = random.Random(20261129)
+    names = _names(rng, HEADS, MIDDLES, TAILS)
+    columns = ["shop", "income", "stock", "rent"]
+    for split, count, rows in zip(SPLITS, (4000, 800, 500), (1500, 400, 200), strict=True):
+        chosen, names = names[:count], names[count:]
+        asked: list[dict[str, Any]] = []
+        for shop in chosen[:rows]:
+            shops = rng.sample([shop, *rng.sample(chosen[rows:], size := rng.randint(2, 4))], size + 1)
+            data = [[name, *(rng.randint(100, 999) for _ in columns[1:])] for name in shops]
+            column, last = rng.randrange(1, 4), len(data) + 1
+            area, where = (f"{letter}2:{letter}{last}" for letter in ("ABCD"[column], "A"))
+            asked.append(
+                {
+                    "question": f"What is the {columns[column]} of {shop}?",
+                    "table": {"columns": columns, "data": data},
+                    "answer": str(data[shops.index(shop)][column]),
+                    "calls": [
+                        {
+                            "name": "compute",
+                            "arguments": {"function": "SUM", "area": area, "where": where, "criterion": shop},
+                        }
+                    ],
+                    "shop": shop,
+                }
+            )
+        yield f"spreadsheets/{split}.jsonl", _jsonl(asked)
+
+
+MADE = (nl2sql, search_qa, shell, function_calls, spreadsheets)
+
+
 def main() -> int:
     """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(description="Write the data of the toy environments.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
     check = parser.parse_args().check
-    files = {**dict(nl2sql()), **dict(search_qa()), **dict(shell())}
+    files = dict(itertools.chain(*(made() for made in MADE)))
     changed = [path for path, content in files.items() if not _is_same(DATA / path, content)]
     for path in changed:
         if not check:

@@ -40,11 +40,20 @@ def summary(*rates: tuple[int, float, float], how: str = "finished") -> dict[str
 
 def test_the_data_is_what_the_generator_writes() -> None:
     generate = module(FOLDER / "generate.py")
-    for name, content in {**dict(generate.nl2sql()), **dict(generate.search_qa()), **dict(generate.shell())}.items():
+    for name, content in (file for made in generate.MADE for file in made()):
         assert generate._is_same(FOLDER / "data" / name, content), f"{name} differs: run examples/curves/generate.py"
 
 
-@pytest.mark.parametrize(("name", "asked"), [("nl2sql", "shop"), ("search-qa", "sup"), ("shell", "shop")])
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("nl2sql", "shop"),
+        ("search-qa", "sup"),
+        ("shell", "shop"),
+        ("function-calls", "towns"),
+        ("spreadsheets", "shop"),
+    ],
+)
 def test_nothing_that_test_asks_about_is_asked_about_elsewhere(name: str, asked: str) -> None:
     def names(split: str) -> set[str]:
         rows = (FOLDER / "data" / name / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
