@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -75,10 +75,20 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in fields)
 
 
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "dataset": "tasks", "eval_dataset": "tasks", "functions": "tools", "max_steps": "limits.turns",
+    "max_tool_calls": "limits.tool_calls", "max_turns": "limits.turns", "parser": "answer", "rubric": "rewards",
+    "scorer": "rewards", "system_prompt": "prompt.system", "tools.args": "command",
+}  # fmt: skip
+"""Keys that other libraries have on top, or of each tool, and where this language says the same."""
+
+
 def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Finding:
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
-    hint = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
+    key = ELSEWHERE.get(".".join(map(str, (*path[:-1:2], path[-1]))), "")
+    near = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
+    hint = f"write it under '{key}'" if key.partition(".")[0] in names else near
     return document.fault(path, "unknown key", hint, at="key")
 
 

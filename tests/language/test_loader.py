@@ -9,6 +9,7 @@ import pytest
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_document, load_spec
 from rlenv.language.schema import json_schema
+from rlenv.language.type_faults import ELSEWHERE
 from rlenv.language.yamlwords import FORMER
 from rlenv.tools.calculator import CalculatorSpec
 
@@ -179,3 +180,15 @@ def test_every_former_name_leads_to_a_key_and_is_none() -> None:
     for words in FORMER.values():
         assert set(words.values()) <= known
         assert not set(words) & set(words.values())
+
+
+def test_a_key_of_another_library_is_told_where_this_language_says_it(tmp_path: Path) -> None:
+    theirs = [key for key in ELSEWHERE if "." not in key]
+    text = TEXT.replace("{kind: calculator,", "{kind: mcp, url: 'http://127.0.0.1:9', args: [x],")
+    with pytest.raises(SpecError) as raised:
+        load_spec(write(tmp_path, text + "".join(f"{key}: x\n" for key in theirs)))
+    told = {fault.where: fault.hint for fault in raised.value.faults}
+    assert told.pop("tools.calculate.args") == "write it under 'command'"
+    assert told == {key: f"write it under '{ELSEWHERE[key]}'" for key in theirs}
+    known = json_schema()["properties"]
+    assert {ELSEWHERE[key].partition(".")[0] for key in theirs} <= set(known)
