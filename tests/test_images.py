@@ -138,6 +138,7 @@ def test_garbled_bytes_never_raise_anything_else() -> None:
             continue
 
 
+@pytest.mark.slow
 def test_a_huge_image_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(UnreadableImage, match="9000 × 9000 pixels"):
         open_image(Image.of(picture((9_000, 9_000), colour=0, mode="1")))

@@ -59,6 +59,7 @@ def test_the_wheel_holds_the_packages_and_the_shipped_specs_and_nothing_else(
     assert {name for name in names if ".dist-info/" not in name} == packages | specs
 
 
+@pytest.mark.slow
 def test_the_source_distribution_holds_what_the_tests_need(built: tuple[set[str], set[str], str]) -> None:
     _, names, _ = built
     assert kept("rlenv", "trainers", "specs", "schemas", "tests", "docs", "examples", "requirements") <= names

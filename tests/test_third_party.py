@@ -253,6 +253,7 @@ def test_what_duckdb_raises_as_it_opens_is_a_resource_error(
     )
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.usefixtures("_own_file_limit")
 @pytest.mark.parametrize("kind", each("duckdb"))
 def test_what_duckdb_raises_in_a_statement_is_a_failure_of_the_tool_or_the_resource(

@@ -12,6 +12,7 @@ from benchmarks.fuzz import TARGETS, broken, changed, corpus
 NEEDS = {"sql": ("duckdb", "sqlglot"), "mcp": ("mcp",)}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_kept_input_breaks_a_law(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for module in NEEDS.get(name, ()):

@@ -98,6 +98,7 @@ def test_a_statement_that_is_too_much_is_the_policys_failure_and_holds_nobody(fo
     run(work)
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("access", ["read_only", "copy"])
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_of_the_engine_is_the_statements_own_and_no_other_episode_sees_it(

@@ -186,6 +186,7 @@ def test_every_rule_and_every_kind_has_its_rows() -> None:
     assert {"python", "reasoning_gym", "judge", "tests", "workspace"} == ELSEWHERE.keys()
 
 
+@pytest.mark.slow(but=200)
 @pytest.mark.parametrize(("rule", "row", "reason"), EPISODES)
 def test_a_failed_call_of_the_episode(rule: str, row: Row, reason: str) -> None:
     if rule in ("sql_match", "math_equal"):
@@ -343,6 +344,7 @@ def asked_with(call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]) 
     return reward_context(answer="mine", turns=turns, call=call)
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("reason", OWN_REASONS)
 @pytest.mark.parametrize(("make", "compare"), OWN)
 def test_the_policys_side_of_a_terms_own_call(make: Any, compare: Any, reason: str, tmp_path: Path) -> None:
@@ -359,6 +361,7 @@ def test_the_policys_side_of_a_terms_own_call(make: Any, compare: Any, reason: s
     assert verdict(make(compare, tmp_path), asked_with(gone)) == (INVALID if WHOSE[reason] == "unclear" else expected)
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("reason", OWN_REASONS)
 @pytest.mark.parametrize(("make", "compare"), OWN)
 def test_the_gold_side_of_a_terms_own_call(make: Any, compare: Any, reason: str, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def in_time(measure: Callable[[], Any]) -> Any:
     pytest.fail(f"it takes more than {LOOP_S} s of the loop's thread")
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_a_hostile_answer_is_worth_a_number_and_holds_the_loop_for_a_moment(rule: str) -> None:
     pytest.importorskip("sqlglot", reason="the extra `sql` is not installed")

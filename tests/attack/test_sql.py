@@ -196,6 +196,7 @@ ROLLING_BACK = {
 }
 
 
+@pytest.mark.slow(but=5)
 @pytest.mark.parametrize("keys", COPIES, ids=["copy", "savepoint"])
 @pytest.mark.parametrize("what", ROLLING_BACK)
 def test_whatever_ends_a_statement_the_copy_is_as_it_was_before_it(

@@ -98,6 +98,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("colours", [False, True], ids=["plain", "colours"])
 @pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(argv[:1] + argv[2:3])[:20])
 def test_no_command_lets_text_through_to_the_terminal(

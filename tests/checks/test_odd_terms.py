@@ -684,6 +684,7 @@ def _needs_the_sandbox(given: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) and value.get("kind") == "tests" for value in given.values())
 
 
+@pytest.mark.slow(but=40)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.sandbox) if _needs_the_sandbox(ODD[name][1]) else name for name in ODD],

@@ -54,6 +54,7 @@ def test_at_least_forty_kinds_of_mistakes_are_planted() -> None:
     assert len(PLANTED) >= 40
 
 
+@pytest.mark.slow(but=50)
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
 def test_a_planted_fault_is_reported_at_its_place_with_a_fix(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
@@ -79,6 +80,7 @@ def _refused(file: str | Path) -> tuple[Fault, ...]:
     return ()
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
 def test_what_loading_refuses_is_reported_alike_by_validation(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)

@@ -45,6 +45,7 @@ def test_a_run_that_can_start_shows_its_figures(
     assert made["exactness"]["lengths"]["will_run"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_without_weights_is_no_run_that_can_start(
     spec: Callable[..., Path], model: Callable[..., Path], capsys: pytest.CaptureFixture[str]

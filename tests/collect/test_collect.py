@@ -114,6 +114,7 @@ def test_what_is_kept_is_compared_and_what_is_rejected_is_said(
     assert "the split 'test', on which `rlenv train` validates" in capsys.readouterr().out
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -124,6 +124,7 @@ def test_a_malformed_call_that_came_as_data_is_written_as_one(name: str) -> None
         assert [type(found) for found in again.calls] == [MalformedCall], (given, again)
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize("name", [name for name in NAMES if row_of(name).offers])
 def test_what_only_a_leniency_reads_names_it(name: str) -> None:
     strict, lenient = dialect(name), dialect(name, lenient=row_of(name).offers)

@@ -132,6 +132,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize(
     "command",

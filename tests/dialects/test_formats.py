@@ -49,6 +49,7 @@ def read(name: str, text: str) -> tuple[list[Any], str]:
     return calls, action.content
 
 
+@pytest.mark.slow(but=15)
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_calls_in_a_familys_format_are_read_strictly(name: str, number: int) -> None:
     form = FORMATS[name][number]
@@ -64,6 +65,7 @@ def test_calls_in_a_familys_format_are_read_strictly(name: str, number: int) -> 
             assert read(name, closing + both) == (calls, said), both
 
 
+@pytest.mark.slow(but=10)
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_row_writes_is_read_strictly(name: str) -> None:
     form, dialect = FORMATS[name][0], dialects.get(name)

@@ -81,6 +81,7 @@ def test_no_built_in_row_contradicts_itself_and_all_that_it_writes_reads_back(na
     assert list(round_trip_findings(row)) == []
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("name", INVENTED)
 def test_a_family_that_hangs_together_has_no_faults_and_keeps_the_laws(name: str) -> None:
     given_spec = spec(**INVENTED[name])
@@ -210,6 +211,7 @@ def calls() -> st.SearchStrategy[dict[str, Any]]:
     return st.sampled_from(BODIES).flatmap(of)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(sorted(FAMILIES)),

@@ -94,6 +94,7 @@ def test_a_value_that_json_cannot_hold_makes_the_call_malformed(name: str) -> No
         assert tried > 7, (name, tried)
 
 
+@pytest.mark.slow(but=70)
 @pytest.mark.parametrize("value", ["NaN", "1e400", DIGITS, '{"a": 1, "a": 2}', "[1e400]"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_words_are_texts_where_a_text_is_asked_for(name: str, value: str) -> None:

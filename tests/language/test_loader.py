@@ -85,6 +85,7 @@ def test_a_document_is_read_without_being_checked(tmp_path: Path) -> None:
     assert load_document(write(tmp_path, "nonsense: true\n")).data == {"nonsense": True}
 
 
+@pytest.mark.slow(but=30)
 @pytest.mark.parametrize("value", ["text", "3", "[1]", "null", "{}", "{1: 2}", "true", "[[]]"])
 @pytest.mark.parametrize(
     "key",

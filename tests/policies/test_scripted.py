@@ -139,6 +139,7 @@ _CYCLE: list[Any] = []
 _CYCLE += [_CYCLE, _CYCLE]
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize(
     "value",
     [

@@ -25,6 +25,7 @@ def environment(spec: Path) -> Environment:
     return load(spec, set={"tasks.train.limit": 20})
 
 
+@pytest.mark.slow
 def test_the_example_validates_and_its_oracle_earns_the_maximum(
     spec: Path, environment: Environment, play_oracle: Callable, assert_all_earn_maximum: Callable
 ) -> None:

@@ -71,6 +71,7 @@ def _check_audit(environment: Environment, *, tasks: int, splits: Sequence[str] 
     asyncio.run(run())
 
 
+@pytest.mark.slow(but=5)
 @every_task
 def test_the_oracle_earns_the_maximum(name: str, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
     _check_oracle(_load(name), play_oracle, assert_all_earn_maximum)
@@ -118,6 +119,7 @@ def test_the_laws_of_environments_hold(name: str) -> None:
     asyncio.run(check_environment_async(_load(name), tasks=2))
 
 
+@pytest.mark.slow(but=3)
 @every_environment
 def test_validation_finds_neither_faults_nor_oddities(name: str) -> None:
     _load(name)

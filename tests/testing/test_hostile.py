@@ -10,6 +10,7 @@ import pytest
 from rlenv.testing.hostile import hostile_actions
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("answer", ["tag", "boxed", "last_number", "final_message"])
 def test_hostile_actions_step_without_an_exception(make_environment: Any, answer: str) -> None:
     environment = make_environment(

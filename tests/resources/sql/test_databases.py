@@ -124,6 +124,7 @@ def test_a_statement_without_an_end_leaves_the_loop_to_others_and_can_be_cancell
     run(work())
 
 
+@pytest.mark.slow(but=1)
 @each_access
 def test_a_statement_without_an_end_stops_at_its_deadline_and_the_database_goes_on(
     sql: Sql, folder: Path, access: str

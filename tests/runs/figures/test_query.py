@@ -171,6 +171,7 @@ _PIECES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(query=st.lists(st.sampled_from(_PIECES) | st.text(max_size=3), max_size=8).map("".join))
 def test_no_text_gives_anything_but_rows_or_a_fault_with_its_place(query: str) -> None:
     for text, sort in ((query, ""), ("", query)):

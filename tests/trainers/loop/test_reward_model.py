@@ -61,6 +61,7 @@ def test_a_model_on_devices_of_its_own_can_judge() -> None:
     check_reward_model(config())
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

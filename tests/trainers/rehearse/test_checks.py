@@ -159,6 +159,7 @@ def _masked(left: Left) -> dict[str, Any]:
     return next(entry for entry in left.samples if entry["masked"])
 
 
+@pytest.mark.slow(but=8)
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_a_planted_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     plant, expected = PLANTED[name]

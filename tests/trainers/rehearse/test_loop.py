@@ -117,6 +117,7 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
     return outputs, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow(but=1)
 def test_every_kind_is_played_at_the_limits_lengths_and_written_down(played: Any) -> None:
     outputs, samples = played
     assert len(outputs) == len(samples) == 4 * 2 * GROUP

@@ -58,6 +58,7 @@ def test_a_file_extends_another_by_a_path_beside_it_and_that_a_name(tmp_path: Pa
     assert (mine.environment["A"], mine.environment["B"]) == ("a", "c")
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", preset_names())
 def test_those_that_ship_are_held_to_the_same(name: str) -> None:
     text = (resources.files("rlenv_verl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")

@@ -112,6 +112,7 @@ def test_the_sampler_gets_the_filter_that_verl_does_not_hand_on() -> None:
     assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["loss_agg_mode"]) == (0.2, 0.28, "token-mean")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("algorithm", "estimator", "loss_kl", "reward_kl"),

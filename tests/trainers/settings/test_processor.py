@@ -56,6 +56,7 @@ def test_a_process_that_is_ended_by_its_instructions_is_told_from_other_failures
     assert bf16_runs(plain(), program="import no_such_module") is None
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("changes", "keys"),

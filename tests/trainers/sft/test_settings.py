@@ -101,6 +101,7 @@ def test_several_gpus_are_started_by_torchrun(
         main(["--resume", str(tmp_path), "--lora", "x"])
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("more", "told"),
     [
