@@ -187,6 +187,7 @@ def test_scores_that_become_one_in_another_way_are_another_judges(tmp_path: Path
 PANEL = """judges: [{endpoint: writer}, {endpoint: writer, prompt: "As a lawyer: {{ message }}"}], kind"""
 
 
+@pytest.mark.slow
 def test_each_judge_of_a_panel_has_figures_of_its_own(tmp_path: Path) -> None:
     def answer(body: Mapping[str, Any]) -> str:
         asked = body["messages"][-1]["content"]

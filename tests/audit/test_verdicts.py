@@ -137,6 +137,7 @@ def test_a_comparison_that_forgets_one_side_is_told_so(tmp_path: Path, name: str
     assert "abs(" in one.hint
 
 
+@pytest.mark.slow
 def test_a_tolerance_on_both_sides_is_sound_and_no_comparison_is_none_of_sides(tmp_path: Path) -> None:
     assert found(tmp_path, "near", NUMBERS).findings == ()
     report = found(tmp_path, "any_number", NUMBERS)
@@ -161,12 +162,14 @@ def test_letters_of_all_kinds_that_are_kept_are_sound(tmp_path: Path, name: str)
     assert found(tmp_path, name, NAMES).findings == ()
 
 
+@pytest.mark.slow
 def test_rows_on_which_any_digits_pass_are_none_of_sides(tmp_path: Path) -> None:
     report = found(tmp_path, "loose_where_odd", NUMBERS)
     assert report.findings
     assert not any("far" in one.message for one in report.findings)
 
 
+@pytest.mark.slow
 def test_length_around_an_answer_is_told_as_length(tmp_path: Path) -> None:
     rewards = '{paid: {kind: rule, function: "code.py:message_length"}, right: {kind: rule, function: "code.py:equal"}}'
     say = '- say: "I have looked at the plan of the yard, and what it says is <answer>{{ task.answer }}</answer>"'

@@ -49,6 +49,7 @@ def test_a_process_is_an_episode_of_mcp(tmp_path: Path) -> None:
     assert (row["success"], row["task"]) == (True, 1)
 
 
+@pytest.mark.slow
 def test_an_agent_plays_through_the_gateway_that_the_command_serves(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SPEC, encoding="utf-8")
 

@@ -142,6 +142,7 @@ def test_mistakes_are_told_with_the_nearest_fix(
     assert not (out / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_data_is_not_overwritten_and_what_is_not_whole_is_not_read(
     spec: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_template_that_cannot_hold_the_episodes_is_refused_with_its_verdict(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_records_of_another_environment_are_refused(
     spec: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

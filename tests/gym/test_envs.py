@@ -159,6 +159,7 @@ def test_check_env_passes_on_every_shipped_spec(name: str) -> None:
         env.close()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("imports", ["gymnasium, rlenv", "rlenv, gymnasium", "rlenv.gym.envs, gymnasium"])
 def test_names_are_registered_whichever_is_imported_first(imports: str) -> None:
     code = f"import {imports}; print('rlenv/arithmetic-v0' in gymnasium.registry)"

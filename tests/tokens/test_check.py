@@ -138,6 +138,7 @@ def test_a_template_that_refuses_tool_turns_at_run_time_is_not_called_exact(sour
     assert (rows.will_run, rows.is_exact, rows.is_fine) == (True, True, True)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_opens_thinking_is_exact_though_text_merges_over_its_edge() -> None:
     report = check(lambda: encoder(OPENS), name="opens", **QUICK)
     assert not report.failed
@@ -147,6 +148,7 @@ def test_a_prompt_that_opens_thinking_is_exact_though_text_merges_over_its_edge(
     assert kinds.rewritten == 0
 
 
+@pytest.mark.slow
 def test_users_are_judged_where_there_are_some() -> None:
     report = check(lambda: encoder(FORGETS), name="x", **QUICK)
     assert report.is_fine  # tools alone

@@ -103,6 +103,7 @@ def test_one_entry_brings_all_tools_with_the_servers_words() -> None:
     assert tools["add"].parameters["type"] == "object"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "shares"), [("process", True), ("pool", True), ("episode", False)])
 def test_a_server_of_several_episodes_keeps_what_none_of_them_left_alone(scope: str, shares: bool) -> None:
     assert all(bool(tool.shares) is shares for tool in lab(scope=scope).values())
@@ -306,6 +307,7 @@ def test_what_no_server_can_be_told_is_the_authors_fault(keys: dict[str, Any], s
 # Sessions
 
 
+@pytest.mark.slow
 def test_the_start_of_a_server_is_waiting_of_the_call_that_needs_it() -> None:
     first, second = results(lab(), ("count", {}), ("count", {}))
     assert 0 < first.waited <= first.seconds

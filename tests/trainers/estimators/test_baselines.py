@@ -103,6 +103,7 @@ def test_a_batch_of_failures_gives_zeros(estimator: Callable[[str], Any], name: 
     assert not returns.any()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ALL)
 def test_the_control_keeps_the_rewards_and_follows_no_episode(estimator: Callable[[str], Any], name: str) -> None:
     # Every odd row earns 1: over many batches an odd row's advantage must be about that of an even row.

@@ -93,6 +93,7 @@ def test_a_cancelled_sample_leaves_nobody_waiting(verl: Any, tmp_path: Path, tok
     assert isinstance(outputs[2], asyncio.CancelledError)
 
 
+@pytest.mark.slow
 def test_what_a_cancelled_sample_has_asked_is_forgotten(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     has_asked, recorder = asyncio.Event(), Recorder()
 

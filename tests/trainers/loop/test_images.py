@@ -193,6 +193,7 @@ def test_an_image_of_a_prompt_that_cannot_be_read_masks_its_sample(verl: Any, tm
     assert row["failure"] == "image"
 
 
+@pytest.mark.slow
 def test_a_model_of_text_alone_is_refused_for_a_spec_with_images(verl: Any, tmp_path: Path) -> None:
     from rlenv.errors import UnsupportedTemplate
 

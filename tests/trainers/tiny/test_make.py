@@ -105,6 +105,7 @@ def test_episodes_are_played_at_once(make_environment: Make, tmp_path: Path) -> 
     assert "meeting: drills 8 of 8" in said
 
 
+@pytest.mark.slow
 def test_equal_arguments_give_equal_weights(tmp_path: Path) -> None:
     for name in ("one", "two"):
         made(load("arithmetic"), tmp_path / name, golds=10)
