@@ -29,9 +29,9 @@ from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.hosts import wire
 from rlenv.hosts.link import REASON, Door, RemoteLink, Socket
 from rlenv.language.expressions import EpisodeLimits
-from rlenv.language.loader import load_document, loaded_of
+from rlenv.language.loader import LoadedSpec, load_document, loaded_of
 from rlenv.messages import Message, Observation, Sampled
-from rlenv.tasks.rows import Tasks
+from rlenv.tasks.rows import Tasks, load_tasks
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Failure, RewardBreakdown, Step, Trajectory, Turn
 
@@ -56,7 +56,7 @@ class RemoteEnvironment(Environment):
 
     Args:
         url: of the server, or of one of its environments (`http://HOST:PORT/env/NAME`).
-        spec: the environment that the server plays, as it is here.
+        spec: the environment that the server plays, as it is here; a loaded spec need not compile here.
         token: sent as `Authorization: Bearer`; that of the variable `RLENV_TOKEN` where none is given.
         patience_s: how long an episode waits for a server that is not there, or is full.
         longest_s: the most seconds that the server's limits may give an episode with its reward. One that the server
@@ -71,7 +71,7 @@ class RemoteEnvironment(Environment):
         self,
         url: str,
         *,
-        spec: Environment | None = None,
+        spec: Environment | LoadedSpec | None = None,
         token: str | None = None,
         patience_s: float = 600.0,
         longest_s: float = 86_400.0,
@@ -82,10 +82,11 @@ class RemoteEnvironment(Environment):
         self.longest_s = longest_s
         self._card = run_sync(self._fetched)
         super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
-        self.loaded, self.address, self._here = replace(self.loaded, digest=self._card.digest), self.url, spec
-        if spec is not None and spec.loaded.digest != self._card.digest:
+        self.loaded, self.address = replace(self.loaded, digest=self._card.digest), self.url
+        self._here = spec.loaded if isinstance(spec, Environment) else spec
+        if self._here is not None and self._here.digest != self._card.digest:
             hint = "serve the same file with the same --set"
-            raise UsageError(f"{self.url} serves another state of {spec.spec.name}", hint=hint)
+            raise UsageError(f"{self.url} serves another state of {self._here.spec.name}", hint=hint)
         if too_long := self.too_long(self.limits):
             raise UsageError(too_long, hint="give longest_s=… where that is meant")
         self.toolsets.all = self._tools(self._card.tools)
@@ -120,17 +121,16 @@ class RemoteEnvironment(Environment):
 
     def tasks(self, split: str) -> Tasks:
         """As many empty rows as the split has tasks: the server keeps what stands in them, unless the spec is here."""
-        if self._here is not None:
-            return self._here.tasks(split)
         rows = self._tasks.get(split)
         if rows is None:
             splits = self._card.splits
             if split not in splits:
                 raise UsageError(f"no split '{split}' in {self.spec.name}", hint=f"it has {', '.join(splits)}")
             held = splits[split]
-            rows = self._tasks[split] = Tasks(
-                lambda index: {}, range(held.size), source=self.url, is_endless=held.is_endless
-            )
+            rows = Tasks(lambda index: {}, range(held.size), source=self.url, is_endless=held.is_endless)
+            if self._here is not None:
+                rows = load_tasks(self._here, split)
+            self._tasks[split] = rows
         return rows
 
     def start(

@@ -160,6 +160,8 @@ def test_where_the_spec_is_here_too_an_episode_is_replayed_and_scored_again(make
     assert [one.differences for one in asyncio.run(replay(here, done))] == [(), ()]
     again = asyncio.run(rescore(make_environment(BASE.replace("numeric_match", "numeric_match, weight: 2")), done))
     assert [one.reward.total for one in again] == [2.0, 0.0]
+    with serving(here) as served:  # where it does not compile, its rows are read all the same
+        assert remote(served, spec=here.loaded).tasks("train")[1]["answer"] == 8
     other = make_environment(BASE.replace("turns: 4", "turns: 5"))
     with serving(other) as served, pytest.raises(UsageError, match="serves another state of toy"):
         remote(served, spec=here)

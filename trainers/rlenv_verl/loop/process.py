@@ -22,9 +22,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.utils.tokenizer import get_processor_token_id
 
 from rlenv.concurrency.lanes import Lane, entered
-from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.hosts.remote import RemoteEnvironment
+from rlenv.language.loader import load_spec
+from rlenv.language.shipped import find
 from rlenv.messages import Message
 from rlenv.runs.cassettes import Recorder
 from rlenv.tokens import ProcessorImages, TokenEncoder, TokenTrajectory
@@ -115,8 +117,9 @@ class ProcessState:
         key = orjson.dumps([spec, spec_set, remote])
         if key not in self._environments:
             with entered(Lane(self._recorder, "")):
-                made = load(spec, set=spec_set or None)
-                self._environments[key] = made if remote is None else RemoteEnvironment(remote, spec=made)
+                loaded = load_spec(find(spec), set=spec_set or None)  # a server compiles it, and has its programs
+                made = Environment(loaded) if remote is None else RemoteEnvironment(remote, spec=loaded)
+                self._environments[key] = made
         return self._environments[key]
 
     def encoder(
