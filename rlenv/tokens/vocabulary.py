@@ -61,6 +61,12 @@ class Tokenizer(Protocol):
     def id_to_token(self, id: int) -> str | None: ...
 
 
+def knows_no_text(plain: Tokenizer) -> bool:
+    """True where all texts have the same ids, as transformers makes one of a folder without tokenizer.json."""
+    same = encode(plain, "a")
+    return encode(plain, "b") == same and all(encode(plain, word) == same for word in plain.get_vocab(False))
+
+
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do.
 

@@ -21,7 +21,7 @@ from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
-from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, _environment, encode
+from rlenv.tokens.vocabulary import ChatTemplate, Keep, Vocabulary, _environment, encode, knows_no_text
 from tests.support import data
 
 
@@ -287,3 +287,7 @@ def test_a_tokenizer_that_knows_no_text_is_refused(model: models.Model) -> None:
     empty.add_special_tokens(["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"])
     with pytest.raises(UsageError, match=r"is tokenizer\.json missing"):
         TokenEncoder(empty, chat_template=CHAT_TEMPLATE)
+
+
+def test_a_tokenizer_of_a_few_words_knows_text() -> None:
+    assert not knows_no_text(Tokenizer(models.WordLevel({"<unk>": 0, "yes": 1}, unk_token="<unk>")))
