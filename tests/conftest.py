@@ -17,6 +17,7 @@ from rlenv.concurrency.deadline import paused_for
 from rlenv.episodes.environment import Environment, load
 from tests.support import data
 from tests.support.environments import BASE, Make
+from tests.support.suites import first_of_many
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("rlenv", deadline=None, derandomize=True)
@@ -53,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the suites of other make targets out unless -m names them; `_left_out` are their tests by mark."""
     named = PLAYED_BY.keys() & _marks(config)
-    kept = _first_of_many(items) if "slow" not in named else set()
+    kept = first_of_many(items) if "slow" not in named else set()
     for mark in sorted(PLAYED_BY.keys() - named):
         others = [item for item in items if item.get_closest_marker(mark) and not (mark == "slow" and item in kept)]
         if mark == "slow":  # what needs a program and is slow too is played by the suite that has the program
@@ -63,16 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash.setdefault(_left_out, {})[mark] = len(others)
             gone = set(others)
             items[:] = [item for item in items if item not in gone]
-
-
-def _first_of_many(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The first N cases of each test with the mark `slow(but=N)`."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("slow"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    marked = [(of_one, of_one[0].get_closest_marker("slow")) for of_one in cases.values()]
-    return {item for of_one, mark in marked if mark for item in of_one[: mark.kwargs.get("but", 0)]}
 
 
 _left_out = pytest.StashKey[dict[str, int]]()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.suites import first_of_many
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 FILES = sorted(path for path in TESTS.rglob("*.py") if "servers" not in path.parts)
@@ -314,3 +316,20 @@ def test_no_test_waits_for_a_fixed_time() -> None:
 def test_no_test_looks_how_long_something_took() -> None:
     """By the wall clock, that is: processor time is the code's own, whatever else the machine does."""
     assert [wait for name in NAMES if name not in REAL_RUNS for wait in _timed(name)] == []
+
+
+def test_of_a_sweep_the_first_cases_are_played_with_every_change(request: pytest.FixtureRequest) -> None:
+    def cases(name: str, count: int, *marks: pytest.MarkDecorator) -> list[pytest.Item]:
+        made = [
+            pytest.Function.from_parent(
+                request.node.parent, name=f"{name}[{n}]", callobj=test_what_lies_outside_is_read_by_its_own_suite_alone
+            )
+            for n in range(count)
+        ]
+        for item, mark in ((item, mark) for item in made for mark in marks):
+            item.add_marker(mark)
+        return list(made)
+
+    sweep = cases("sweep", 3, pytest.mark.slow(but=2))
+    others = [*cases("whole", 2, pytest.mark.slow), *cases("quick", 2), *cases("short", 1, pytest.mark.slow(but=4))]
+    assert first_of_many([*sweep, *others]) == {*sweep[:2], others[-1]}
