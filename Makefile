@@ -228,9 +228,8 @@ $(PEERS_READY): $(PEERS)/%/.ready: requirements/peers/%.txt pyproject.toml | $(P
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
 	@test -x $(PEERS)/$*/bin/python -a -x $(PEERS)/$*/bin/pip || $(PYTHON) -m venv $(PEERS)/$*
 	@echo "installing the peer $* ..."
-	@# without what packages ask for: the list is complete, and some ask for versions that no index has; and without
-	@# bytecode of all that is in them, which took longer than the rest
-	$(PEERS)/$*/bin/pip install $(PIP) --no-deps --no-compile -r $<
+	@# without what packages ask for: the list is complete, and some ask for versions that no index has
+	$(PEERS)/$*/bin/pip install $(PIP) --no-deps -r $<
 	$(PEERS)/$*/bin/pip install $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 

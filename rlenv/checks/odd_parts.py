@@ -437,9 +437,8 @@ def unmeasurable(subject: Subject, ways: Mapping[str, Mapping[tuple[str, int], T
         for (split, index), got in results.items():
             for name, term in got.reward.terms.items():
                 if term.status == "invalid" and is_own(subject.loaded.spec.rewards[name]):
-                    message = (
-                        f"'{name}' cannot be measured for {way} (row {index + 1} of split '{split}'): {term.error}"
-                    )
+                    where = f"row {index + 1} of split '{split}'"
+                    message = f"'{name}' cannot be measured for {way} ({where}): {term.error}"
                     hint = "mend the function, or return 0 for what a policy can cause"
                     yield subject.document.warning(f"rewards.{name}", message[:300], hint, "unmeasured", at="key")
                     return

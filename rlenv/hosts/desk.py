@@ -261,9 +261,8 @@ class Desk:
             held = await self.start(**asked)
             messages = [message.as_dict() for message in held.session.episode.messages]
             tools = list(held.session.tools)
-            return answer(
-                {"episode": held.id, "messages": messages, "tools": tools, **described(request, held)}, status=201
-            )
+            told = {"episode": held.id, "messages": messages, "tools": tools, **described(request, held)}
+            return answer(told, status=201)
 
         async def look(request: web.Request) -> web.Response:
             held = self.get(request.match_info["id"])

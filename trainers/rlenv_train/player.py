@@ -68,10 +68,8 @@ class Address:
                 held = held[-1]["content"]
             held = json.loads(held) if isinstance(held, str) else held
             return cls(str(held["rlenv"]), str(held["split"]), int(held["task"]), int(held.get("seed", 0)))
-        raise UsageError(
-            f"{given!r:.200} is no address of an episode",
-            hint="a row has rlenv, split and task, as `addresses` makes it",
-        )
+        hint = "a row has rlenv, split and task, as `addresses` makes it"
+        raise UsageError(f"{given!r:.200} is no address of an episode", hint=hint)
 
 
 def addresses(

@@ -422,9 +422,8 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
                 self.ended = "stop"
             elif limit_s is not None and time.monotonic() - started > limit_s:
                 self.ended = "time_limit"
-            (self.ended,) = broadcast_object_list(
-                [self.ended]
-            )  # a process that ended alone would leave the others waiting
+            # One that ended alone would leave the other processes waiting.
+            (self.ended,) = broadcast_object_list([self.ended])
             if self.ended:
                 control.should_training_stop = True
                 control.should_save = state.global_step < state.max_steps  # for --resume
