@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rlenv.audit import crafted
 from rlenv.audit.play import ScriptPlayer
@@ -296,16 +295,12 @@ async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject
         text = LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
         if not lines or not (script := _typed(subject, text)):
             continue
-        for ended in (await player.way([subject], partial(_written, script))).values():
+        for ended in (await player.way([subject], lambda _, script=script: script)).values():  # type: ignore[misc]
             told = "\n".join(result.text for turn in ended.turns for result in turn.results)
             for what in re.findall(r"^zqx (.+)$", told, re.MULTILINE):
                 message = f"{what} (task {subject.gold.split}/{subject.gold.task_index})"
                 found.setdefault(what, hole_of("answer_in_machine", message, hint="leave it out of image and path"))
     return list(found.values())
-
-
-def _written(script: Script, subject: AuditSubject) -> Script:
-    return script
 
 
 def _solution(subject: AuditSubject) -> list[str]:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlenv._base.schemas import without_unreadable_patterns
 from rlenv.concurrency.threads import run_sync
-from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UnknownEntry, UsageError
+from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.hosts.link import Door, ServerRefused, Socket
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Float, ResourceSpec, Text, ToolSpec
@@ -273,12 +273,7 @@ def compile_act(name: str, spec: ActSpec, context: CompileContext) -> Sequence[T
     Raises:
         UsageError: the resource does not exist or is no server of OpenEnv's.
     """
-    resource = context.resources.get(spec.resource)
-    if resource is None:
-        raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
-    if not isinstance(resource, ServerWorldResource):
-        found = type(resource).__name__
-        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind openenv", key="resource")
+    resource = context.resource(spec.resource, ServerWorldResource, "openenv")
     if spec.description is not None and len(resource.tools) > 1:
         raise UsageError("the server's tools have descriptions of their own", key="description", hint="leave it out")
     if not resource.tools:

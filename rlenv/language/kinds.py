@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlenv._base.paths import finder
-from rlenv.errors import UsageError
+from rlenv.errors import UnknownEntry, UsageError
 from rlenv.language.requirements import Requirement
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template
+
+_R = TypeVar("_R")
 
 __all__ = ["BUILT_IN", "CompileContext", "Group", "Kind", "get", "kind_of", "names"]
 
@@ -83,6 +85,19 @@ class CompileContext:
     def path(self, key: str, value: str) -> Path:
         """The path that `value`, written under `key` of this entry, names."""
         return self.bases.get(key, self.base) / value
+
+    def resource(self, name: str, kind: type[_R], named: str) -> _R:
+        """The compiled resource that the entry names under `resource`; `named` are its kinds, for the message.
+
+        Raises:
+            UsageError: it does not exist or is of another kind.
+        """
+        if (found := self.resources.get(name)) is None:
+            raise UnknownEntry("resources", name, self.resources, key="resource")
+        if not isinstance(found, kind):
+            message = f"'{name}' is a {type(found).__name__}; expected one of kind {named}"
+            raise UsageError(message, key="resource")
+        return found
 
     def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
         """A function that resolves a text, rendered from the `template` written under `key`, to a path.

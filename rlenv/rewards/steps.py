@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
 from pydantic import Field
@@ -17,13 +17,13 @@ from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
-from rlenv.language.templates import TemplateError, template_of
+from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.tools.workspace.bash import workspace_of
 from rlenv.tools.workspace.images import digest_of_image, user_in
 from rlenv.tools.workspace.layer import packed
-from rlenv.tools.workspace.machine import ROOT, MachineFailed
-from rlenv.tools.workspace.resource import Workspace
+from rlenv.tools.workspace.machine import MachineFailed
+from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
+from rlenv.tools.workspace.starters import ROOT
 
 __all__ = ["SteppedSpec", "next_step", "stepped"]
 
@@ -62,51 +62,27 @@ class SteppedSpec(RewardSpec):
 
 
 def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[str, Any, TermCompileContext], Term]:
-    """The factory of a term whose keys rows may fill in, out of one whose keys are there."""
+    """The factory of a term that is measured at the end of each step, out of one that is at the episode's."""
 
     def compiled(name: str, spec: SteppedSpec, context: TermCompileContext) -> Term:
-        origin = workspace_of(spec.resource, context)
-        held = {key: value for key in _BY_ROW if isinstance(value := getattr(spec, key), str)}
-        asked = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
-        where = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
-        usual = {key: one for key, one in (("keep", None), ("time_s", 600.0)) if key in held}
-        first = make(name, spec.model_copy(update=usual), context)
-        if not held.keys() - {"combine"}:
-            return first
-        made: dict[str, Term] = {}
-
-        async def measure(one: RewardContext) -> Measured:
-            workspace: Workspace = one.resources[spec.resource]
-            try:
-                row = {key: template.value(task=one.task, vars=one.vars) for key, template in asked.items()}
-                has_tests = where is not None and where.text(task=one.task, vars=one.vars) != ""
-            except TemplateError as error:
-                raise RewardError(str(error)) from error
-            base = PurePosixPath(workspace.workdir)
-            given: dict[str, Any] = {"keep": tuple(str(base / path) for path in row["keep"])} if row.get("keep") else {}
-            given |= {"time_s": float(row["time_s"])} if "time_s" in row else {}
-            filled = spec.model_copy(update={**usual, **given, "tests": spec.tests if has_tests else None})
-            if (term := made.get(repr(filled))) is None:
-                term = made[repr(filled)] = make(name, filled, context)
-            if row.get("last"):
-                with bounded_by_itself():  # what it takes is the episode's doing
-                    await _ran(workspace, row["last"], float(filled.time_s))
-            assert term.measure_async is not None
-            return await term.measure_async(one)
-
+        origin = context.resource(spec.resource, WorkspaceResource, "workspace")
+        keys = ("steps", "combine", "tests")
+        made = (template_of(getattr(spec, key) or "", key=key, names=("task", "vars")) for key in keys)
+        steps, combine, where = made
+        first = make(name, spec, context)
         if spec.steps is None:
-            return replace(first, measure_async=measure)
+            return first
 
         def by(task: Mapping[str, Any], vars: Mapping[str, Any]) -> str:
-            text = "" if where is None else where.text(task=task, vars=vars)
-            tests = digest_of_image(context.finder("tests", where, vars=vars)(text)) if where and text else ""
+            text = where.text(task=task, vars=vars)
+            tests = digest_of_image(context.finder("tests", where, vars=vars)(text)) if text else ""
             own = type(spec).model_fields.keys() - RewardSpec.model_fields.keys() - {"steps", "combine"}
-            return hashlib.sha256(
-                repr((tests, [(key, getattr(spec, key)) for key in sorted(own)])).encode()
-            ).hexdigest()
+            rest = [(key, getattr(spec, key)) for key in sorted(own)]
+            return hashlib.sha256(repr((tests, rest)).encode()).hexdigest()
 
-        origin.terms[name] = _AtEnd(measure, by)
-        return replace(first, measure_async=_over_steps(name, spec, asked["steps"].value, asked["combine"].value))
+        assert first.measure_async is not None
+        origin.terms[name] = _AtEnd(first.measure_async, by)
+        return replace(first, measure_async=_over_steps(name, spec, steps.value, combine.value))
 
     return compiled
 
@@ -218,17 +194,19 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
     held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
     user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
+    most_s = min(task.get("agent_s", _COMMAND_S), _COMMAND_S)
     for command, who in ((put, ROOT), (f"cd {place}\n{entry.setup}" if entry.setup else "", user)):
         if (command or who is user) and tuple(who) != tuple(workspace.user):
             await workspace.freeze()
             workspace.user = who
         with bounded_by_itself():  # what it takes is the episode's doing
-            if command and await _ran(workspace, command, min(task.get("agent_s", _COMMAND_S), _COMMAND_S)) != 0:
+            if command and await ran_in_shell(workspace, command, most_s) != 0:
                 return False
     return True
 
 
-async def _ran(workspace: Workspace, command: str, most_s: float) -> int | None:
+async def ran_in_shell(workspace: Workspace, command: str, most_s: float) -> int | None:
+    """The status of a command in the episode's own shell. Raises RewardError: the machine is not there."""
     try:
         return (await workspace.run(f"(\n{command}\n)", most_s)).code
     except MachineFailed as error:

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, NamedTuple
 from xml.parsers import expat
 
@@ -28,8 +28,7 @@ from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
-from rlenv.rewards.steps import SteppedSpec, stepped
-from rlenv.tools.workspace.bash import workspace_of
+from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import RESULTS, Verified, Workspace
 
@@ -311,8 +310,11 @@ class _Run(NamedTuple):
     command: str
     collect: str
     patch: str
+    last: str
     folder: Path | None
     names: Names
+    keep: tuple[str, ...]
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,6 @@ class _Tests:
     """A compiled term."""
 
     spec: WorkspaceTestsSpec
-    keep: tuple[str, ...]
     tests: Callable[[RewardContext], _Run]
     known: set[tuple[Any, ...]] = field(default_factory=set)
     """The tests that can be run over their untouched image."""
@@ -333,12 +334,14 @@ class _Tests:
             raise RewardError(str(error)) from error
         if tests.folder is not None and not tests.folder.is_dir():
             raise RewardError(f"there is no folder of tests '{tests.folder.name}'")
-        with bounded_by_itself():
+        with bounded_by_itself():  # what it takes is the episode's doing
+            if tests.last:
+                await ran_in_shell(workspace, tests.last, tests.time_s)
             changed = await workspace.told(self.spec.resource)
             value, beside, said = await self._number(workspace, tests)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
-            details: dict[str, Any] = {"commands": len(workspace.log), "boots": workspace.boots, "numbers": beside}
+            details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
             details["changed"] = changed
             if value is not None:
                 return Measured(value, said, details)
@@ -366,7 +369,7 @@ class _Tests:
             try:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
-                    f"(\n{tests.command}\n)", tests=tests.folder, keep=self.keep, time_s=float(self.spec.time_s),
+                    f"(\n{tests.command}\n)", tests=tests.folder, keep=tests.keep, time_s=tests.time_s,
                     collect=tests.collect, patch=tests.patch, over_layer=over_layer, files=files, most=most,
                 )  # fmt: skip
             except MachineFailed as error:
@@ -394,30 +397,30 @@ class _Tests:
 
 
 def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> Term:
-    workspace_of(spec.resource, context)
-    for index, path in enumerate(spec.keep or ()):
+    keep = () if isinstance(spec.keep, str) else tuple(spec.keep or ())
+    for index, path in enumerate(keep):
         if not path.startswith("/") or ".." in path.split("/"):
             raise UsageError(f"'{path}' is no absolute path", key=f"keep.{index}", hint=f"write /{path.strip('./')}")
-    if spec.collect and "/" in (one.rstrip("/") or "/" for one in spec.keep or ()):
+    if spec.collect and "/" in (one.rstrip("/") or "/" for one in keep):
         raise UsageError("what is collected is a part of the files", key="keep", hint="name the paths that `run` reads")
     if other := sorted({"by", "weights"} & spec.model_fields_set) if spec.log else []:
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
-    run = template_of(spec.command, key="command", names=("task", "vars"))
-    collect = template_of(spec.collect or "", key="collect", names=("task", "vars"))
-    patch = template_of(spec.patch or "", key="patch", names=("task", "vars"))
-    tests = None if spec.tests is None else template_of(spec.tests, key="tests", names=("task", "vars"))
-
-    names = _names_of(spec.log)
+    names, keys = _names_of(spec.log), ("command", "collect", "patch", "last", "tests", "keep", "time_s")
+    held = {key: value for key in keys if isinstance(value := getattr(spec, key) or "", str)}
+    given = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
 
     def tests_of(one: RewardContext) -> _Run:
-        values: dict[str, Any] = {"task": one.task, "vars": one.vars}
-        find = None if tests is None else context.finder("tests", tests, vars=one.vars)(tests.text(**values))
-        return _Run(run.text(**values), collect.text(**values), patch.text(**values), find, names(one))
+        row = {key: template.value(task=one.task, vars=one.vars) for key, template in given.items()}
+        folder = context.finder("tests", given["tests"], vars=one.vars)(str(row["tests"])) if row["tests"] else None
+        base = PurePosixPath(one.resources[spec.resource].workdir)
+        kept = keep or tuple(str(base / path) for path in row["keep"] or ())
+        command, collect, patch, last = (str(row[key]) for key in keys[:4])
+        time_s = float(row.get("time_s", spec.time_s))
+        return _Run(command, collect, patch, last, folder, names(one), kept, time_s)
 
-    term = _Tests(spec, tuple(spec.keep or ()), tests_of)
-    return Term(name=name, spec=spec, measure_async=term.measure)
+    return Term(name=name, spec=spec, measure_async=_Tests(spec, tests_of).measure)
 
 
 KIND = Kind(WorkspaceTestsSpec, stepped(_compile))

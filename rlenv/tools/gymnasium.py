@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from gymnasium import spaces
 
-from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
+from rlenv.errors import EpisodeError, ToolFailed, UsageError, under
 from rlenv.language.functions import failure, import_function
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import ResourceSpec, Text, ToolSpec
@@ -192,12 +192,7 @@ def compile_step(name: str, spec: StepSpec, context: CompileContext) -> Sequence
     Raises:
         UsageError: the resource does not exist or is no world, or its actions cannot be written.
     """
-    resource = context.resources.get(spec.resource)
-    if resource is None:
-        raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
-    if not isinstance(resource, WorldResource):
-        found = type(resource).__name__
-        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind gymnasium", key="resource")
+    resource = context.resource(spec.resource, WorldResource, "gymnasium")
     schema, read = _actions(resource.space, spec.actions)
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from rlenv.errors import UnknownEntry, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Text, ToolSpec
 from rlenv.resources.sql import MAX_SIZE, Rows
@@ -78,12 +77,7 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     Raises:
         UsageError: the resource does not exist or is of another kind.
     """
-    resource = context.resources.get(spec.resource)
-    if resource is None:
-        raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
-    if not isinstance(resource, SqlResource):
-        found = type(resource).__name__
-        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind sqlite or duckdb", key="resource")
+    resource = context.resource(spec.resource, SqlResource, "sqlite or duckdb")
     can_write = resource.access == "copy"
     max_rows = spec.max_rows
 

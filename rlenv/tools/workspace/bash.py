@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from rlenv.errors import ToolFailed, UnknownEntry, UsageError
+from rlenv.errors import ToolFailed
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
@@ -56,18 +56,12 @@ def shown(ran: Ran, *, seconds: float, workspace: Workspace) -> str:
     return "\n".join(part for part in (text, note) if part)
 
 
-def workspace_of(name: str, context: CompileContext) -> WorkspaceResource:
-    """The compiled workspace of that name.
-
-    Raises:
-        UsageError: the resource does not exist or is of another kind.
-    """
-    found = context.resources.get(name)
-    if found is None:
-        raise UnknownEntry("resources", name, context.resources, key="resource")
-    if not isinstance(found, WorkspaceResource):
-        raise UsageError(f"'{name}' is a {type(found).__name__}; expected one of kind workspace", key="resource")
-    return found
+def _tool(
+    name: str, spec: BashSpec | FilesSpec, description: str, parameters: Mapping[str, Any], run: Any, seconds: float
+) -> Sequence[Tool]:
+    rest = {**common(spec), "mutates": True, "timeout_s": seconds + 30.0}
+    said = spec.description or description
+    return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **rest),)
 
 
 async def ran_in(
@@ -91,7 +85,7 @@ def compile_bash(name: str, spec: BashSpec, context: CompileContext) -> Sequence
     Raises:
         UsageError: the resource does not exist or is of another kind.
     """
-    workspace_of(spec.resource, context)
+    context.resource(spec.resource, WorkspaceResource, "workspace")
     timeout_s = spec.timeout_s or _TIMEOUT_S
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
@@ -106,17 +100,7 @@ def compile_bash(name: str, spec: BashSpec, context: CompileContext) -> Sequence
         "properties": {"command": {"type": "string", "description": "The command, or several lines of them."}},
         "required": ["command"],
     }
-    return (
-        Tool(
-            name=name,
-            description=spec.description or _DESCRIPTION.format(timeout_s),
-            parameters=parameters,
-            run=run,
-            mode="async",
-            depends_on="episode",
-            **{**common(spec, idempotent=False), "mutates": True, "timeout_s": timeout_s + 30.0},
-        ),
-    )
+    return _tool(name, spec, _DESCRIPTION.format(timeout_s), parameters, run, timeout_s)
 
 
 BASH = Kind(BashSpec, compile_bash)
@@ -261,19 +245,9 @@ def compile_files(name: str, spec: FilesSpec, context: CompileContext) -> Sequen
     Raises:
         UsageError: the resource does not exist or is of another kind.
     """
-    workspace_of(spec.resource, context)
+    context.resource(spec.resource, WorkspaceResource, "workspace")
     timeout_s = spec.timeout_s or _TIMEOUT_S
-    return (
-        Tool(
-            name=name,
-            description=spec.description or _FILES_DESCRIPTION,
-            parameters=_PARAMETERS,
-            run=_Files(spec.resource, timeout_s).run,
-            mode="async",
-            depends_on="episode",
-            **{**common(spec, idempotent=False), "mutates": True, "timeout_s": 2 * timeout_s + 30.0},
-        ),
-    )
+    return _tool(name, spec, _FILES_DESCRIPTION, _PARAMETERS, _Files(spec.resource, timeout_s).run, 2 * timeout_s)
 
 
 FILES = Kind(FilesSpec, compile_files)

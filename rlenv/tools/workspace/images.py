@@ -18,14 +18,14 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT
+from rlenv.tools.workspace.starters import OUTSIDE_ROOT
 
 __all__ = ["ENGINE", "MachineImage", "digest_of_image", "prepared", "user_in"]
 
@@ -83,7 +83,7 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
         if not found.is_dir():
             name = _named(f"{found}\0{status.st_size}\0{status.st_mtime_ns}")
             return _noted(name) or _note(name, _cached(name, lambda target: _fill(found, target)))
-        name = _named(_state(found))
+        name = _named(f"{found}\n{_digest(found, is_quick=True)}")
         if (noted := _noted(name)) is not None:
             return noted
         is_own = status.st_uid == owner
@@ -190,49 +190,38 @@ def _noted(name: str) -> MachineImage | None:
         held = json.loads((_cache() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    image = MachineImage(Path(held.pop("folder")), **held)
+    image = MachineImage(**{**held, "folder": Path(held["folder"]), "binds": ()})
     return image if image.folder.is_dir() else None
 
 
 def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:
     env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
-    settings: dict[str, Any] = {"workdir": config.get("WorkingDir") or "", "user": config.get("User") or "", "env": env}
-    image = MachineImage(folder, digest=_digest(folder), **settings)
+    workdir, user = config.get("WorkingDir") or "", config.get("User") or ""
+    image = MachineImage(folder, (), _digest(folder), workdir, user, env)
     target = _cache() / f"{name}-{os.geteuid()}.json"
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-        json.dump({"folder": str(folder), "digest": image.digest, **settings}, file)
+        json.dump(asdict(image), file, default=str)
     os.replace(file.name, target)
     return image
 
 
-def _state(folder: Path) -> str:
-    """A folder's files by name, mode, size and time of their last change."""
-    lines = [str(folder)]
-    for path, status in _walked(folder):
-        lines.append(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}")
-    return "\n".join(lines)
-
-
-def _digest(folder: Path) -> str:
-    """SHA-256 over a folder's files by name, mode and content; no link is followed."""
+def _digest(folder: Path, *, is_quick: bool = False) -> str:
+    """SHA-256 over a folder's files by name, mode and content, or size and last change; no link is followed."""
     digest = hashlib.sha256()
-    for path, status in _walked(folder):
-        content = b""
-        if stat.S_ISLNK(status.st_mode):
-            content = os.readlink(os.fsencode(path))
-        elif stat.S_ISREG(status.st_mode):
-            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
-                content = hashlib.file_digest(file, "sha256").digest()
-        name = os.fsencode(os.path.relpath(path, folder))
-        digest.update(b"%s\0%o\0%s\n" % (name, status.st_mode, content))
-    return digest.hexdigest()
-
-
-def _walked(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     for place, folders, files in os.walk(folder):
         folders.sort()
-        for name in sorted((*files, *folders)):
-            yield (path := os.path.join(place, name)), os.lstat(path)
+        for path in (os.path.join(place, name) for name in sorted((*files, *folders))):
+            status, content = os.lstat(path), b""
+            if is_quick:
+                content = b"%d %d" % (status.st_size, status.st_mtime_ns)
+            elif stat.S_ISLNK(status.st_mode):
+                content = os.readlink(os.fsencode(path))
+            elif stat.S_ISREG(status.st_mode):
+                with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+                    content = hashlib.file_digest(file, "sha256").digest()
+            name = os.fsencode(os.path.relpath(path, folder))
+            digest.update(b"%s\0%o\0%s\n" % (name, status.st_mode, content))
+    return digest.hexdigest()
 
 
 def _fill(source: Path, target: Path) -> None:
@@ -317,7 +306,8 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
     """A folder of the cache, filled by the first who asks, whole or not at all."""
     cache = _cache()
     target = cache / f"{name}-{os.geteuid()}"
-    with _locked(cache / f"{name}.lock"):
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_dir():
             made = Path(tempfile.mkdtemp(dir=cache))
             try:
@@ -329,10 +319,3 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
     return target
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

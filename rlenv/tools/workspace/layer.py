@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -23,9 +23,21 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
+from rlenv.tools._process import sealed
 from rlenv.tools.workspace.images import AS_IT_IS, MachineImage, inside
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT, MachineLimits, own
-from rlenv.tools.workspace.starters import DEEPEST, copied, duplicated, like, linked, remove, run_on
+from rlenv.tools.workspace.starters import (
+    DEEPEST,
+    OUTSIDE_ROOT,
+    ROOT,
+    MachineLimits,
+    copied,
+    duplicated,
+    like,
+    linked,
+    own,
+    remove,
+    run_on,
+)  # fmt: skip
 
 __all__ = ["GIVEN", "Told", "changes", "content", "kept_of", "laid", "packed", "packed_layer", "published", "taped"]
 __all__ += ["unlink_hidden", "unpacked", "written_to"]
@@ -139,16 +151,10 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
     return size
 
 
-def opened_up(layer: Path) -> Path:
-    """A layer in which nothing is closed to this user: inside, where the policy is root, nothing was."""
-    if os.geteuid() != 0:
-        run_on("chmod", "-R", "u+rX", str(layer))
-    return layer
-
-
 def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
-    opened_up(layer)
+    if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
+        run_on("chmod", "-R", "u+rX", str(layer))
     if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
         plain = (
             status and not stat.S_ISLNK(status.st_mode) and 2 * len(path) < DEEPEST for path, status in _walked(layer)
@@ -281,10 +287,8 @@ def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callabl
 def _diff(was: bytes, now: bytes) -> str:
     if len(was) > _MOST_DIFFED or len(now) > _MOST_DIFFED or shutil.which("diff") is None:
         return ""
-    files = [os.memfd_create("file") for _ in range(2)]
+    files = [sealed(was), sealed(now)]
     try:
-        for file, data in zip(files, (was, now), strict=True):
-            os.pwrite(file, data, 0)
         argv = ["diff", "-u", "--label", "before", "--label", "after", *(f"/dev/fd/{file}" for file in files)]
         ran = subprocess.run(
             argv, pass_fds=files, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=5
@@ -374,21 +378,29 @@ async def taped(name: str, pack: Callable[[], Awaitable[Any]], put_back: Callabl
     return True
 
 
+@dataclass(slots=True)
 class Told:
     """A machine's files once the episode has ended: told, kept, and put back."""
 
     folder: Path
     image: MachineImage
-    tests_image: MachineImage | None
     workdir: str
     env: Mapping[str, str]
     limits: MachineLimits
-    source: Path | None
-    filled: int
-    changed: Sequence[Mapping[str, Any]] | None
-    is_cut: bool
-    is_put_back: bool
-    notes: dict[str, Any]
+    source: Path | None = None
+    """The folder that it began with."""
+    user: Sequence[str] = ROOT
+    tests_image: MachineImage | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What rewards note while the episode goes on, as JSON; `again` is there where it was put back."""
+    filled: int = 0
+    """When it was as at first, in nanoseconds since the epoch; 0 where it never was."""
+    changed: Sequence[Mapping[str, Any]] | None = None
+    """The files that the episode has changed (see `changes`), once it has ended."""
+    is_cut: bool = False
+    """True once a command was ended from outside: what it did is lost."""
+    is_put_back: bool = False
+    """True where what an earlier episode left has been put in the place of the layer."""
 
     @property
     def layer(self) -> Path:
@@ -403,21 +415,8 @@ class Told:
         env = {key: one for key, one in self.env.items() if self.image.env.get(key) != one}
         return own.workdir or self.workdir, {**env, **own.env}
 
-    async def freeze(self) -> None:
-        """Ends all processes."""
-        raise NotImplementedError
-
-    async def told(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
-        await self.freeze()
-        if self.changed is None:
-            shows = await taped(name, self._pack, lambda held: self.put_back({**held, "notes": {}}))
-            at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
-            since, originals = self.filled, [*at, ("", self.image.folder)]
-            self.changed = await _threads.finish(lambda: changes(self.layer, originals, since=since, shows=shows))
-        return self.changed
-
-    async def _pack(self) -> Any:
+    async def pack(self) -> Any:
+        """What a tape is to hold of it, as JSON."""
         data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
         held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
         return {"layer": held, "is_cut": self.is_cut, "notes": json.loads(json.dumps(self.notes))}

@@ -16,28 +16,16 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal
 
 from rlenv.concurrency.processes import children, ended, work_of
+from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
-from rlenv.tools.workspace.starters import (
-    OUTSIDE_ROOT,
-    PATH,
-    ROOT,
-    MachineLimits,
-    Start,
-    joined,
-    left,
-    map_users,
-    out_of_memory,
-    own,
-    start_of,
-)
+from rlenv.tools.workspace import starters
 
-__all__ = ["OUTSIDE_ROOT", "ROOT", "Machine", "MachineFailed", "MachineLimits", "Ran", "Root", "Verified", "own"]
+__all__ = ["Machine", "MachineFailed", "Ran", "Verified"]
 
 _KEPT: Final = 65_536
 """Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
@@ -61,27 +49,6 @@ class MachineFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
-    """The file system of a boot: `lowers` are read-only folders, the first wins, `upper` takes the changes.
-
-    `binds` are folders of the host that stand at the same place, read-only.
-    """
-
-    lowers: Sequence[Path]
-    upper: Path
-    binds: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that was run: `code` is its status, None where it gave none, and `why` says why (see `Ran`)."""
-
-    command: str
-    code: int | None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Ran:
     """The end of a command. `code` is None where it gave none: it did not end in time, or the shell ended.
 
@@ -93,11 +60,6 @@ class Ran:
     output: bytes
     dropped: int = 0
     why: Literal["", "late", "ended", "cut", "full", "broken"] = ""
-
-
-def _escaped(path: Path) -> str:
-    """A path within the options of an overlay."""
-    return "".join("\\" + character if character in "\\,:" else character for character in str(path))
 
 
 @dataclass(slots=True)
@@ -140,29 +102,10 @@ class Verified:
 
 
 class Machine:
-    """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened.
+    """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened."""
 
-    Args:
-        folder: an empty folder of the boot's own, beside the layer, on its file system.
-        root: the file system.
-        workdir: where the shell starts; made where it is missing.
-        user: who runs the shell inside: number, group, name and home (see `rlenv.tools.workspace.images.user_in`).
-        env: the shell's environment beside PATH, HOME and LANG.
-        sandbox: what starts it; see `rlenv.tools.workspace.starters`.
-    """
-
-    def __init__(
-        self, folder: Path, root: Root, *, workdir: str, env: Mapping[str, str] | None = None,
-        limits: MachineLimits | None = None, user: Sequence[str] = ROOT, sandbox: str = "bubblewrap",
-    ) -> None:  # fmt: skip
-        self._folder = folder
-        self._root = root
-        self._workdir = workdir
-        self._env = dict(env or {})
-        self._limits = limits or MachineLimits()
-        self._user = user
-        self._sandbox = sandbox
-        self._group = f"{folder.parent.name}-{folder.name}"
+    def __init__(self, start: starters.Start) -> None:
+        self._of = start
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -185,8 +128,8 @@ class Machine:
             async with asyncio.timeout(_BOOT_S):
                 if await self._reader.readline() != b"ready\n":
                     raise MachineFailed(await self._said())
-                map_users(self.pid, self._sandbox)
-                joined(self.pid, self._group, self._limits)
+                starters.map_users(self.pid, self._of.sandbox)
+                starters.joined(self.pid, self._of.group, self._of.limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
             self._of_boot = frozenset(_below(self.pid))
@@ -202,23 +145,14 @@ class Machine:
             raise
 
     async def _start(self) -> None:
-        work, root = self._folder / "work", self._folder / "root"
-        for made in (work, root, self._folder / "pts"):
-            made.mkdir()
-            own(made)
-        lower = ":".join(map(_escaped, self._root.lowers))
-        overlay = f"userxattr,lowerdir={lower},upperdir={_escaped(self._root.upper)},workdir={_escaped(work)}"
-        filter_fd = os.memfd_create("filter")
+        for made in ("work", "root", "pts"):
+            (self._of.folder / made).mkdir()
+            starters.own(self._of.folder / made)
+        filter_fd = sealed(system_call_filter("program"))
         (given, into), (out, output), (self._status, status) = os.pipe(), os.pipe(), os.pipe()
         try:
-            os.pwrite(filter_fd, system_call_filter("program"), 0)
-            start = Start(
-                self._folder, root, overlay, self._root.binds, (self._workdir, *self._user[:3]),
-                {"PATH": PATH, "HOME": self._user[3], "LANG": "C.UTF-8", "TERM": "dumb", **self._env},
-                self._limits, filter_fd, status, self._group,
-            )  # fmt: skip
-            argv, env = start_of(self._sandbox, start)
-            errors, passed = (output, (filter_fd, status)) if self._sandbox == "bubblewrap" else (status, ())
+            argv, env = starters.start_of(self._of, filter_fd, status)
+            errors, passed = (output, (filter_fd, status)) if self._of.sandbox == "bubblewrap" else (status, ())
             # About a millisecond; the pipe's end says what asyncio's own processes would.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 argv, stdin=given, stdout=output, stderr=errors, env=env, pass_fds=passed, start_new_session=True,
@@ -276,7 +210,7 @@ class Machine:
         word = "'" + command.replace("\0", "").replace("'", "'\\''") + "'"
         line = f"eval {word} </dev/null 2>&1; printf '\\n%s %d\\n' {mark} $?\n".encode(errors="replace")
         self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._killed = out_of_memory(self._group)
+        self._killed = starters.out_of_memory(self._of.group)
         found = _Output(most)
         found.add(self._rest)
         self._rest = b""
@@ -286,7 +220,7 @@ class Machine:
                 async with asyncio.timeout(seconds):
                     code = await self._answer(found, f"\n{mark} ".encode())
             except TimeoutError:
-                if number is not None and self._sandbox != "runsc":  # whose processes are not those inside
+                if number is not None and self._of.sandbox != "runsc":  # whose processes are not those inside
                     await asyncio.to_thread(self._interrupt, number)
                 continue
             if code is None:
@@ -313,7 +247,7 @@ class Machine:
 
         Where nothing in it is large, that is one which holds the machine: all the same it is the command's doing.
         """
-        return all(now > then for now, then in zip(out_of_memory(self._group), self._killed, strict=True))
+        return all(now > then for now, then in zip(starters.out_of_memory(self._of.group), self._killed, strict=True))
 
     def _told(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""
@@ -351,7 +285,7 @@ class Machine:
                     await asyncio.shield(asyncio.ensure_future(ended(process)))
             except TimeoutError:
                 process.kill()
-            await left(self._group)
+            await starters.left(self._of.group)
         if self._output is not None:
             self._output.close()
             self._output = None

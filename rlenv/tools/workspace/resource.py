@@ -7,10 +7,10 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
@@ -26,11 +26,32 @@ from rlenv.language.templates import TemplateError, compile_value, template_of, 
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace.images import ENGINE, MachineImage, prepared, user_in
-from rlenv.tools.workspace.layer import GIVEN, Told, content, kept_of, laid, published, unlink_hidden, written_to
-from rlenv.tools.workspace.machine import ROOT, Command, Machine, MachineFailed, MachineLimits, Ran, Root, Verified, own
-from rlenv.tools.workspace.starters import check_sandbox, guard, made_here, needs, remove
+from rlenv.tools.workspace.layer import (
+    GIVEN,
+    Told,
+    changes,
+    content,
+    kept_of,
+    laid,
+    published,
+    taped,
+    unlink_hidden,
+    written_to,
+)  # fmt: skip
+from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran, Verified
+from rlenv.tools.workspace.starters import (
+    ROOT,
+    MachineLimits,
+    Start,
+    check_sandbox,
+    guard,
+    made_here,
+    needs,
+    own,
+    remove,
+)
 
-__all__ = ["KIND", "Command", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
+__all__ = ["KIND", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -85,33 +106,12 @@ class WorkspaceSpec(ResourceSpec):
 
 @dataclass(slots=True)
 class Workspace(Told):
-    """An opened workspace.
+    """An opened workspace; `commands` and `boots` are how many there were so far."""
 
-    `log` are the commands so far. `is_cut` is true once a command was ended from outside: what it did is lost.
-    """
-
-    folder: Path
-    image: MachineImage
-    workdir: str
-    env: Mapping[str, str]
-    limits: MachineLimits
-    source: Path | None = None
-    """The folder that it began with."""
-    user: Sequence[str] = ROOT
-    tests_image: MachineImage | None = None
     origin: Any = None
     """The resource that it is of."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What rewards note while the episode goes on, as JSON; `again` is there where it was put back."""
     sandbox: str = "bubblewrap"
-    filled: int = 0
-    """When it was as at first, in nanoseconds since the epoch; 0 where it never was."""
-    changed: Sequence[Mapping[str, Any]] | None = None
-    """The files that the episode has changed (see `rlenv.tools.workspace.layer.changes`), once it has ended."""
-    log: list[Command] = field(default_factory=list)
-    is_cut: bool = False
-    is_put_back: bool = False
-    """True where what an earlier episode left has been put in the place of the layer."""
+    commands: int = 0
     boots: int = 0
     _machine: Machine | None = None
     _looking: asyncio.Future[None] | None = None
@@ -130,7 +130,7 @@ class Workspace(Told):
             MachineFailed: the machine does not come up, or was ended from outside; the next call boots it again.
         """
         async with self._lock:
-            self.changed = None
+            self.changed, self.commands = None, self.commands + 1
             try:
                 if self._machine is not None and self._machine.has_ended:
                     await self._end()
@@ -142,10 +142,8 @@ class Workspace(Told):
                     ran = await self._watched(self._machine, self.layer, command, timeout_s, most)
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
-                self.log.append(Command(command, None, str(error) or "late"))
                 await self._end()
                 raise
-            self.log.append(Command(command, ran.code, ran.why))
             if ran.why in ("ended", "cut", "full"):
                 await self._end()
             elif self._looking is None or self._looking.done():
@@ -157,15 +155,14 @@ class Workspace(Told):
         tries = [_TRIES, _MOST_LOST]
         while tries[0]:
             try:
-                return await self._booted(Root([self.image.folder], self.layer, self.image.binds), user=self.user)
+                return await self._booted([self.image.folder], self.layer, user=self.user)
             except MachineFailed as error:
                 tries[error.is_cut] -= 1
                 if not tries[1]:
                     raise
         base = self.folder / f"empty-{self.boots}"
         try:
-            root = Root([self.image.folder], laid(base, None), self.image.binds)
-            await (await self._booted(root, user=self.user)).end()
+            await (await self._booted([self.image.folder], laid(base, None), user=self.user)).end()
         finally:
             remove(base)
         return None
@@ -200,13 +197,13 @@ class Workspace(Told):
                         await self._end()
             await asyncio.sleep(_WATCH_S)
 
-    async def _booted(self, root: Root, *, user: Sequence[str] = ROOT) -> Machine:
+    async def _booted(self, lowers: Sequence[Path], upper: Path, *, user: Sequence[str] = ROOT) -> Machine:
         self.boots += 1
-        folder = self.folder / f"boot-{self.boots}"
-        folder.mkdir()
+        (folder := self.folder / f"boot-{self.boots}").mkdir()
         own(folder)
-        workdir, env = self.settings(root.lowers[-1])
-        machine = Machine(folder, root, workdir=workdir, env=env, limits=self.limits, user=user, sandbox=self.sandbox)
+        binds = self.image.binds if lowers[-1] == self.image.folder else ()
+        workdir, env = self.settings(lowers[-1])
+        machine = Machine(Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox))
         await machine.boot()
         return machine
 
@@ -221,6 +218,16 @@ class Workspace(Told):
         """Ends all processes: nothing changes the layer any more."""
         async with self._lock:
             await self._end()
+
+    async def told(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
+        await self.freeze()
+        if self.changed is None:
+            shows = await taped(name, self.pack, lambda held: self.put_back({**held, "notes": {}}))
+            at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
+            since, originals = self.filled, [*at, ("", self.image.folder)]
+            self.changed = await _threads.finish(lambda: changes(self.layer, originals, since=since, shows=shows))
+        return self.changed
 
     async def tested(
         self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, collect: str = "",
@@ -272,8 +279,7 @@ class Workspace(Told):
                 await _threads.finish(lambda: remove(base))
 
     async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
-        binds = self.image.binds if lowers[-1] == self.image.folder else ()
-        machine = await self._booted(Root(lowers, upper, binds))
+        machine = await self._booted(lowers, upper)
         try:
             return await self._watched(machine, upper, command, time_s, most)
         finally:
@@ -335,7 +341,8 @@ class WorkspaceResource:
             key: path_template(key, value, scope="episode")
             for key in ("image", "path", "tests_image") if (value := getattr(spec, key)) is not None
         }  # fmt: skip
-        self._images: dict[Path | str | None, MachineImage] = {}
+        self.image_of: Callable[[Path | str | None], MachineImage] = lru_cache(maxsize=None)(prepared)
+        """The image of a source, looked at once: it is not to change while a run goes on."""
         held = {key: getattr(spec, key) for key in _BY_ROW}
         for at, text in (pair for key, value in held.items() for pair in texts_at(key, value)):
             template_of(text, key=at, names=("task", "vars"))
@@ -368,7 +375,7 @@ class WorkspaceResource:
         workdir = spec.cwd or image.workdir or bare
         begins = Path(copied) if copied else None
         workspace = Workspace(
-            folder, image, workdir, env, limits, begins, user, tests_image, self, sandbox=spec.sandbox
+            folder, image, workdir, env, limits, begins, user, tests_image, origin=self, sandbox=spec.sandbox
         )
         try:
             try:
@@ -423,12 +430,6 @@ class WorkspaceResource:
             for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
                     self.image_of(source)
-
-    def image_of(self, source: Path | str | None) -> MachineImage:
-        """The image of a source, looked at once: it is not to change while a run goes on."""
-        if (found := self._images.get(source)) is None:
-            found = self._images[source] = prepared(source)
-        return found
 
 
 def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -> WorkspaceResource:

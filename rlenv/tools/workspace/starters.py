@@ -18,7 +18,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import glob
 from pathlib import Path
@@ -65,8 +65,8 @@ _FIRST = (
     # `unshare` gives 1 where what it started was killed; what ends by itself gives another status.
     'ulimit -v "$RLENV_MEMORY"; } 2>/dev/null; "$@"; [ $? != 137 ] || exit 137; exit 3'
 )
-# As root, for what makes its own namespaces: it says when that has ended, where nothing inside can see it. That is its
-# descriptor 3, which is closed for them: `runsc` takes numbers from 256 on for itself.
+# As root, for what makes its own namespaces: it says when that has ended by its descriptor 3, which nothing inside has:
+# it is closed for them, and `runsc` takes numbers from 256 on for itself.
 _OCI: Final = (
     "exec 3>&2 2>&1; echo ready; read go || exit 1; exec setpriv --pdeathsig KILL "
     'unshare --mount-proc --pid --fork --kill-child=KILL sh -c "$RLENV_FIRST" sh "$@"'
@@ -95,23 +95,43 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """All that differs from one boot to another. `shell` is the folder and the user that the shell starts with."""
+    """All that differs from one boot to another.
+
+    Of `lowers`, read-only folders, the first that has a file counts; `upper` takes all changes; `binds`
+    are folders of the host that stand at the same place, read-only. `folder` is an empty one of the boot's own, beside
+    `upper`, on its file system. The shell starts in `workdir`, which is made where it is missing, as `user` (number,
+    group, name and home; see `rlenv.tools.workspace.images.user_in`), with `env` beside PATH, HOME and LANG.
+    """
 
     folder: Path
-    root: Path
-    overlay: str
-    binds: Sequence[str]
-    shell: Sequence[str]
-    env: Mapping[str, str]
-    limits: MachineLimits
-    filter: int
-    status: int
-    group: str
+    lowers: Sequence[Path]
+    upper: Path
+    workdir: str
+    binds: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: MachineLimits = field(default_factory=MachineLimits)
+    user: Sequence[str] = ROOT
+    sandbox: str = "bubblewrap"
+
+    @property
+    def group(self) -> str:
+        """The name of its cgroup."""
+        return f"{self.folder.parent.name}-{self.folder.name}"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The whole environment of its shell."""
+        return {"PATH": PATH, "HOME": self.user[3], "LANG": "C.UTF-8", "TERM": "dumb", **self.env}
+
+    @property
+    def shell(self) -> Sequence[str]:
+        """The command that its first process is."""
+        return ("/bin/sh", "-c", _SHELL, "sh", self.workdir, *self.user[:3])
 
 
 def needs(entry: Any, folder: Path) -> tuple[Requirement, ...]:
-    """The programs that a workspace needs, in the form that a kind takes."""
-    name = {"bubblewrap": "bwrap"}.get(entry.sandbox, entry.sandbox)
+    """The program that a workspace needs, in the form that a kind takes."""
+    name = "bwrap" if entry.sandbox == "bubblewrap" else entry.sandbox
     return (program(name, install=f"apt-get install {entry.sandbox}"),)
 
 
@@ -119,46 +139,48 @@ def check_sandbox(name: str) -> None:
     """Looks whether machines can be started here by that program.
 
     Raises:
-        UsageError: it is not installed, or needs root.
+        UsageError: a program is not installed, or needs root.
     """
     if name == "bubblewrap":
         check_bubblewrap()
-        return
-    if shutil.which(name) is None:
-        raise UsageError(
-            f"the sandbox {name} needs the program {name}", key="sandbox", hint=f"install it: apt-get install {name}"
-        )
-    if os.geteuid():
+    elif shutil.which(name) is not None and os.geteuid():
         raise UsageError(f"only root can start machines by {name}", key="sandbox", hint="take bubblewrap")
+    packages = {} if name == "bubblewrap" else {name: name}
+    packages |= {"setpriv": "util-linux", "unshare": "util-linux", "mount": "mount"}
+    if missing := next((one for one in packages if shutil.which(one) is None), None):
+        hint = f"install it: apt-get install {packages[missing]}"
+        raise UsageError(f"the sandbox {name} needs the program {missing}", key="sandbox", hint=hint)
 
 
-def start_of(sandbox: str, start: Start) -> tuple[list[str], dict[str, str]]:
+def start_of(start: Start, filter: int, status: int) -> tuple[list[str], dict[str, str]]:
     """The command that starts a machine and its variables. It writes a line and reads one before it begins.
 
-    By bubblewrap it has to be given the descriptors of `start`; by others the status is what it has for its errors.
+    By bubblewrap it has to be given both descriptors; by others `status` is what it has for its errors.
     """
-    limits = start.limits
-    is_grouped = os.geteuid() == 0 and bool(_controllers())
+    limits, is_root = start.limits, os.geteuid() == 0
     env = {
-        "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8",
-        "RLENV_MOUNTS": str(_mounts(start, sandbox)),
-        "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST, **_who(),
-        "RLENV_MEMORY": "unlimited" if is_grouped else str(limits.memory_mb * 1024),
+        "PATH": os.environ.get("PATH", PATH), "LANG": "C.UTF-8", "RLENV_MOUNTS": str(_mounts(start)),
+        "RLENV_IS_ROOT": "1" if is_root else "", "RLENV_MAP": "--keep-caps" if is_root else "--map-root-user",
+        "RLENV_PROCESSES": str(limits.processes), "RLENV_INSIDE": _INSIDE, "RLENV_FIRST": _FIRST,
+        "RLENV_MEMORY": "unlimited" if _controller() else str(limits.memory_mb * 1024),
         "RLENV_FILE": str(limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
     }  # fmt: skip
-    if sandbox == "bubblewrap":
-        return [*_outer(), *_bubblewrap(start)], env
-    (start.folder / "config.json").write_text(json.dumps(_config(sandbox, start)), encoding="utf-8")
-    argv = [sandbox, "--root", str(start.folder / "state")]
-    argv += ["--network=none", "--ignore-cgroups"] if sandbox == "runsc" else []
+    if start.sandbox == "bubblewrap":
+        return [*_outer(), *_bubblewrap(start, filter, status)], env
+    (start.folder / "config.json").write_text(json.dumps(_config(start)), encoding="utf-8")
+    argv = [start.sandbox, "--root", str(start.folder / "state")]
+    argv += ["--network=none", "--ignore-cgroups"] if start.sandbox == "runsc" else []
     argv += ["run", "--bundle", str(start.folder), start.group]
     return ["sh", "-c", _OCI, "sh", *argv], {**env, "RLENV_FIRST": _OCI_FIRST}
 
 
-def _mounts(start: Start, sandbox: str) -> Path:
+def _mounts(start: Start) -> Path:
     """A file of what is mounted before a machine, as fstab(5) has it."""
-    wanted = [("overlay", str(start.root), start.overlay)]
-    if sandbox == "bubblewrap":  # terminals are counted for the whole kernel
+    paths = (start.upper, start.folder / "work", *start.lowers)
+    upper, work, *lowers = (str(path).translate(_OPTION) for path in paths)
+    overlay = f"userxattr,lowerdir={':'.join(lowers)},upperdir={upper},workdir={work}"
+    wanted = [("overlay", str(start.folder / "root"), overlay)]
+    if start.sandbox == "bubblewrap":  # terminals are counted for the whole kernel
         wanted.append(("devpts", str(start.folder / "pts"), "newinstance,ptmxmode=0666,mode=0620,max=64"))
     lines = (" ".join(field.translate(_FIELD) for field in (kind, at, kind, options)) for kind, at, options in wanted)
     path = start.folder / "mounts"
@@ -166,28 +188,24 @@ def _mounts(start: Start, sandbox: str) -> Path:
     return path
 
 
+_OPTION: Final = str.maketrans({one: f"\\{one}" for one in "\\,:"})
 _FIELD: Final = str.maketrans({one: f"\\{ord(one):03o}" for one in " \t\n\\"})
 
 
-def _bubblewrap(start: Start) -> list[str]:
+def _bubblewrap(start: Start, filter: int, status: int) -> list[str]:
     argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
-    argv += ["--json-status-fd", str(start.status)]
-    argv += ["--bind", str(start.root), "/", "--dev", "/dev", "--proc", "/proc"]
+    argv += ["--json-status-fd", str(status), "--seccomp", str(filter)]
+    argv += ["--bind", str(start.folder / "root"), "/", "--dev", "/dev", "--proc", "/proc"]
     argv += ["--dev-bind", str(start.folder / "pts"), "/dev/pts"]
     argv += ["--size", str(_SHARED), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    for folder in start.binds:
-        argv += read_only(folder)
-    argv += ["--chdir", "/", "--cap-drop", "ALL"]
-    for capability in _CAPABILITIES:
-        argv += ["--cap-add", capability]
-    argv += ["--seccomp", str(start.filter), "--clearenv"]
-    for name, value in start.env.items():
-        argv += ["--setenv", name, value]
-    return [*argv, "--", "/bin/sh", "-c", _SHELL, "sh", *start.shell]
+    argv += [word for folder in start.binds for word in read_only(folder)]
+    argv += ["--chdir", "/", "--cap-drop", "ALL", *(word for one in _CAPABILITIES for word in ("--cap-add", one))]
+    argv += ["--clearenv", *(word for pair in start.variables.items() for word in ("--setenv", *pair))]
+    return [*argv, "--", *start.shell]
 
 
-def _config(sandbox: str, start: Start) -> dict[str, Any]:
+def _config(start: Start) -> dict[str, Any]:
     """The container of a boot in the words of OCI's runtimes."""
     limits = (("NPROC", start.limits.processes), ("FSIZE", start.limits.disk_mb << 20), ("CORE", 0), ("NOFILE", 4096))
     mounts = [
@@ -207,12 +225,12 @@ def _config(sandbox: str, start: Start) -> dict[str, Any]:
         "readonlyPaths": ["/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs"],
     }  # fmt: skip
     process = {
-        "user": {"uid": 0, "gid": 0}, "args": ["/bin/sh", "-c", _SHELL, "sh", *start.shell], "cwd": "/",
-        "env": [f"{name}={value}" for name, value in start.env.items()], "noNewPrivileges": True,
+        "user": {"uid": 0, "gid": 0}, "args": start.shell, "cwd": "/",
+        "env": [f"{name}={value}" for name, value in start.variables.items()], "noNewPrivileges": True,
         "capabilities": {kind: list(_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
         "rlimits": [{"type": f"RLIMIT_{name}", "soft": most, "hard": most} for name, most in limits],
     }  # fmt: skip
-    root = {"path": str(start.root)}
+    root = {"path": str(start.folder / "root")}
     return {
         "ociVersion": "1.0.2", "process": process, "root": root, "hostname": "machine", "mounts": mounts, "linux": linux
     }  # fmt: skip
@@ -226,15 +244,15 @@ def map_users(pid: int, sandbox: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _controllers() -> list[tuple[Path, str]]:
-    """The folders of cgroups that bound memory, with the file that does: of version 1, else of version 2."""
-    if (_GROUPS / "memory" / "memory.limit_in_bytes").exists():
-        return [(_GROUPS / "memory", "memory.limit_in_bytes")]
+def _controller() -> tuple[Path, str] | None:
+    """The folder of cgroups that bound memory, with the file that does: of version 1, else of version 2."""
     with contextlib.suppress(OSError):
-        if "memory" in (_GROUPS / "cgroup.controllers").read_text(encoding="ascii").split():
+        if os.geteuid() == 0 and (_GROUPS / "memory" / "memory.limit_in_bytes").exists():
+            return _GROUPS / "memory", "memory.limit_in_bytes"
+        if os.geteuid() == 0 and "memory" in (_GROUPS / "cgroup.controllers").read_text(encoding="ascii").split():
             (_GROUPS / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
-            return [(_GROUPS, "memory.max")]
-    return []
+            return _GROUPS, "memory.max"
+    return None
 
 
 def joined(pid: int, group: str, limits: MachineLimits) -> None:
@@ -243,24 +261,22 @@ def joined(pid: int, group: str, limits: MachineLimits) -> None:
     Raises:
         OSError: the cgroup cannot be made.
     """
-    for place, file in _controllers() if os.geteuid() == 0 else ():
-        folder = place / group
-        folder.mkdir(exist_ok=True)
-        (folder / file).write_text(str(limits.memory_mb << 20), encoding="ascii")
+    if (at := _controller()) is not None:
+        (folder := at[0] / group).mkdir(exist_ok=True)
+        (folder / at[1]).write_text(str(limits.memory_mb << 20), encoding="ascii")
         (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
 
 def out_of_memory(group: str) -> tuple[int, int]:
     """How often a machine's memory was at its limit, and how many of its processes the kernel has ended."""
-    at_limit = killed = 0
-    for place, file in _controllers() if os.geteuid() == 0 else ():
-        with contextlib.suppress(OSError, ValueError):
-            is_first = file == "memory.limit_in_bytes"
-            told = _read(f"{place}/{group}/{'memory.oom_control' if is_first else 'memory.events'}")
+    with contextlib.suppress(OSError, ValueError):
+        if (at := _controller()) is not None:
+            is_first = at[1] == "memory.limit_in_bytes"
+            told = _read(f"{at[0]}/{group}/{'memory.oom_control' if is_first else 'memory.events'}")
             counts = dict(line.split() for line in told.splitlines())
-            at = _read(f"{place}/{group}/memory.failcnt") if is_first else counts.get(b"oom", b"0")
-            at_limit, killed = int(at), int(counts.get(b"oom_kill", b"0"))
-    return at_limit, killed
+            at_limit = _read(f"{at[0]}/{group}/memory.failcnt") if is_first else counts.get(b"oom", b"0")
+            return int(at_limit), int(counts.get(b"oom_kill", b"0"))
+    return 0, 0
 
 
 def _read(path: str) -> bytes:
@@ -281,10 +297,8 @@ async def left(group: str) -> None:
 
 def groups(pattern: str) -> list[Path]:
     """The cgroups of machines by the pattern of their names, those within others first."""
-    if os.geteuid():
-        return []
     held: list[Path] = []
-    for top in (*glob(f"{_GROUPS}/{pattern}"), *glob(f"{_GROUPS}/*/{pattern}")):
+    for top in () if os.geteuid() else (*glob(f"{_GROUPS}/{pattern}"), *glob(f"{_GROUPS}/*/{pattern}")):
         with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
             held += sorted(Path(top).glob("**/"), reverse=True)
     return held
@@ -292,18 +306,11 @@ def groups(pattern: str) -> list[Path]:
 
 def _outer() -> list[str]:
     """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
-    missing = next((name for name in ("setpriv", "unshare") if shutil.which(name) is None), None)
-    if missing is not None:
-        raise UsageError(f"a machine needs the program {missing}", hint="install it: apt-get install util-linux")
     shell = ["sh", "-c", _USER, "sh"]
     if os.geteuid():
         return shell
     owner = str(_OWNERS + secrets.randbelow(1 << 24))
     return ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all", *shell]
-
-
-def _who() -> dict[str, str]:
-    return {"RLENV_IS_ROOT": "1", "RLENV_MAP": "--keep-caps"} if os.geteuid() == 0 else {"RLENV_MAP": "--map-root-user"}
 
 
 def own(path: Path, user: Sequence[str] = ROOT) -> None:

@@ -17,7 +17,7 @@ from rlenv.episodes.environment import load
 from rlenv.errors import ResourceError, UsageError
 from rlenv.runs.locks.lock import lock_of
 from rlenv.tools.workspace.images import digest_of_image, prepared, user_in
-from rlenv.tools.workspace.machine import OUTSIDE_ROOT
+from rlenv.tools.workspace.starters import OUTSIDE_ROOT
 from tests.support.machines import played, reachable  # noqa: F401 - a fixture
 
 PASSWD = "root:x:0:0:root:/root:/bin/sh\njoe:x:1000:1001::/home/joe:/bin/sh\n"

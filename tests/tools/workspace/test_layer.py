@@ -265,7 +265,7 @@ def test_a_command_that_was_cut_stays_so_where_its_files_are_put_back(reachable:
     async def work(workspace: Workspace) -> None:
         await workspace.run("echo 1 > a", 30)
         workspace.is_cut = True
-        held = await workspace._pack()
+        held = await workspace.pack()
         workspace.is_cut = False
         await workspace.put_back(held)
         assert (workspace.is_cut, (await workspace.run("cat a", 30)).output) == (True, b"1\n")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rlenv.tools.workspace.images import prepared
-from rlenv.tools.workspace.machine import Machine, MachineFailed, MachineLimits, Ran, Root, own
+from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran
+from rlenv.tools.workspace.starters import MachineLimits, Start, own
 from tests.support.machines import reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -28,8 +29,8 @@ def booted(folder: Path, work: Work, *, limits: MachineLimits | None = None) -> 
 
     async def main() -> None:
         image = prepared(None)
-        root = Root([image.folder], layer, image.binds)
-        machine = Machine(boot, root, workdir="/app", env={"WORD": "a b"}, limits=limits or MachineLimits())
+        limited = limits or MachineLimits()
+        machine = Machine(Start(boot, [image.folder], layer, "/app", image.binds, {"WORD": "a b"}, limited))
         try:
             await machine.boot()
             await work(machine)
@@ -186,7 +187,7 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
         for name in ("layer", "boot"):
             (reachable / name).mkdir()
             own(reachable / name)
-        machine = Machine(reachable / "boot", Root([reachable / "none"], reachable / "layer"), workdir="/app")
+        machine = Machine(Start(reachable / "boot", [reachable / "none"], reachable / "layer", "/app"))
         with pytest.raises(MachineFailed, match="did not come up") as failed:
             await machine.boot()
         assert not failed.value.is_cut

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.machine import MachineFailed, own
+from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import groups, remove, swept
+from rlenv.tools.workspace.starters import groups, own, remove, swept
 from tests.support.machines import children, compiled, killed_at_first, opened, reachable  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -102,7 +102,7 @@ def test_a_shell_that_ends_is_started_again_over_the_same_files(reachable: Path)
         assert await said(workspace, "A=1; echo kept > file; cd /tmp; exit 3") == "ended"
         assert await said(workspace, 'cat file; echo "[$A]"; pwd') == "kept\n[]\n/app\n"
         assert (workspace.boots, workspace.is_cut) == (2, False)
-        assert [(one.code, one.why) for one in workspace.log] == [(None, "ended"), (0, "")]
+        assert workspace.commands == 2
 
     opened(reachable, work)
 
