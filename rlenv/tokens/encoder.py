@@ -18,11 +18,10 @@ from rlenv.tokens.layouts import Deriver, Layout
 from rlenv.tokens.prompt_ids import MAX_MESSAGES, Observations, PromptIds
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.shapes import Story, end_marks, words_of
-from rlenv.tokens.trajectory import TokenTrajectory
+from rlenv.tokens.trajectory import Limits, TokenTrajectory
 from rlenv.tokens.vocabulary import (
     ChatTemplate,
     Keep,
-    Limits,
     Vocabulary,
     encode,
     fast_tokenizer,
@@ -246,7 +245,7 @@ class TokenEncoder:
         if self.same_turn is not None:
             tools = ()
         story = self.story(messages, tools)
-        ids = self._prompt_ids.of_prompt(messages, tools, shown.places, story.now)
+        ids = self._prompt_ids.of_prompt(messages, story, shown.places)
         return TokenTrajectory(self, ids, story, limits, images=shown.images)
 
     def start_rows(
@@ -302,7 +301,7 @@ class TokenEncoder:
         Raises:
             EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
         """
-        return self._prompt_ids.of_prompt(messages, () if self.same_turn else tools, places, datetime.now())
+        return self._prompt_ids.of_prompt(messages, self.story(messages, () if self.same_turn else tools), places)
 
     def require(
         self,

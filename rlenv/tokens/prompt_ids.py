@@ -20,6 +20,7 @@ from rlenv.tokens.dummies import Way
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
 from rlenv.tokens.layouts import TRANSFORMS, Deriver, Layout, MessageSlot, TextSlot
 from rlenv.tokens.prompts import Part, PromptProgram, Written, encode_parts, written_parts
+from rlenv.tokens.shapes import Story
 from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
 
 _MARK = "\ue000c0\ue000"
@@ -36,7 +37,7 @@ def call_id(index: int) -> str:
 class _Prompt:
     """Messages as templates take them, and what is rendered with them; the arguments of `written_parts`."""
 
-    given: list[dict[str, Any]]
+    given: Sequence[Mapping[str, Any]]
     authored: Sequence[Spans]
     tools: Sequence[Mapping[str, Any]]
     now: datetime
@@ -58,18 +59,17 @@ class PromptIds:
     kept: dict[Any, PromptProgram]
 
     def of_prompt(
-        self,
-        messages: Sequence[Message | Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        places: Sequence[str],
-        now: datetime,
+        self, messages: Sequence[Message | Mapping[str, Any]], story: Story, places: Sequence[str]
     ) -> array[int]:
         """The ids of the template's rendering, generation prompt included.
+
+        Args:
+            story: the conversation of these messages.
 
         Raises:
             EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
         """
-        given = list(map(as_template_reads, messages))
+        given, tools, now = story.messages, story.tools, story.now
         authored = [message.authored if isinstance(message, Message) else () for message in messages]
         prompt = _Prompt(given, authored, tools, now)
         if self.images is not None:
@@ -95,7 +95,7 @@ class PromptIds:
             drop_oldest(self.kept, most=256)
         if not program.pieces:
             return self.encode(prompt)
-        return program.encode(lambda slot: slot.transform(content), self._plain)
+        return program.encode(lambda slot: slot.transform(content), self.vocabulary)
 
     def of_history(
         self,
@@ -148,7 +148,7 @@ class PromptIds:
         written = prompt.parts(self.template, signs, hides=hides)
         place = self.images.place if self.images is not None else ""
         parts = self._place_written(written.parts, places) if place else written.parts
-        ids = encode_parts(parts, self.vocabulary, encode_text=self._full, encode_content=self._plain)
+        ids = encode_parts(parts, self.vocabulary)
         text = fill_places(written.text, place=place, places=places, where="the prompt") if place else written.text
         whole = self._full(text)
         if ids.tolist() == whole or self._controls(ids) == self._controls(whole):
@@ -157,9 +157,6 @@ class PromptIds:
 
     def _full(self, text: str) -> list[int]:
         return encode(self.vocabulary.full, text)
-
-    def _plain(self, text: str) -> list[int]:
-        return encode(self.vocabulary.plain, text)
 
     def _controls(self, ids: Sequence[int]) -> list[int]:
         control = self.vocabulary.control_ids
@@ -181,7 +178,7 @@ class PromptIds:
         """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
         *earlier, last = prompt.given
 
-        def with_content(content: str) -> list[dict[str, Any]]:
+        def with_content(content: str) -> list[Mapping[str, Any]]:
             return [*earlier, {**last, "content": content}]
 
         def render(content: str) -> str:
@@ -208,10 +205,10 @@ class PromptIds:
         is_same = "".join(piece for _, piece in written.parts) == text
         if not is_same or sum(isinstance(part, MessageSlot) for part in slotted) != 1:
             return PromptProgram(())
-        program = PromptProgram.of(slotted, self.vocabulary, self._plain)
+        program = PromptProgram.of(slotted, self.vocabulary)
         for probe in CHECKS:
             whole = self._full(render(probe))
-            ids = program.encode(lambda _, probe=probe: transform(probe), self._plain)  # type: ignore[misc]
+            ids = program.encode(lambda _, probe=probe: transform(probe), self.vocabulary)  # type: ignore[misc]
             if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
                 return PromptProgram(())  # the template alone writes its control tokens, and its ids are others
         return program
@@ -346,7 +343,7 @@ class Observations:
         found = self.kept.get(layout)
         if found is None:
             try:
-                found = PromptProgram.of(_with_places(layout, None, self.deriver.place), self.vocabulary, self._plain)
+                found = PromptProgram.of(_with_places(layout, None, self.deriver.place), self.vocabulary)
                 if self.same_turn is None:
                     self._check(layout, found)
             except UnsupportedTemplate as error:
@@ -365,7 +362,7 @@ class Observations:
         """
         program = self.program(layout)
         if places:
-            program = PromptProgram.of(_with_places(layout, places, self.deriver.place), self.vocabulary, self._plain)
+            program = PromptProgram.of(_with_places(layout, places, self.deriver.place), self.vocabulary)
         plain = self.images.plain if self.images is not None else str
 
         def value(slot: MessageSlot) -> str:
@@ -376,10 +373,7 @@ class Observations:
                 return plain(message.name or "tool")
             return plain(message.tool_call_id or call_id(slot.index))
 
-        return program.encode(value, self._plain)
-
-    def _plain(self, text: str) -> list[int]:
-        return encode(self.vocabulary.plain, text)
+        return program.encode(value, self.vocabulary)
 
     def _check(self, layout: Layout, program: PromptProgram) -> None:
         """Harmless contents must encode to what the whole tokenizer makes of the rendered text."""
@@ -394,7 +388,7 @@ class Observations:
                 return slot.transform(content) if slot.field == "content" else "name00000"
 
             whole = encode(self.vocabulary.full, layout.stop + layout.text(value))
-            made = [self.vocabulary.added[layout.stop], *program.encode(value, self._plain)]
+            made = [self.vocabulary.added[layout.stop], *program.encode(value, self.vocabulary)]
             if whole != made:
                 at = next((i for i, (a, b) in enumerate(zip(whole, made, strict=False)) if a != b), 0)
                 near = self.vocabulary.full.decode(whole[max(at - 3, 0) : at + 3], skip_special_tokens=False)

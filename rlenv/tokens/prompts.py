@@ -20,9 +20,7 @@ from rlenv._base.text import changed_outside, texts_in, with_texts
 from rlenv.dialects.built_in import Spans
 from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.layouts import MessageSlot, TextSlot
-from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary
-
-Encode = Callable[[str], list[int]]
+from rlenv.tokens.vocabulary import ChatTemplate, Signs, Vocabulary, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Run:
 
     def text(self, values: Callable[[MessageSlot], str]) -> str:
         """The text with every slot filled."""
-        return "".join([part if isinstance(part, str) else values(part) for part in self.parts])
+        return "".join([part if type(part) is str else values(part) for part in self.parts])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,8 @@ class PromptProgram:
     pieces: tuple[array[int] | Run, ...]
 
     @staticmethod
-    def of(parts: Sequence[str | MessageSlot | TextSlot], vocabulary: Vocabulary, encode: Encode) -> PromptProgram:
-        """The program of literal texts and slots; `encode` is used for constant runs.
+    def of(parts: Sequence[str | MessageSlot | TextSlot], vocabulary: Vocabulary) -> PromptProgram:
+        """The program of literal texts and slots.
 
         Added tokens are looked for in literal texts alone, each by itself: none is found across a slot.
         """
@@ -63,7 +61,7 @@ class PromptProgram:
                 ids = []
                 pieces.append(Run(tuple(run)))
             elif run:
-                ids += encode("".join(part for part in run if isinstance(part, str)))
+                ids += vocabulary.ids("".join(part for part in run if isinstance(part, str)))
             run.clear()
 
         for part in parts:
@@ -84,14 +82,11 @@ class PromptProgram:
             pieces.append(array("q", ids))
         return PromptProgram(tuple(pieces))
 
-    def encode(self, values: Callable[[MessageSlot], str], encode: Encode) -> array[int]:
+    def encode(self, values: Callable[[MessageSlot], str], vocabulary: Vocabulary) -> array[int]:
         """The ids with every slot filled, as an array of type q."""
         out = array("q")
         for piece in self.pieces:
-            if isinstance(piece, Run):
-                out.fromlist(encode(piece.text(values)))
-            else:
-                out.extend(piece)
+            out.extend(vocabulary.ids(piece.text(values)) if isinstance(piece, Run) else piece)
         return out
 
 
@@ -171,19 +166,12 @@ def written_parts(
     return Written(text, parts)
 
 
-def encode_parts(
-    parts: Sequence[Part],
-    vocabulary: Vocabulary,
-    *,
-    encode_text: Callable[[str], list[int]],
-    encode_content: Callable[[str], list[int]],
-) -> array[int]:
+def encode_parts(parts: Sequence[Part], vocabulary: Vocabulary) -> array[int]:
     """The ids of a rendering, in which only what the template wrote becomes a control token."""
     if all(is_own for is_own, _ in parts):
-        return array("q", encode_text("".join(text for _, text in parts)))
+        return array("q", encode(vocabulary.full, "".join(text for _, text in parts)))
     slots = [text if is_own else TextSlot(text) for is_own, text in parts]
-    program = PromptProgram.of(slots, vocabulary, encode_content)
-    return program.encode(lambda slot: "", encode_content)
+    return PromptProgram.of(slots, vocabulary).encode(lambda slot: "", vocabulary)
 
 
 def _free_block(text: str, given: Sequence[Any], tools: Sequence[Any]) -> int:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message, Observation
-from rlenv.tokens.trajectory import TokenTrajectory
-from rlenv.tokens.vocabulary import Limits
+from rlenv.tokens.trajectory import Limits, TokenTrajectory
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import TokenEncoder

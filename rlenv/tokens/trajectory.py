@@ -6,16 +6,16 @@ import asyncio
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rlenv.errors import UnsupportedTemplate, UsageError
+from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.tokens.dummies import TurnShape
 from rlenv.tokens.grown import RESPELLS
 from rlenv.tokens.growth import AnsweredTurn
 from rlenv.tokens.shapes import Story, end_of
-from rlenv.tokens.vocabulary import CHARS_A_TOKEN, Limits, token_cut
+from rlenv.tokens.vocabulary import CHARS_A_TOKEN, Keep, token_cut
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import TokenEncoder
@@ -23,6 +23,43 @@ if TYPE_CHECKING:
 _UNKNOWN: Final = array("d", (math.nan,))
 _THREAD_CHARS: Final = 8_000  # about 2 ms of encoding; longer contents are encoded in a thread
 _LONG_TURN: Final = 65_536  # the shape of as many characters takes about 10 ms to read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The room of a trajectory, in tokens; None: no limit. See `TokenEncoder.start`."""
+
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+    max_total_tokens: int | None = None
+    max_observation_tokens: int | None = None
+    keep: Keep = "head_tail"
+
+    def check_prompt(self, length: int) -> None:
+        """Passes where a prompt of `length` tokens fits.
+
+        Raises:
+            EpisodeError: it does not; `reason` is "prompt_tokens" or "total_tokens".
+        """
+        if self.max_prompt_tokens is not None and length > self.max_prompt_tokens:
+            raise EpisodeError(
+                f"the prompt has {length} tokens; expected at most {self.max_prompt_tokens} (max_prompt_tokens)",
+                reason="prompt_tokens",
+            )
+        if self.max_total_tokens is not None and length >= self.max_total_tokens:
+            raise EpisodeError(
+                f"the prompt has {length} tokens; expected fewer than {self.max_total_tokens} (max_total_tokens)",
+                reason="total_tokens",
+            )
+
+    def of_response(self, prompt_length: int) -> tuple[int | None, str]:
+        """The tokens that a response may have in all, and which limit that is: "response" or "total"."""
+        limit = self.max_response_tokens
+        if self.max_total_tokens is not None:
+            total = self.max_total_tokens - prompt_length
+            if limit is None or total < limit:
+                return total, "total"
+        return limit, "response"
 
 
 class TokenTrajectory:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
@@ -22,9 +22,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlenv._base.bounded import encodable
+from rlenv._base.bounded import drop_oldest, encodable
 from rlenv._base.text import with_texts
-from rlenv.errors import EpisodeError, MissingExtra, UnsupportedTemplate, UsageError
+from rlenv.errors import MissingExtra, UnsupportedTemplate, UsageError
 
 
 class Encoding(Protocol):
@@ -131,6 +131,10 @@ class Signs:
         return text
 
 
+_KEPT, _KEPT_CHARS = 1_024, 8_192
+"""So many texts of at most so many characters are kept as ids: with four characters a token, 25 MB."""
+
+
 class Vocabulary:
     """A tokenizer's added tokens, and two ways of encoding: with them, and as if they did not exist.
 
@@ -172,7 +176,21 @@ class Vocabulary:
         """The ids of added tokens that are more than plain text."""
         self.signs = Signs(longest_first)
         """What the added tokens are written with."""
+        self._ids: dict[str, array[int]] = {}
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def ids(self, text: str) -> array[int]:
+        """The ids of plain content, as an array of type q that is not to be changed; the GIL is released meanwhile.
+
+        Those of texts that are not long are kept: the samples of a group have one prompt, and tools repeat themselves.
+        """
+        ids = self._ids.get(text)
+        if ids is None:
+            ids = array("q", encode(self.plain, text))
+            if len(text) <= _KEPT_CHARS:
+                self._ids[text] = ids
+                drop_oldest(self._ids, most=_KEPT)
+        return ids
 
     def unknown(self, ids: Sequence[int]) -> int | None:
         """The first of some ids that is none of the vocabulary's; None where all are."""
@@ -254,43 +272,6 @@ def token_cut(tokenizer: Tokenizer, *, max_tokens: int, keep: Keep = "head_tail"
         return short
 
     return cut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The room of a trajectory, in tokens; None: no limit. See `TokenEncoder.start`."""
-
-    max_prompt_tokens: int | None = None
-    max_response_tokens: int | None = None
-    max_total_tokens: int | None = None
-    max_observation_tokens: int | None = None
-    keep: Keep = "head_tail"
-
-    def check_prompt(self, length: int) -> None:
-        """Passes where a prompt of `length` tokens fits.
-
-        Raises:
-            EpisodeError: it does not; `reason` is "prompt_tokens" or "total_tokens".
-        """
-        if self.max_prompt_tokens is not None and length > self.max_prompt_tokens:
-            raise EpisodeError(
-                f"the prompt has {length} tokens; expected at most {self.max_prompt_tokens} (max_prompt_tokens)",
-                reason="prompt_tokens",
-            )
-        if self.max_total_tokens is not None and length >= self.max_total_tokens:
-            raise EpisodeError(
-                f"the prompt has {length} tokens; expected fewer than {self.max_total_tokens} (max_total_tokens)",
-                reason="total_tokens",
-            )
-
-    def of_response(self, prompt_length: int) -> tuple[int | None, str]:
-        """The tokens that a response may have in all, and which limit that is: "response" or "total"."""
-        limit = self.max_response_tokens
-        if self.max_total_tokens is not None:
-            total = self.max_total_tokens - prompt_length
-            if limit is None or total < limit:
-                return total, "total"
-        return limit, "response"
 
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})

@@ -10,6 +10,7 @@ import pytest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.shapes import Story
 from rlenv.tokens.verdict import Played, judge
 from tests.tokens.kinds import KINDS, TOOLS, VALUES, Kind, Oracle, bound, dialogues, tokenizer
 
@@ -197,7 +198,8 @@ def test_times_in_a_prompt_are_not_kept_from_before() -> None:
                            template_kwargs=VALUES)  # fmt: skip
     first, second = datetime(2026, 1, 1, 10, 0, 0), datetime(2026, 1, 1, 10, 0, 0) + timedelta(seconds=7)
     for now in (first, second, first):
-        ids = encoder._prompt_ids.of_prompt([Message("user", "Q")], (), (), now)
+        story = Story([{"role": "user", "content": "Q"}], (), now)
+        ids = encoder._prompt_ids.of_prompt([Message("user", "Q")], story, ())
         assert encoder.decode(ids.tolist()).startswith(f"{now:%H:%M:%S}")
 
 

@@ -50,6 +50,31 @@ def test_white_space_among_added_tokens_is_one_id_in_contents_as_in_the_whole() 
     assert vocabulary.leaks() == ()
 
 
+def test_ids_of_contents_are_kept_for_the_last_texts_that_are_not_long() -> None:
+    vocabulary = Vocabulary(spaced())
+    texts = ["a" * 8_192, "a" * 8_193, "\ud800", *map(str, range(1_022))]
+    for text in texts:
+        assert vocabulary.ids(text).tolist() == encode(vocabulary.plain, text)
+    kept = [vocabulary.ids(text) is vocabulary.ids(text) for text in texts]
+    assert kept == [True, False, *[True] * 1_023]
+    newest = vocabulary.ids("7")
+    for number in range(1_100, 2_124):
+        vocabulary.ids(str(number))
+    assert vocabulary.ids("2123") is vocabulary.ids("2123")
+    assert vocabulary.ids("7") is not newest
+
+
+def test_a_prompt_that_is_kept_is_not_changed_by_what_follows_it() -> None:
+    encoder = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
+    first, second = (encoder.start([Message("user", "How many?")]) for _ in range(2))
+    prompt = second.prompt_ids
+    for trajectory in (first, second):
+        trajectory.add_sampled([5, encoder.stop_id])
+        assert trajectory.add_observation(Observation((Message("user", "Why?"),)))
+    assert first.context_ids == second.context_ids
+    assert first.prompt_ids == prompt == encoder.start([Message("user", "How many?")]).prompt_ids
+
+
 def test_results_with_white_space_pieces_are_the_templates_own_ids() -> None:
     encoder = TokenEncoder(spaced(), chat_template=CHAT_TEMPLATE)
     for result in ("a  b\n\n    c", "    ", "\n\n", "x\n\n\n\n  y  "):
