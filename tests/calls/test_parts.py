@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from rlenv.calls.cache import DiskStore, MemoryStore, pack, unpack
 from rlenv.calls.executor import coerced
 from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
-from rlenv.calls.runner import SharedPlaces, shared_places
+from rlenv.calls.runner import CallSlots, SharedPlaces, shared_places
 from rlenv.concurrency.deadline import Breaker
 from rlenv.errors import ResourceError
 from rlenv.language.spec import DelaySpec, FaultsSpec
@@ -305,11 +306,34 @@ def test_no_caller_alone_opens_a_breaker_by_what_may_be_its_own_doing() -> None:
     assert not breaker.admits()
 
 
+def test_where_one_failure_is_enough_any_callers_opens_a_breaker() -> None:
+    breaker = Breaker(failures=1, reset_s=10, clock=Clock())
+    breaker.failed("one")
+    assert not breaker.admits()
+
+
 def test_failures_that_no_call_brings_about_open_a_breaker_whoever_calls() -> None:
     breaker = Breaker(failures=3, reset_s=10, clock=Clock())
     for _ in range(3):
         breaker.failed()
     assert not breaker.admits()
+
+
+def test_who_is_cancelled_as_it_is_handed_a_place_gives_it_back() -> None:
+    async def main() -> None:
+        slots = CallSlots(1)
+        assert slots.take() is None
+        turn = slots.take()
+        assert turn is not None
+        waiting = asyncio.ensure_future(slots.wait(turn, until=float("inf")))
+        await asyncio.sleep(0)
+        slots.free()  # handed over, and not yet taken
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert slots.taken == 0
+
+    asyncio.run(main())
 
 
 def test_shared_places_are_made_in_no_folder_of_another_and_through_no_link(

@@ -381,6 +381,30 @@ def test_an_open_breaker_refuses_calls_at_once_with_a_stable_text() -> None:
     assert results[3].details == {"breaker": "open"}
 
 
+def test_a_trial_that_is_cancelled_lets_the_next_call_try() -> None:
+    begun = asyncio.Event()
+
+    async def call(arguments: Mapping[str, Any]) -> str:
+        if arguments["is"] == "hanging":
+            begun.set()
+            await asyncio.Event().wait()
+        if arguments["is"] == "down":
+            raise ToolFailed("down", whose="infrastructure")
+        return "well"
+
+    runner = under(fake_tool("t", call), breaker=BreakerSpec(failures=1, reset_s=1e-9))
+
+    async def work() -> ToolResult:
+        await runner.run([ToolCall("t", {"is": "down"})], context())
+        trial = asyncio.ensure_future(runner.run([ToolCall("t", {"is": "hanging"})], context()))
+        await begun.wait()
+        trial.cancel()
+        await asyncio.wait([trial])
+        return (await runner.run([ToolCall("t", {"is": "well"})], context()))[0]
+
+    assert run(work()).text == "well"
+
+
 def test_the_models_own_failures_do_not_open_the_breaker() -> None:
     _, tool = flaky("inline", 9, lambda: ToolFailed("no such city"))
     runner = under(tool, breaker=BreakerSpec(failures=2, reset_s=1_000))

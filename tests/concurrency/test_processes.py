@@ -139,6 +139,20 @@ def test_who_finds_no_place_in_its_time_is_told_so_and_takes_none(tmp_path: Path
         asyncio.run(main())
 
 
+def test_who_is_cancelled_as_it_is_handed_a_place_gives_it_back(tmp_path: Path) -> None:
+    async def main() -> str:
+        busy = asyncio.ensure_future(ask(pool, "ab"))
+        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(ask(pool, "cd"))
+        busy.add_done_callback(lambda _: waiting.cancel())  # handed over, and not yet taken
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        return await asyncio.wait_for(ask(pool, "ef"), 30)
+
+    with opened(tmp_path) as pool:
+        assert asyncio.run(main()) == "fe"
+
+
 @pytest.fixture
 def hop(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
     """Puts the clock forward, and lets what is due then run."""
