@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import InvalidReward, RewardError, SpecError, UsageError
 from rlenv.language.spec import RewardSpec
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
 from rlenv.rewards.group import relative, score_groups
+from rlenv.rewards.measure import RETRIES, shaped
 from rlenv.rewards.scorer import Scorer
 from rlenv.testing.rewards import reward_context
 from rlenv.trajectory import RewardBreakdown, Trajectory
@@ -74,6 +76,32 @@ def test_retry_measures_again_and_then_masks(is_async: bool) -> None:
     assert score(term("a", [down, float("nan"), 0.5], is_async=is_async, on_invalid="retry")).total == 0.5
     assert score(term("a", [down, down, down, 0.5], is_async=is_async, on_invalid="retry")).total is None
     assert score(term("a", [down, 0.5], is_async=is_async)).total is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_term_of_a_group_is_measured_as_often_as_any_other(is_async: bool) -> None:
+    tries: list[int] = []
+
+    def measure(trajectories: Sequence[Trajectory]) -> list[Measured]:
+        tries.append(len(tries))
+        raise RewardError("down")
+
+    async def ask(trajectories: Sequence[Trajectory], context: GroupContext) -> list[Measured | RewardError]:
+        return [*measure(trajectories)]
+
+    spec = RewardSpec(kind="group", on_invalid="retry")
+    made = Term(name="a", spec=spec, ask_group=ask) if is_async else Term(name="a", spec=spec, measure_group=measure)
+    again = shaped(made)
+
+    async def once() -> None:
+        if again.ask_group is not None:
+            await again.ask_group([], GroupContext(vars={}, shared=Scope, accounts=[]))
+        elif again.measure_group is not None:
+            again.measure_group([])
+
+    with pytest.raises(RewardError):
+        asyncio.run(once())
+    assert len(tries) == 1 + RETRIES
 
 
 def test_raise_stops_the_run_and_names_the_term() -> None:

@@ -27,7 +27,7 @@ from rlenv.rewards.judge_panel import CHOICES, KEY, Combine, check_panel, combin
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
 from rlenv.runs.replay import replay, rescore
 from rlenv.runs.variants import Weights, varied
-from rlenv.trajectory import TermResult, Trajectory
+from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 from tests.support.judges import Server, chat, compiled, context, judged, one
 
 WITH: dict[str, Any] = {"pairwise": {"with": "Because of {{ task.question }}"}, "prompt": "Which answer is kinder?"}
@@ -338,6 +338,22 @@ def test_what_is_asked_is_in_the_accounts_of_the_answers(tmp_path: Path) -> None
     assert {one.role for one in usage} == {"judge best"}
     assert sum(one.requests for one in usage) == len(server.asked) == 6
     assert sum(one.prompt_tokens for one in usage) == 6 * 7
+
+
+def test_what_an_episode_has_asked_before_stays_in_its_account(tmp_path: Path) -> None:
+    before = ModelUsage("user", "toy", requests=2, prompt_tokens=9)
+
+    async def asked(environment: rlenv.Environment, scored: list[Trajectory]) -> list[Trajectory]:
+        played = []
+        for answer in ("4", "5"):
+            async with environment.start(task=0, seed=9) as episode:
+                await episode.step(answer)
+                played.append(dataclasses.replace(episode.trajectory, usage=(before,)))
+        return await environment.score_groups(played)
+
+    scored = contest(tmp_path, Server([higher]), ["3"], then=asked)
+    assert all(before in one.usage for one in scored)
+    assert {usage.role for one in scored for usage in one.usage} == {"user", "judge best"}
 
 
 def test_an_answer_that_breaks_its_comparisons_is_invalid_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rlenv.errors import RewardError
 from rlenv.messages import ToolResult
 from rlenv.rewards.asking_again import Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
-from rlenv.rewards.outages import Lost, settled, settling
+from rlenv.rewards.outages import Lost, known_call, settled, settling
 from rlenv.testing.rewards import reward_context
 from rlenv.tools.base import Tool
 from tests.support.clock import passes, run_skipping
@@ -200,6 +200,19 @@ def test_the_terms_of_an_episode_ask_again_once() -> None:
     assert {result.whose for result in run_skipping(main())} == {"policy"}
     again = [*["known"] * 20, "very"] * 3
     assert asked == ["known", "very", *again, *["known"] * 19], "a call that fells what it asks is asked less often"
+
+
+@pytest.mark.parametrize(("mutates", "asked"), [(True, 1), (False, 2)])
+def test_a_call_that_has_to_go_well_is_made_again_unless_it_changes_state(mutates: bool, asked: int) -> None:
+    lost = ToolResult("tool", "fell", "failed", reason="crashed", whose="unclear")
+    results = [lost, ToolResult("tool", "well", "ok")]
+    left = iter(results)
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return next(left)
+
+    made = run_skipping(known_call(replace(TOOL, mutates=mutates), {"q": "gold"}, reward_context(call=call)))
+    assert made == results[asked - 1]
 
 
 @pytest.mark.parametrize("slow_s", [0.01, 0.3, 2.0])

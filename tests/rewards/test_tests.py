@@ -22,6 +22,7 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.scorer import Scorer
 from rlenv.rewards.tests import last_block, read_calls, same_output
 from rlenv.testing.rewards import reward_context
+from rlenv.tools._exchange import MAX_ITEMS, Unfit, encoded
 from rlenv.tools.trials import TrialVerdict
 from tests.support.trials import graded, grades, reward
 
@@ -37,6 +38,12 @@ def test_a_share_of_the_tests_that_pass_is_the_value() -> None:
     assert found.details["total"] == 2
     assert [failed["test"] for failed in found.details["failed"]] == ["2"]
     assert found.evidence == "1 of 2 tests; first failed: 2"  # what was expected stands in the details alone
+
+
+def test_an_iterator_is_sent_with_as_many_items_as_it_may_have_and_no_more() -> None:
+    assert len(encoded(iter(range(MAX_ITEMS)))) == 1 + MAX_ITEMS
+    with pytest.raises(Unfit, match="more than"):
+        encoded(iter(range(MAX_ITEMS + 1)))
 
 
 @pytest.mark.sandbox

@@ -172,6 +172,11 @@ def test_comparators_compare_with_constants(compare: Any, expect: Any, mine: Any
     assert calls.asked == ["mine"]
 
 
+def test_a_gold_result_without_a_number_makes_no_number() -> None:
+    with pytest.raises(RewardError, match="is not a number"):
+        run(verify(compare="number"), Calls({"mine": 1, "gold": "one"}))
+
+
 def test_a_null_gold_value_is_no_number() -> None:
     with pytest.raises(RewardError, match="gives no value"):
         run(verify(expect="{{ task.gold }}", compare="equal"), Calls({"mine": 1}), gold=None)
@@ -229,7 +234,8 @@ def test_a_failed_gold_call_is_not_kept() -> None:
     assert run(term, Calls({"mine": [[1]], "gold": [[1]]})).value == 1.0
 
 
-def test_episodes_at_once_share_one_gold_call_and_survive_the_one_that_makes_it() -> None:
+@pytest.mark.parametrize("at", [0, 3], ids=["the one that makes it", "one that waits"])
+def test_episodes_at_once_share_one_gold_call_and_survive_one_that_is_cancelled(at: int) -> None:
     term = verify()
     asked: list[str] = []
 
@@ -249,16 +255,17 @@ def test_episodes_at_once_share_one_gold_call_and_survive_the_one_that_makes_it(
         where = reward_context(answer="mine", task={"gold": "gold"}, call=call)
         first = asyncio.ensure_future(term.measure_async(where))
         await began.wait()
-        others = [asyncio.ensure_future(term.measure_async(where)) for _ in range(8)]
+        every = [first, *(asyncio.ensure_future(term.measure_async(where)) for _ in range(8))]
         async with asyncio.timeout(10):
             await all_asked.wait()
         assert asked.count("gold") == 1
-        first.cancel()
+        cancelled = every.pop(at)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         release.set()
         async with asyncio.timeout(10):
-            found = await asyncio.gather(*others)
-            with pytest.raises(asyncio.CancelledError):
-                await first
+            found = await asyncio.gather(*every)
+        assert cancelled.cancelled()
         assert [one.value for one in found] == [1.0] * 8
         assert asked.count("gold") <= 2
 
