@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from rlenv.runs.events import Event, Reel, dumped
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.folder import KeptRun, RunInfo, clear, open_run, read_info
-from rlenv.runs.journal import LONG_BYTES, Blobs, blob_of, clear_blobs, put_back
+from rlenv.runs.journal import LONG_BYTES, Blobs, Journal, blob_of, clear_blobs, path_of, put_back
 from rlenv.runs.pack import pack
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -442,3 +443,20 @@ def test_parts_of_an_older_version_hold_their_images_and_are_packed_with_newer_o
     reader = RunReader(tmp_path)
     assert [reader.body(id).trajectory() for id in ids] == made
     assert {id for id, _ in reader.records()} == set(ids)
+
+
+def test_an_entry_that_a_full_disk_takes_a_part_of_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    (tmp_path / "journal").mkdir()
+    journal = Journal(tmp_path, "s")
+    journal.put("rows", b"first\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.put("rows", b"second\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert journal.put("rows", b"third\n") == len(b"first\n")
+    journal.close()
+    assert path_of(tmp_path, "s", "rows").read_bytes() == b"first\nthird\n"

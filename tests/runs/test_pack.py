@@ -58,6 +58,26 @@ def test_small_parts_become_one_and_every_episode_is_still_there(tmp_path: Path)
     assert pack(tmp_path).merged == 0
 
 
+def as_large_as_many(part: Path, size: int) -> None:
+    """Puts a hole of so many bytes between what a part holds and what it says at its end of where that lies."""
+    held = part.read_bytes()
+    end = len(held) - 8 - int.from_bytes(held[-8:-4], "little")
+    with part.open("wb") as file:
+        file.write(held[:end])
+        file.seek(size, os.SEEK_CUR)
+        file.write(held[end:])
+
+
+def test_parts_are_merged_up_to_a_size_each_time_anew(tmp_path: Path) -> None:
+    ids = [id for number in range(5) for id in keep(tmp_path, 1, first=number)]
+    for part in (tmp_path / "bodies").iterdir():
+        as_large_as_many(part, 50_000_000)
+    assert pack(tmp_path).merged == 4
+    assert sorted(path.name[:2] == "P-" for path in (tmp_path / "episodes").iterdir()) == [False, True, True]
+    reader = RunReader(tmp_path)
+    assert [reader.body(id).trajectory() for id in ids] == [episode(number) for number in range(5)]
+
+
 def test_bodies_that_were_not_kept_do_not_shift_the_others(tmp_path: Path) -> None:
     facts = Facts(mode="train", group="g")
     for first in (0, 10):

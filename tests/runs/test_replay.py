@@ -396,6 +396,13 @@ def test_a_record_with_more_calls_than_a_policy_can_make_has_none_of_them_made(l
     assert "more calls were recorded than the limits let a policy make" in str(after.failure)
 
 
+def test_an_episode_that_used_up_its_calls_has_them_all_made_again(ledger: Path) -> None:
+    limited = edited(ledger, ("limits: {", "limits: {tool_calls: 2, calls_per_turn: 2, "), ("[A]", "[A, B]"))
+    played = play(limited, [call("pay", to="A") + call("pay", to="B"), DONE])
+    assert played[0].reward.total == 1.5
+    assert compare(played, again(limited, played)).changes == ()
+
+
 def test_a_call_that_did_not_end_leaves_a_state_that_nobody_knows(ledger: Path) -> None:
     (played,) = play(ledger, [call("pay", to="A"), DONE])
     turn = played.turns[0]

@@ -97,6 +97,7 @@ def test_one_line_of_a_run_is_of_its_last_validation() -> None:
     [
         ((0,), (), ("greedy", 0, 0)),
         ((0,), (1, 2, 3), ("train", 1, 3)),  # a validation from before training says nothing of what was trained
+        ((1,), (1, 2, 3), ("greedy", 1, 1)),
         ((0, 2), (1, 2, 3), ("greedy", 2, 2)),
         ((), (0, 1), ("train", 0, 1)),
     ],
