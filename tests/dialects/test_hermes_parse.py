@@ -100,6 +100,7 @@ def test_markers_inside_a_string_do_not_end_a_call(value: str) -> None:
         (f"<think>{wrap(OK)}</think>done", 0, "done", False),
         (f"<think>I will {wrap(OK)}", 0, "", True),
         (f"<think>a</think>{wrap(OK)}<think>b{wrap(OK)}</think>end", 1, "end", False),
+        (f"<think>a</think>so <think>b{wrap(OK)}", 0, "so", True),
         (f"a {wrap(OK)} b</think>final", 0, "final", False),
         (f"{wrap(OK)}<think>x</think>", 1, "", False),
         (f"<tool_call>{OK} </think>{wrap(OK)}", 1, "", False),

@@ -178,6 +178,13 @@ def test_mistakes_in_a_row_truncate_and_a_good_call_resets_the_count(environment
     assert steps[-1].truncated
 
 
+def test_words_to_the_user_end_a_row_of_mistakes(make_environment: Any) -> None:
+    talking = SPEC.replace("limits: {turns: 5", "user: {kind: scripted, replies: [Yes., No.]}\nlimits: {turns: 9")
+    bad = call("nothing")
+    steps, _ = run(make_environment(talking, tools=FUNCTIONS), [bad, "Sure?", bad, "Really?", bad, bad])
+    assert [step.reason for step in steps] == ["", "", "", "", "", "invalid_actions"]
+
+
 def test_the_turn_limit_truncates_with_the_last_observation(environment: Environment) -> None:
     steps, trajectory = run(environment, [call("calculate", expression="1")] * 5)
     assert [step.reason for step in steps] == ["", "", "", "", "turns"]

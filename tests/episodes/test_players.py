@@ -221,6 +221,33 @@ def test_a_player_who_never_acts_costs_the_others_no_reward(tmp_path: Path) -> N
     assert rewards(ended) == {"a": 1.0, "b": 0.0}
 
 
+SLOWLY = """
+import asyncio
+
+scored = asyncio.Event()
+
+
+async def slowly(context):
+    if context.task["player"] == "a":
+        scored.set()
+        return 0.25
+    await scored.wait()
+    for _ in range(100):  # so many passes of the loop behind the first player's end
+        await asyncio.sleep(0)
+    return 0.5
+"""
+
+
+def test_who_has_ended_first_is_scored_though_the_asked_for_episode_ends_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOWLY)
+    environment = made(tmp_path, COUNTING.replace("{mine: ", "{slow: {kind: rule, function: 'slow.py:slowly'}, mine: "))
+    ended = all_of(played(environment, Says(a=[ADD, ADD], b=["<answer>4</answer>"])))
+    assert {player: (one.reason, one.reward.terms["slow"].value) for player, one in ended.items()} == {
+        "a": ("tool", 0.25),
+        "b": ("answer", 0.5),
+    }
+
+
 def test_an_episode_that_is_left_leaves_no_task_behind(tmp_path: Path) -> None:
     environment = made(tmp_path, COUNTING)
 

@@ -147,6 +147,16 @@ def test_whatever_a_server_answers_an_agent_is_told_in_its_wire(mode: str, tmp_p
     asyncio.run(main())
 
 
+def test_as_many_requests_as_an_episode_may_have_are_asked_and_no_more(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        for _ in range(3):
+            await ask("POST", f"{seat['base_url']}/chat/completions", {"messages": seat["messages"]})
+        return len(model.requests)
+
+    assert gateway(Speaker(["Hm."] * 3), tmp_path, play, most_requests=2) == 2
+
+
 def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_answered(tmp_path: Path) -> None:
     def answer(body: Any) -> Any:
         return Reply(status=500) if "poison" in str(body) else RIGHT

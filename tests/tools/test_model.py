@@ -255,6 +255,15 @@ def test_the_agent_keeps_its_own_limits(play: Any) -> None:
     assert nested.reason == "turns"
 
 
+def test_an_agents_own_time_ends_it_however_long_its_call_may_take(play: Any) -> None:
+    async def answer(body: dict[str, Any]) -> Any:
+        return await never()
+
+    trajectory, _ = play(answer, ", timeout_s: 600", inner=INNER.replace("episode_s: 20", "episode_s: 0.1"))
+    (result,) = trajectory.turns[0].results
+    assert result.text == "the agent helper did not answer within its time"
+
+
 def test_a_call_that_is_out_of_time_keeps_what_the_agent_did(play: Any) -> None:
     async def answer(body: dict[str, Any]) -> Any:
         return calculation("c") if len(body["messages"]) == 1 else await never()
