@@ -302,8 +302,8 @@ class PolicyChoice:
         if kind == "openai":
             return self._openai(concurrency)
         if kind == "hf":
-            load = adapter("hf", wanted_by="--policy hf:MODEL").load_policy
             place = local_model(rest, chat_template=self.chat_template)
+            load = adapter("hf", wanted_by="--policy hf:MODEL").load_policy
             sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
             policy: Policy = load(place, environment, **sampling)
             return policy

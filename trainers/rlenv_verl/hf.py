@@ -76,7 +76,8 @@ def _loaded(folder: str | Path) -> tuple[Any, Any]:
         # weights that veRL saves is bfloat16, whatever they are.
         return tokenizer, load_model(folder, dtype=torch.float32)
     except (OSError, ValueError, UsageError) as error:
-        raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
+        place = folder if Path(folder).is_dir() else f"{folder}, which is no folder here, so that the hub was asked"
+        raise PolicyError(f"no model could be loaded from {place}: {error}") from error
 
 
 @dataclass(slots=True, eq=False)

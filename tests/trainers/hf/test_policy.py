@@ -165,8 +165,11 @@ def test_generation_ends_at_every_id_that_the_model_names(tiny_folder: Path, tmp
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_folder_without_a_model_is_a_policy_error(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="no model could be loaded"):
+    with pytest.raises(PolicyError, match="no model could be loaded") as told:
         load_policy(tmp_path, load("arithmetic"))
+    assert "no folder here" not in str(told.value)
+    with pytest.raises(PolicyError, match="which is no folder here, so that the hub was asked"):
+        load_policy(tmp_path / "gone", load("arithmetic"))
 
 
 @pytest.mark.filterwarnings("ignore")
