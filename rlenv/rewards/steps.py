@@ -47,6 +47,8 @@ class SteppedSpec(RewardSpec):
     keep: Annotated[tuple[Text, ...], Field(min_length=1)] | ByRow | None = None
     """Paths that the tests see as the episode left them; all else is the image's. By default `cwd`; `/` for all,
     where programs that the policy has changed take part in the verdict."""
+    exclude: tuple[Text, ...] | ByRow = ()
+    """Paths below those that are not kept, as patterns in which `*` stands for anything, `/` too."""
     time_s: Annotated[Float, Field(gt=0, le=86_400)] | ByRow = 600.0
     """Seconds that the tests may take."""
     tests: Text | None = None

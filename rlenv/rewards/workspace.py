@@ -314,6 +314,7 @@ class _Run(NamedTuple):
     folder: Path | None
     names: Names
     keep: tuple[str, ...]
+    exclude: tuple[str, ...]
     time_s: float
 
 
@@ -369,8 +370,9 @@ class _Tests:
             try:
                 # In a shell of its own: one that ends gives a status all the same.
                 tested = await workspace.tested(
-                    f"(\n{tests.command}\n)", tests=tests.folder, keep=tests.keep, time_s=tests.time_s,
-                    collect=tests.collect, patch=tests.patch, over_layer=over_layer, files=files, most=most,
+                    f"(\n{tests.command}\n)", tests=tests.folder, keep=tests.keep, exclude=tests.exclude,
+                    time_s=tests.time_s, collect=tests.collect, patch=tests.patch, over_layer=over_layer,
+                    files=files, most=most,
                 )  # fmt: skip
             except MachineFailed as error:
                 lost += 1
@@ -407,7 +409,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
-    names, keys = _names_of(spec.log), ("command", "collect", "patch", "last", "tests", "keep", "time_s")
+    names, keys = _names_of(spec.log), ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
     held = {key: value for key in keys if isinstance(value := getattr(spec, key) or "", str)}
     given = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
 
@@ -417,8 +419,8 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         base = PurePosixPath(one.resources[spec.resource].workdir)
         kept = keep or tuple(str(base / path) for path in row["keep"] or ())
         command, collect, patch, last = (str(row[key]) for key in keys[:4])
-        time_s = float(row.get("time_s", spec.time_s))
-        return _Run(command, collect, patch, last, folder, names(one), kept, time_s)
+        exclude, time_s = (row.get(key, getattr(spec, key)) for key in ("exclude", "time_s"))
+        return _Run(command, collect, patch, last, folder, names(one), kept, tuple(exclude), float(time_s))
 
     return Term(name=name, spec=spec, measure_async=_Tests(spec, tests_of).measure)
 

@@ -13,16 +13,17 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import jsonschema_rs
 
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
-from rlenv.errors import Finding, SpecError
+from rlenv.errors import Finding, ResourceError, SpecError, UsageError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
+from rlenv.tools.workspace.images import ENGINE, prepared
 from rlenv.tools.workspace.layer import packed
 
 __all__ = ["HarborTasks"]
@@ -211,9 +212,9 @@ class _Task:
         for at, _ in reversed(places):
             env |= self._env(f"{at}.env")
         user = self._said(step, "verifier.user", "")
-        out = [(one["source"], f"*/{name}") for one in kept if isinstance(one, dict) for name in one.get("exclude", ())]
-        words: dict[str, Any] = {"exclude": [[*map(shlex.quote, pair)] for pair in out] if is_own else []}
-        words["env"] = _env_text(env)
+        with_out = [one for one in kept if isinstance(one, dict) and is_own]
+        out = [at for one in with_out for name in one.get("exclude", ()) for at in _left_out(one["source"], name)]
+        words = {"env": _env_text(env)}
         words["workdir"] = shlex.quote(own["workdir"]) if "workdir" in own else ""
         words["user"] = "" if user in (0, "root", "") else shlex.quote(str(user))
         words["also"] = _data(tests[0]) if len(tests) > 1 else ""  # the task's, under those of the step
@@ -221,6 +222,7 @@ class _Task:
             "tests": self._named(tests[-1]) if tests else "", "tests_image": image, "run": _shell("run", **words),
             "keep": [*(one if isinstance(one, str) else one["source"] for one in kept), "/logs/artifacts"] if is_own
             else ["/"],
+            "exclude": out,
             "time_s": self._said(step, "verifier.timeout_sec", 600.0),
         }  # fmt: skip
 
@@ -261,14 +263,23 @@ class _Task:
                 self._tell(f"{path}.{name}", message)
         return filled
 
+    def _own_user(self) -> str:
+        """The user that the image names; "" where it is not on this machine yet: no run begins without it."""
+        image = self._image(self.folder / "environment", self.at("environment", {}))
+        with contextlib.suppress(UsageError, ResourceError):
+            user = prepared(image if image.startswith(ENGINE) else self._base / image).user if image else ""
+            return user.partition(":")[0]
+        return ""
+
     def _collect(self, step: str, user: Any) -> str:
         """Commands that run in the agent's machine before anything is taken from it."""
         commands = []
         for at in dict.fromkeys(("", step)):
             for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
+                user = user or (self._own_user() if "user" in hook else "")
                 who = hook.get("user", user)
-                if who != user and user not in ("", 0, "root"):
-                    why = "a hook is run by the agent's user, unless that is root"
+                if who != user and user not in ("", 0, "0", "root"):
+                    why = f"a hook is run by the agent's user, here '{user}', unless that is root"
                     self._tell(f"{at}verifier.collect.{index}.user", why)
                 held = {**hook, "user": "" if who == user else str(who)}
                 words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
@@ -321,6 +332,12 @@ def _mb(held: Mapping[str, Any], key: str, default: int) -> int:
 
 def _health(held: Mapping[str, Any] | None) -> str:
     return "" if held is None else _shell("health", **{**_HEALTH, **held, "command": shlex.quote(held["command"])})
+
+
+def _left_out(source: str, name: str) -> Iterator[str]:
+    """Patterns of what a name leaves out of an artifact: at any depth, or from the artifact's own name on, as by tar."""
+    tail = name.removeprefix(PurePosixPath(source).name)
+    yield from (f"{source.rstrip('/')}{at}" for at in (f"/{name}", f"/*/{name}", tail) if at.startswith("/"))
 
 
 def _env_text(env: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import tarfile
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import pytest
 
 from rlenv.errors import SpecError
 from rlenv.tasks.harbor import HarborTasks
+from rlenv.tools.workspace.images import prepared
 
 QUIET = 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\n'
 
@@ -114,10 +116,10 @@ HONOURED: list[tuple[str, Any, Any]] = [
         "steps.0.keep", ["/s", "/logs/artifacts"],
     ),
     (
-        'artifacts = [{source = "/a", exclude = ["*.o"]}]\nverifier.environment_mode = "separate"',
-        "run", re.compile(r"find /a -path '\*/\*\.o' -prune"),
+        'artifacts = [{source = "/a", exclude = ["*.o", "a/b"]}]\nverifier.environment_mode = "separate"',
+        "exclude", ["/a/*.o", "/a/*/*.o", "/a/a/b", "/a/*/a/b", "/a/b"],
     ),
-    ('verifier.collect = [{command = "x", user = "u"}]', "collect", re.compile("setpriv --reuid u .* 60 sh -c x")),
+    ('verifier.collect = [{command = "x", user = "u"}]', "collect", re.compile(r"setpriv --reuid u .* 60 \$as x")),
     ('artifacts = [{source = "/a", destination = "b"}]', ..., "artifacts.0.destination"),
     ("colour = 1", ..., "colour"),
     ("environment.colour = 1", ..., "environment.colour"),
@@ -254,6 +256,36 @@ def test_a_missing_or_unfit_file_is_a_fault_of_that_file(
     (fault,) = failed.value.faults
     assert Path(fault.file).name == gone
     assert fault.line == (2 if text and "=" in text else 1)
+
+
+PODMAN = """#!/bin/sh
+case $1 in
+  images | create) echo one;;
+  image) echo 'sha256:one {"User": "USER"}';;
+  export) tar -cf "$3" -T /dev/null;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("user", "line"), [("dev", 6), ("other:staff", 0), ("root", 0), ("", 0)])
+def test_a_hook_of_another_user_needs_an_image_whose_own_is_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, line: int
+) -> None:
+    (tmp_path / "podman").write_text(PODMAN.replace("USER", user))
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    hook = 'docker_image = "some"\n[[verifier.collect]]\nuser = "other"\ncommand = "x"\n'
+    tasks = HarborTasks(folder_of(tmp_path, QUIET + hook), base=tmp_path)
+    assert tasks[0]["id"] == "one"  # an image that is not here yet is fetched before a run, which reads the row again
+    prepared("podman:some", fetches=True)
+    if not line:
+        assert ("setpriv" in tasks[0]["collect"]) == (user in ("root", ""))
+        return
+    with pytest.raises(SpecError) as failed:
+        tasks[0]
+    (fault,) = failed.value.faults
+    assert (fault.line, "'dev'" in fault.message) == (line, True)
 
 
 def test_all_faults_of_a_task_are_told_at_once_each_at_its_place(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import sys
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -151,8 +152,16 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
     return size
 
 
-def kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
+def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
+    if (kept := _kept_of(target, keep, layer)) == layer and exclude:
+        copied(layer, kept := target, linked)
+    for path in [path for path, _ in _walked(kept) if any(fnmatchcase(path, one) for one in exclude)]:
+        remove(Path(f"{kept}{path}"))
+    return kept
+
+
+def _kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
         run_on("chmod", "-R", "u+rX", str(layer))
     if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):

@@ -230,8 +230,8 @@ class Workspace(Told):
         return self.changed
 
     async def tested(
-        self, command: str, *, tests: Path | None, keep: Sequence[str], time_s: float, collect: str = "",
-        patch: str = "", over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
+        self, command: str, *, tests: Path | None, keep: Sequence[str], exclude: Sequence[str] = (), time_s: float,
+        collect: str = "", patch: str = "", over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
     ) -> Verified:  # fmt: skip
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
@@ -241,6 +241,7 @@ class Workspace(Told):
         Args:
             tests: a folder whose content stands in `/tests`.
             keep: absolute paths of the layer, by default `cwd`; all others are the image's. `/` keeps all.
+            exclude: patterns of paths that are not kept all the same.
             collect: a command that is run before, in another machine without the tests; they see what it left there.
             patch: a diff over `cwd` as it was at first: its files stand over what the episode left.
             files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
@@ -254,7 +255,7 @@ class Workspace(Told):
             (base := self.folder / f"tests-{self.boots}").mkdir()
             own(base)
             below, keep = base / "kept", keep or (self.workdir,)
-            kept = partial(kept_of, below, keep, self.layer) if over_layer else partial(self._filled, below)
+            kept = partial(kept_of, below, keep, self.layer, exclude) if over_layer else partial(self._filled, below)
             try:
                 image = self.tests_image or self.image
                 lowers = [await _threads.finish(kept), image.folder]
@@ -264,7 +265,7 @@ class Workspace(Told):
                 if collect:
                     upper = await _threads.finish(lambda: laid(base / "collect", None))
                     await self._once(lowers, upper, collect, time_s)
-                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper)))
+                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper, exclude)))
                 await _threads.finish(lambda: unlink_hidden(lowers, image.binds))
                 left = lowers[-2]
                 if patch:

@@ -291,3 +291,16 @@ def test_what_the_policy_closes_is_seen_by_the_tests_all_the_same(reachable: Pat
         assert verified.ran.code == 0
 
     opened(reachable, work)
+
+
+def test_what_is_excluded_is_not_kept_and_stays_in_the_layer(tmp_path: Path) -> None:
+    for name in ("app/a", "app/b.o", "app/d/c.o", "app/d/x/y", "tmp/b.o"):
+        (tmp_path / "layer" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "layer" / name).write_text(name)
+    (tmp_path / "layer" / "app" / "l.o").symlink_to("a")
+    out = ["/app/*.o", "/app/*/*.o", "/app/d/x"]
+    for number, keep in enumerate((["/app"], ["/"])):
+        kept = kept_of(tmp_path / f"kept-{number}", keep, tmp_path / "layer", out)
+        assert sorted(path.name for path in (kept / "app").rglob("*")) == ["a", "d"]
+        assert (kept / "tmp" / "b.o").exists() == (keep == ["/"])
+    assert (tmp_path / "layer" / "app" / "d" / "x" / "y").exists()
