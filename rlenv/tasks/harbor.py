@@ -12,6 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -35,6 +36,9 @@ _MEMORY_MB: Final = 4_096
 _DISK_MB: Final = 10_240
 _PUBLIC: Final = "a machine has no network, and network_mode is public here, as where it is not written"
 _UNKNOWN: Final = "unknown key"
+_LIVE: Final = "the tests name their own machine's address, and a server that the episode left has ended when they run"
+_ASK: Final = "start it in the tests, or let a [[verifier.collect]] hook ask it and keep the answer in a file"
+_OWN_ADDRESS: Final = re.compile(rb"localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}", re.DOTALL)
 _CANARY: Final = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\r?\n|\Z))+\s*", re.IGNORECASE)
 _HEALTH: Final = {"interval_sec": 5, "timeout_sec": 30, "start_period_sec": 0, "start_interval_sec": 5, "retries": 3}
@@ -65,11 +69,15 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
     def oddities(self) -> Iterator[Finding]:
         """Warnings of what is read and has no effect, each once, at the first task that has it."""
         found: dict[tuple[Any, str], list[tuple[_Task, _Path]]] = {}
+        asking: list[Finding] = []
         for folder in self._folders:
             with contextlib.suppress(SpecError):  # told by its row
                 task = _Task(folder, self._base)
                 for path, message in task.odd:
                     found.setdefault((path[-1], message), []).append((task, path))
+                asking += list(task.asking())[:1]
+        for one in asking[:1]:
+            yield replace(one, message=one.message + (f" ({len(asking)} tasks)" if asking[1:] else ""))
         for (_, message), places in found.items():
             task, path = places[0]
             more = f" ({len(places)} tasks)" if len(places) > 1 else ""
@@ -144,6 +152,16 @@ class _Task:
             if not self.faults:  # otherwise it rests on what is a fault already
                 raise
         return default
+
+    def asking(self) -> Iterator[Finding]:
+        """Warnings of shared tests that name a machine's own address: they may ask what the episode left running."""
+        row = self.row()
+        is_shared = any(one["keep"] == ["/"] for one in row["steps"] or [row])
+        for path in sorted(self.folder.glob("**/tests/**/*")) if is_shared else ():
+            with contextlib.suppress(OSError, ValueError):
+                if found := _OWN_ADDRESS.search(text := read_file(path)):
+                    line = text[: found.start()].count(b"\n") + 1
+                    yield Finding("warning", _LIVE, _ASK, code="no-effect", file=str(path), line=line, column=1)
 
     def row(self) -> dict[str, Any]:
         """The columns. Raises SpecError with all faults of the task, one at each place."""
@@ -335,7 +353,7 @@ def _health(held: Mapping[str, Any] | None) -> str:
 
 
 def _left_out(source: str, name: str) -> Iterator[str]:
-    """Patterns of what a name leaves out of an artifact: at any depth, or from the artifact's own name on, as by tar."""
+    """Patterns of what a name leaves out of an artifact: at any depth, or from the artifact's own name on, like tar."""
     tail = name.removeprefix(PurePosixPath(source).name)
     yield from (f"{source.rstrip('/')}{at}" for at in (f"/{name}", f"/*/{name}", tail) if at.startswith("/"))
 

@@ -6,6 +6,7 @@ import base64
 import io
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_a_key_is_honoured_or_told(tmp_path: Path, toml: str, path: Any, expecte
     assert expected.search(value) if isinstance(expected, re.Pattern) else value == expected
     unsaid = {"environment", "network_mode", "allow_internet"}
     assert {one.where for one in tasks.oddities()} <= unsaid
+
+
+@pytest.mark.parametrize(("toml", "place"), [("", ("test_it.py", 2)), ('verifier.environment_mode = "separate"', None)])
+def test_shared_tests_that_may_ask_a_live_server_are_told(tmp_path: Path, toml: str, place: Any) -> None:
+    ask = "import socket\nsocket.create_connection(('localhost', 8000))\n"
+    folder_of(tmp_path, f"{toml}\n{QUIET}", tests__test_it_D_py=ask)
+    shutil.copytree(tmp_path / "tasks" / "one", tmp_path / "tasks" / "two")
+    found = [one for one in HarborTasks(tmp_path / "tasks", base=tmp_path).oddities() if "has ended" in one.message]
+    assert [(Path(one.file).name, one.line) for one in found] == ([place] if place else [])
+    assert all(one.message.endswith("(2 tasks)") for one in found)
 
 
 REFUSED = [
