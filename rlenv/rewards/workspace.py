@@ -13,8 +13,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final, Literal
 from xml.parsers import expat
 
 from pydantic import Field
@@ -29,8 +29,8 @@ from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
 from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
-from rlenv.tools.workspace.machine import MachineFailed
-from rlenv.tools.workspace.resource import RESULTS, Verified, Workspace
+from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
+from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 __all__ = ["KIND", "TestLogSpec", "WorkspaceTestsSpec", "is_passed", "passed_in", "value_of"]
 
@@ -245,9 +245,6 @@ def _junit(text: str) -> _Named:
 
 _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
 
-Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""The tests that have to pass: those that failed before the change, and those that did not."""
-
 
 def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
     if log is None:
@@ -304,28 +301,16 @@ def is_passed(name: str, found: Mapping[str, bool]) -> bool:
     return bool(ways) and all(found[one] for one in ways)
 
 
-class _Run(NamedTuple):
-    """The tests of a row, and what goes before them."""
-
-    command: str
-    collect: str
-    patch: str
-    last: str
-    folder: Path | None
-    names: Names
-    keep: tuple[str, ...]
-    exclude: tuple[str, ...]
-    time_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Tests:
     """A compiled term."""
 
     spec: WorkspaceTestsSpec
-    tests: Callable[[RewardContext], _Run]
+    tests: Callable[[RewardContext], RowTests]
     known: set[tuple[Any, ...]] = field(default_factory=set)
     """The tests that can be run over their untouched image."""
+    at_first: dict[tuple[Any, ...], tuple[float, Mapping[str, float], str]] = field(default_factory=dict)
+    """The numbers of tests over machines in which no command was run: they are asked for once."""
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
@@ -338,15 +323,18 @@ class _Tests:
         with bounded_by_itself():  # what it takes is the episode's doing
             if tests.last:
                 await ran_in_shell(workspace, tests.last, tests.time_s)
-            changed = await workspace.told(self.spec.resource)
-            value, beside, said = await self._number(workspace, tests)
+            changed, image = await workspace.told(self.spec.resource), workspace.tests_image or workspace.image
+            key = (image.folder, workspace.image.folder, workspace.source, *workspace.env.values(), tests)
+            is_fresh = not (workspace.commands or workspace.is_put_back)
+            value, beside, said = (is_fresh and self.at_first.get(key)) or await self._number(workspace, tests)
+            if is_fresh and value is not None:
+                self.at_first[key] = value, beside, said
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
             details["changed"] = changed
             if value is not None:
                 return Measured(value, said, details)
-            key = (workspace.image.folder, workspace.source, *workspace.env.values(), tests)
             if key not in self.known:
                 known, shares, why = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
@@ -356,7 +344,7 @@ class _Tests:
         return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
 
     async def _number(
-        self, workspace: Workspace, tests: _Run, *, over_layer: bool = True
+        self, workspace: Workspace, tests: RowTests, *, over_layer: bool = True
     ) -> tuple[float | None, Mapping[str, float], str]:
         """The number and what the tests said; asked twice where there is none, since what the machine did is not done
         again, and what the policy left is.
@@ -368,12 +356,7 @@ class _Tests:
         most = _KEPT_BYTES if log is None or log.file else _MOST_LOG
         while asked < 2:
             try:
-                # In a shell of its own: one that ends gives a status all the same.
-                tested = await workspace.tested(
-                    f"(\n{tests.command}\n)", tests=tests.folder, keep=tests.keep, exclude=tests.exclude,
-                    time_s=tests.time_s, collect=tests.collect, patch=tests.patch, over_layer=over_layer,
-                    files=files, most=most,
-                )  # fmt: skip
+                tested = await workspace.tested(tests, over_layer=over_layer, files=files, most=most)
             except MachineFailed as error:
                 lost += 1
                 said = str(error)
@@ -413,14 +396,15 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
     held = {key: value for key in keys if isinstance(value := getattr(spec, key) or "", str)}
     given = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
 
-    def tests_of(one: RewardContext) -> _Run:
+    def tests_of(one: RewardContext) -> RowTests:
         row = {key: template.value(task=one.task, vars=one.vars) for key, template in given.items()}
         folder = context.finder("tests", given["tests"], vars=one.vars)(str(row["tests"])) if row["tests"] else None
         base = PurePosixPath(one.resources[spec.resource].workdir)
         kept = keep or tuple(str(base / path) for path in row["keep"] or ())
-        command, collect, patch, last = (str(row[key]) for key in keys[:4])
         exclude, time_s = (row.get(key, getattr(spec, key)) for key in ("exclude", "time_s"))
-        return _Run(command, collect, patch, last, folder, names(one), kept, tuple(exclude), float(time_s))
+        rest: dict[str, Any] = {key: str(row[key]) for key in keys[:4]}
+        rest |= {"exclude": tuple(exclude), "time_s": float(time_s), "names": names(one)}
+        return RowTests(folder=folder, keep=kept, **rest)
 
     return Term(name=name, spec=spec, measure_async=_Tests(spec, tests_of).measure)
 

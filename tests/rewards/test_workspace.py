@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
-from rlenv.tools.workspace.machine import Ran
-from rlenv.tools.workspace.resource import Verified, Workspace
+from rlenv.tools.workspace.machine import Ran, Verified
+from rlenv.tools.workspace.resource import Workspace
 from tests.support.machines import SOLVE, children, killed_at, killed_at_first, played, reachable, written  # noqa: F401
 
 pytestmark = pytest.mark.sandbox
@@ -531,3 +532,20 @@ def test_a_patch_that_cannot_be_applied_is_the_tasks_fault(reachable: Path) -> N
     trajectory, _ = played(spec, ["mkdir tests; echo exit 1 > tests/test_a.sh"])
     assert trajectory.failure is not None
     assert "the patch cannot be applied to the untouched image" in trajectory.failure.message
+
+
+def test_tests_of_machines_in_which_nothing_was_done_are_run_once_a_task(reachable: Path) -> None:  # noqa: F811
+    async def play() -> list[tuple[Any, bool]]:
+        found = []
+        async with load(written(reachable)) as environment:
+            for acts in ((), (), ("true",), ()):
+                async with environment.start(task=0, split="test", seed=1) as episode:
+                    for act in acts:
+                        call = json.dumps({"name": "bash", "arguments": {"command": act}})
+                        await episode.step(f"<tool_call>\n{call}\n</tool_call>")
+                    await episode.step("Done.")
+                    term = episode.trajectory.reward.terms["solved"]
+                    found.append((term.value, term.details["boots"] > 0))
+        return found
+
+    assert asyncio.run(play()) == [(0.0, True), (0.0, False), (0.0, True), (0.0, False)]

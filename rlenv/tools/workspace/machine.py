@@ -18,14 +18,15 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
 from rlenv.concurrency.processes import children, ended, work_of
 from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace import starters
 
-__all__ = ["Machine", "MachineFailed", "Ran", "Verified"]
+__all__ = ["Machine", "MachineFailed", "Names", "Ran", "RowTests", "Verified"]
 
 _KEPT: Final = 65_536
 """Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
@@ -91,6 +92,29 @@ class _Output:
     def ran(self, code: int | None, why: Literal["", "late", "ended", "cut"] = "") -> Ran:
         self._cut(self.most)
         return Ran(code, bytes(self.data), self.dropped, why)
+
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""The tests that have to pass: those that failed before the change, and those that did not."""
+
+
+class RowTests(NamedTuple):
+    """The tests of a row, and what goes before them; `folder` is what stands in `/tests`."""
+
+    command: str
+    folder: Path | None = None
+    keep: tuple[str, ...] = ()
+    """Absolute paths of the layer, `cwd` where there is none; all others are the image's. `/` keeps all."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of paths that are not kept all the same."""
+    time_s: float = 600.0
+    names: Names = ((), ())
+    collect: str = ""
+    """A command that is run before, in another machine without the tests; they see what it left there."""
+    patch: str = ""
+    """A diff over `cwd` as it was at first: its files stand over what the episode left."""
+    last: str = ""
+    """A command that the episode's own shell runs before all of it."""
 
 
 @dataclass(frozen=True, slots=True)

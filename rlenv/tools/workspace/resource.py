@@ -38,7 +38,7 @@ from rlenv.tools.workspace.layer import (
     unlink_hidden,
     written_to,
 )  # fmt: skip
-from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran, Verified
+from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran, RowTests, Verified
 from rlenv.tools.workspace.starters import (
     ROOT,
     MachineLimits,
@@ -51,7 +51,7 @@ from rlenv.tools.workspace.starters import (
     remove,
 )
 
-__all__ = ["KIND", "Verified", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
+__all__ = ["KIND", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -230,21 +230,13 @@ class Workspace(Told):
         return self.changed
 
     async def tested(
-        self, command: str, *, tests: Path | None, keep: Sequence[str], exclude: Sequence[str] = (), time_s: float,
-        collect: str = "", patch: str = "", over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536,
-    ) -> Verified:  # fmt: skip
+        self, given: RowTests, *, over_layer: bool = True, files: Sequence[str] = RESULTS, most: int = 65_536
+    ) -> Verified:
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
         The episode's processes are ended first. `/tests` and `/logs` are the tests' own, whatever stands there in the
-        layer, and the layer stays as it is.
-
-        Args:
-            tests: a folder whose content stands in `/tests`.
-            keep: absolute paths of the layer, by default `cwd`; all others are the image's. `/` keeps all.
-            exclude: patterns of paths that are not kept all the same.
-            collect: a command that is run before, in another machine without the tests; they see what it left there.
-            patch: a diff over `cwd` as it was at first: its files stand over what the episode left.
-            files: the names of files below `/logs/verifier` that are read; `most` bytes of the output are kept.
+        layer, and the layer stays as it is. `files` are the names of those below `/logs/verifier` that are read; `most`
+        bytes of the output are kept.
 
         Raises:
             MachineFailed: the machine did not come up, or was ended from outside.
@@ -254,26 +246,27 @@ class Workspace(Told):
             self.boots += 1
             (base := self.folder / f"tests-{self.boots}").mkdir()
             own(base)
-            below, keep = base / "kept", keep or (self.workdir,)
-            kept = partial(kept_of, below, keep, self.layer, exclude) if over_layer else partial(self._filled, below)
+            below, keep, out, tests = base / "kept", given.keep or (self.workdir,), given.exclude, given.folder
+            kept = partial(kept_of, below, keep, self.layer, out) if over_layer else partial(self._filled, below)
             try:
                 image = self.tests_image or self.image
                 lowers = [await _threads.finish(kept), image.folder]
                 is_own = tests is None and self.tests_image is not None
                 if is_own and not (tests := image.folder / "tests").is_dir():
                     raise MachineFailed("the tests' image has no folder /tests")
-                if collect:
+                if given.collect:
                     upper = await _threads.finish(lambda: laid(base / "collect", None))
-                    await self._once(lowers, upper, collect, time_s)
-                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper, exclude)))
+                    await self._once(lowers, upper, given.collect, given.time_s)
+                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper, out)))
                 await _threads.finish(lambda: unlink_hidden(lowers, image.binds))
                 left = lowers[-2]
-                if patch:
-                    lowers.insert(0, await self._patched(base / "patched", patch, time_s))
+                if given.patch:
+                    lowers.insert(0, await self._patched(base / "patched", given.patch, given.time_s))
                 upper = await _threads.finish(lambda: laid(base, tests))
                 if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
                     await _threads.finish(lambda: published(left, upper))
-                ran = await self._once(lowers, upper, command, time_s, most)
+                # In a shell of its own: one that ends gives a status all the same.
+                ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most)
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:

@@ -18,6 +18,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.layer import changes, content, kept_of, packed_layer, unpacked
+from rlenv.tools.workspace.machine import RowTests
 from rlenv.tools.workspace.resource import Workspace
 from rlenv.tools.workspace.starters import copied, remove
 from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
@@ -287,7 +288,7 @@ def test_what_is_killed_half_way_is_done_again(tmp_path: Path, monkeypatch: pyte
 def test_what_the_policy_closes_is_seen_by_the_tests_all_the_same(reachable: Path, closed: str) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         await workspace.run(f"echo x > /app/forbidden; chmod 000 /app/forbidden {closed}", 30)
-        verified = await workspace.tested("test -s /app/forbidden", tests=None, keep=("/app",), time_s=30)
+        verified = await workspace.tested(RowTests("test -s /app/forbidden", keep=("/app",)))
         assert verified.ran.code == 0
 
     opened(reachable, work)
