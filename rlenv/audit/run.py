@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
 _FIRST = 8
+_EPISODES = 150
+"""Episodes on each task that is attacked, more than most specs ask for."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps it is done with, and how many there are."""
@@ -93,12 +96,14 @@ async def audit(
     for split in splits or ():
         environment.tasks(split)
     seen = AuditTally(environment, thresholds, _FAULT_SHARE)
-    run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
+    end = None if limit_s is None else time.monotonic() + limit_s
+    run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen, end)
     models = _ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
         async with asyncio.timeout(limit_s):
-            for split in splits or list(environment.spec.tasks):
-                await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
+            chosen = list(splits or environment.spec.tasks)
+            for number, split in enumerate(chosen):
+                await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks, splits=len(chosen) - number)
             run.doing = "the rows are looked at"
             found, notes = check_data(environment, seen.golds)
             seen.data += found
@@ -124,18 +129,26 @@ class _Run:
     concurrency: int
     on_progress: Progress
     seen: AuditTally
+    end: float | None
+    """When the time is up."""
     doing: str = "nothing was begun"
 
-    async def split(self, split: str, *, tasks: int, oracle_tasks: int | None) -> None:
-        """Everything that is done with one split."""
+    async def split(self, split: str, *, tasks: int, oracle_tasks: int | None, splits: int) -> None:
+        """Everything that is done with one split, the first of so many that share the time."""
         count = len(self.environment.tasks(split))
         played = min(count, oracle_tasks or count)
         golds: list[Trajectory] = []
+        began = time.monotonic()
         while len(golds) < played:
             self._progress(f"{split}: the oracle plays", len(golds), played)
             batch = range(len(golds), min(len(golds) + _BATCH, played))
             golds += await self._oracle([Job(split, index, seed_of(self.seed, split, index)) for index in batch])
         self.seen.see_oracle(split, golds)
+        if self.end is not None and golds:
+            each_s, most = (time.monotonic() - began) / len(golds), min(tasks, len(golds))
+            if (tasks := fitting(most, each_s, (self.end - time.monotonic()) / splits)) < most:
+                why = f"an episode takes {each_s:.2g} s here; --time-limit gives more time"
+                self.seen.notes.append(f"split '{split}': {tasks} of {most} tasks were attacked, since {why}")
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         if usable:
             await self._attack(split, usable, tasks)
@@ -272,6 +285,11 @@ class _Run:
         for sample in samples:
             self.seen.count(sample)
         self.seen.see_signal(chapter, golds, samples)
+
+
+def fitting(tasks: int, each_s: float, share_s: float) -> int:
+    """How many of so many tasks can be attacked in a share of the time, by what an episode takes; 1 at least."""
+    return min(tasks, max(1, int(share_s / max(each_s * _EPISODES, 1e-9))))
 
 
 @dataclass(slots=True)

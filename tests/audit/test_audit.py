@@ -13,7 +13,7 @@ import pytest
 import rlenv
 from rlenv.audit.adversaries import ADVERSARIES
 from rlenv.audit.report import AuditReport
-from rlenv.audit.run import audit
+from rlenv.audit.run import audit, fitting
 from rlenv.audit.texts import Tell, tells_for
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
@@ -396,6 +396,11 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
     (finding,) = report.findings
     assert finding.hole == "unfinished"
     assert f"not finished within 100 s: train: attacks, 1 of {STEPS} done" in finding.message
+
+
+def test_so_many_tasks_are_attacked_as_the_time_lets(tmp_path: Path) -> None:
+    assert [fitting(20, each_s, 300.0) for each_s in (0.0, 0.001, 0.2, 1.0, 100.0)] == [20, 20, 10, 2, 1]
+    assert not any("were attacked" in note for note in audited(write(tmp_path), limit_s=1e9).notes)
 
 
 def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
