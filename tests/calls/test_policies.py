@@ -273,16 +273,17 @@ def test_equal_calls_at_once_are_one_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whose", "calls"), [("policy", 1), ("infrastructure", 3), ("unclear", 3)], ids=lambda given: str(given)
+    ("whose", "may_pass", "calls"),
+    [("policy", False, 1), ("policy", True, 3), ("infrastructure", False, 3), ("unclear", False, 3)],
 )
-def test_who_waits_for_a_flight_shares_no_failure_but_the_policys(whose: Any, calls: int) -> None:
+def test_who_waits_for_a_flight_shares_no_failure_but_the_policys(whose: Any, may_pass: bool, calls: int) -> None:
     async def work() -> None:
         made: list[int] = []
 
         async def failing(arguments: Mapping[str, Any]) -> str:
             made.append(1)
             await asyncio.sleep(0)
-            raise ToolFailed("no", reason="word", whose=whose, details={"a": 1})
+            raise ToolFailed("no", reason="word", whose=whose, retryable=may_pass, details={"a": 1})
 
         runner = under(fake_tool("t", failing), cache=CacheSpec())
         turns = await asyncio.gather(*(runner.run([ToolCall("t", {})], context()) for _ in range(3)))

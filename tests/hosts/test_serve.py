@@ -199,6 +199,23 @@ def test_a_flood_is_cut_and_its_neighbour_is_answered(make_environment: Make) ->
         ended(served)
 
 
+def test_eight_messages_may_wait_behind_the_one_that_is_answered(make_environment: Make) -> None:
+    async def main(client: Client) -> None:
+        socket = await client.open()
+        await ask(socket, "reset", task=0)
+        (held,) = served.server.conversations
+        await socket.send_json({"type": "step", "data": {"message": HANG}})
+        await asyncio.to_thread(served.wait_for, lambda: held.is_answering)
+        for _ in range(9):
+            await socket.send_json({"type": "state"})
+        message = await socket.receive(30)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1008)
+
+    with serving(make_environment(HANGING, tools=SLOW)) as served:
+        play(served, main)
+        ended(served)
+
+
 def test_a_message_that_is_too_long_closes_its_own_socket(make_environment: Make) -> None:
     async def main(client: Client) -> None:
         socket, neighbour = await client.open(), await client.open()
@@ -381,7 +398,9 @@ def test_several_specs_have_an_address_each_and_the_tasks_their_numbers(make_env
         assert len((await client.asked("POST", "/toy/tasks", {"split": "train"}))[1]["tasks"]) == 2
         body = {"split": "train", "start": 1, "stop": 2}
         assert (await client.asked("POST", "/toy/task_range", body))[1]["tasks"] == [{"split": "train", "task": 1}]
-        assert (await client.asked("POST", "/toy/task", {"split": "train", "index": 9}))[0] == 400
+        assert (await client.asked("POST", "/toy/task_range", {"start": 1}))[1]["tasks"] == []
+        for index in (-1, 2, 9):  # behind the last of two
+            assert (await client.asked("POST", "/toy/task", {"split": "train", "index": index}))[0] == 400
         assert (await client.asked("POST", "/toy/task", {"split": "no"}))[0] == 404
         assert (await client.asked("POST", "/step", {"message": "x"}))[0] == 409
         assert (await client.asked("POST", "/reset", {}))[1]["observation"]["messages"]

@@ -460,7 +460,8 @@ def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:
     assert pace.wait_s < 1
 
 
-def test_a_server_that_cannot_be_started_any_more_makes_the_reward_invalid() -> None:
+@pytest.mark.parametrize("size", [1, 2])  # calls one after the other take one session, however many there may be
+def test_a_server_that_cannot_be_started_any_more_makes_the_reward_invalid(size: int) -> None:
     from rlenv.errors import ResourceError
     from rlenv.tools._mcp.link import open_pool
     from rlenv.tools._mcp.server import Connection, McpServer, ServerDown
@@ -474,7 +475,7 @@ def test_a_server_that_cannot_be_started_any_more_makes_the_reward_invalid() -> 
         yield
 
     async def main() -> None:
-        async with open_pool(McpServer("lab", command=("x",)), size=1, connect=broken) as pool:
+        async with open_pool(McpServer("lab", command=("x",)), size=size, connect=broken, is_trial=True) as pool:
             for _ in range(3):
                 with pytest.raises(ServerDown, match="the disk is full"):
                     await pool.call("echo", {}, deadline=0)
