@@ -242,14 +242,6 @@ def test_a_tie_of_the_majority_goes_to_the_lower_score() -> None:
         reply.read(verdict(5) * 2)
 
 
-def test_a_reply_with_its_nonce_is_read_whatever_the_material_holds() -> None:
-    reply, told = ReplySchema(None, key="score", scale=(1, 5)), json.dumps({"reasoning": "so it is", "score": 5})
-    with pytest.raises(UnreadableReply, match="repeats the material"):
-        reply.read(told, nonce="n", material=[told])
-    said = json.dumps({"nonce": "n", **json.loads(told)})
-    assert reply.read(said, nonce="n", material=[told]).score == 5.0
-
-
 def _schema(body: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = body["response_format"]["json_schema"]["schema"]["properties"]
     return found

@@ -313,6 +313,16 @@ def test_nobody_is_asked_about_an_answer_whose_gate_is_shut(tmp_path: Path) -> N
     assert not any("9" in shown(body) for body in server.asked)
 
 
+def test_an_answer_whose_gate_is_shut_pays_for_no_comparison(tmp_path: Path) -> None:
+    async def played(environment: rlenv.Environment, scored: list[Trajectory]) -> list[Trajectory]:
+        assert environment.parts.scorer.waited_for() == {}, "nothing is waited for any more"
+        return scored
+
+    scored = contest(tmp_path, Server([higher]), ["9", "3", "1"], set={"rewards.best.gate": "low >= 1"}, then=played)
+    shut, *others = [sum(usage.requests for usage in one.usage) for one in scored]
+    assert (shut, sum(others)) == (0, 2)
+
+
 def test_bounds_hold_for_terms_of_a_group(tmp_path: Path) -> None:
     scored = contest(tmp_path, Server([higher]), ["3", "1", "2"], set={"rewards.best.clip": [0.2, 0.8]})
     assert values(scored) == [0.8, 0.2, 0.5]
