@@ -113,6 +113,12 @@ def test_a_call_inside_thinking_is_not_one(text: str, calls: int, content: str, 
     assert action.thinking or calls
 
 
+@pytest.mark.parametrize("begun", ["<", "<tool", "<tool_call"])
+def test_the_beginning_of_a_next_call_that_was_cut_is_no_content(begun: str) -> None:
+    action = read(f"So: {wrap(OK)}\n{begun}")
+    assert (len(action.calls), action.content, action.is_cut) == (1, "So:", True)
+
+
 def test_a_generation_prompt_can_have_opened_the_thinking() -> None:
     opened = dialects.get("hermes", thinking_open=True)
     assert opened.parse(f"plan {wrap(OK)}") == ParsedAction("", f"plan {wrap(OK)}", (), True)

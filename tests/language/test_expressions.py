@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.language.expressions import ExpressionError, compile_expression
+from rlenv.language.expressions import ExpressionError, RowLimits, compile_expression
+from rlenv.language.spec import LimitsSpec
 
 VALUES = {"a": 1.0, "b": 0.5, "zero": 0.0, "none": None}
 
@@ -109,3 +110,10 @@ def test_any_text_is_compiled_or_refused(source: str) -> None:
         assert found in (True, False, None)
     else:
         assert 0 <= refused.position <= len(source)
+
+
+def test_the_widest_limit_of_rows_is_none_where_one_row_has_none() -> None:
+    limits = RowLimits(LimitsSpec(turns="{{ task.turns }}", response_tokens="{{ task.room }}"), {})
+    rows = [{"turns": 2, "room": 100}, {"turns": 5, "room": None}, {"turns": 9}, {"turns": 3, "room": 50}]
+    widest = [limits.widest(some) for some in (rows[::3], rows)]  # the third gives no room, and is left out
+    assert [(one.turns, one.response_tokens) for one in widest] == [(3, 100), (5, None)]

@@ -147,6 +147,21 @@ def test_what_it_may_cost_ends_a_run_which_goes_on_later(tmp_path: Path, address
     assert len(list(rlenv.open_run(run).rows())) == 4
 
 
+def test_what_is_played_again_has_cost_all_the_same(tmp_path: Path) -> None:
+    spec, prices, replies = tmp_path / "spec.yaml", tmp_path / "prices.yaml", ["no verdict"]
+
+    with served(FakeEndpoint(lambda _: replies[0])) as server:
+        spec.write_text(SPENDING.replace("ADDRESS", server.base_url))
+        prices.write_text(PRICES)
+        first = rlenv.evaluate(spec, out=tmp_path / "run", prices=prices, concurrency=1)
+        assert (first.summary.invalid, first.summary.episodes) == (4, 4)
+        replies[0] = json.dumps({"reasoning": "fine", "score": 5})
+        again: dict[str, Any] = {"out": tmp_path / "run", "resume": True, "prices": prices, "concurrency": 1}
+        with pytest.raises(rlenv.RunStopped):
+            rlenv.evaluate(spec, max_cost=first.summary.usage.cost, **again)
+        assert rlenv.evaluate(spec, max_cost=1e9, **again).summary.invalid == 0
+
+
 def test_a_run_that_is_cancelled_has_stopped(tmp_path: Path) -> None:
     async def cancelled() -> None:
         began = asyncio.Event()

@@ -101,6 +101,21 @@ def test_what_changed_is_named() -> None:
     assert found["tasks"][0]["a"] == {"id": "e-1", "reward": 1.0, "success": True}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "bounds"),
+    [
+        ((None, False), (True, True), (0.5, 1.0)),
+        ((True, False), (None, False), (-0.5, 0.0)),
+        ((None, True), (None, True), (-0.5, 0.5)),
+    ],
+)
+def test_what_is_not_known_of_either_run_bounds_the_change(
+    before: Sequence[bool | None], after: Sequence[bool | None], bounds: tuple[float, float]
+) -> None:
+    a, b = (snapshot(*(row(at, task=at, success=one) for at, one in enumerate(ends))) for ends in (before, after))
+    assert compared(a, b)["success"]["bounds"] == bounds
+
+
 def test_tasks_stand_by_how_much_they_changed_with_their_question() -> None:
     def run(*wins: float) -> object:
         titles = ("near", "far", "same", "paid")
