@@ -114,6 +114,7 @@ def test_any_text_is_compiled_or_refused(source: str) -> None:
 
 def test_the_widest_limit_of_rows_is_none_where_one_row_has_none() -> None:
     limits = RowLimits(LimitsSpec(turns="{{ task.turns }}", response_tokens="{{ task.room }}"), {})
-    rows = [{"turns": 2, "room": 100}, {"turns": 5, "room": None}, {"turns": 9}, {"turns": 3, "room": 50}]
+    row = dict[str, Any]
+    rows = [row(turns=2, room=100), row(turns=5, room=None), row(turns=9), row(turns=3, room=50)]
     widest = [limits.widest(some) for some in (rows[::3], rows)]  # the third gives no room, and is left out
     assert [(one.turns, one.response_tokens) for one in widest] == [(3, 100), (5, None)]
