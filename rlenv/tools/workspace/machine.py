@@ -136,6 +136,7 @@ class Machine:
         self._input: asyncio.WriteTransport | None = None
         self._status, self._words = -1, b""
         self._began = 0.0
+        self._counts: list[int] = []
         self._killed = (0, 0)
         self._rest = b""
         self._of_boot: frozenset[int] = frozenset()
@@ -153,7 +154,7 @@ class Machine:
                 if await self._reader.readline() != b"ready\n":
                     raise MachineFailed(await self._said())
                 starters.map_users(self.pid, self._of.sandbox)
-                starters.joined(self.pid, self._of.group, self._of.limits)
+                self._counts = starters.joined(self.pid, self._of.group, self._of.limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
             self._of_boot = frozenset(_below(self.pid))
@@ -234,7 +235,7 @@ class Machine:
         word = "'" + command.replace("\0", "").replace("'", "'\\''") + "'"
         line = f"eval {word} </dev/null 2>&1; printf '\\n%s %d\\n' {mark} $?\n".encode(errors="replace")
         self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._killed = starters.out_of_memory(self._of.group)
+        self._killed = starters.out_of_memory(self._counts)
         found = _Output(most)
         found.add(self._rest)
         self._rest = b""
@@ -271,7 +272,7 @@ class Machine:
 
         Where nothing in it is large, that is one which holds the machine: all the same it is the command's doing.
         """
-        return all(now > then for now, then in zip(starters.out_of_memory(self._of.group), self._killed, strict=True))
+        return all(now > then for now, then in zip(starters.out_of_memory(self._counts), self._killed, strict=True))
 
     def _told(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""
@@ -297,9 +298,10 @@ class Machine:
         given, self._input = self._input, None
         if given is not None and not given.is_closing():
             given.abort()
-        status, self._status = self._status, -1
-        if status >= 0:
-            os.close(status)
+        held, self._status, self._counts = [self._status, *self._counts], -1, []
+        for fd in held:
+            if fd >= 0:
+                os.close(fd)
         if process is not None:
             for pid in children(process.pid):  # the namespace's first: its end is the end of all in it
                 with contextlib.suppress(ProcessLookupError):
