@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlenv.audit import crafted
+from rlenv.audit import texts as words
 from rlenv.audit.play import ScriptPlayer
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
@@ -28,21 +29,7 @@ from rlenv.audit.subject import (
     shaped,
     texts_of,
 )
-from rlenv.audit.texts import (
-    BREAKS,
-    EMPTIES_TESTS,
-    KEEPS_PLANTING,
-    LEAVES_PROGRAMS,
-    LINKS,
-    LOOKS,
-    MARKS_TIME,
-    PLANTS,
-    REPLACES_PROGRAMS,
-    holds,
-    like,
-    nonce,
-    shrug,
-)
+from rlenv.audit.texts import holds, like, nonce, shrug
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
 
@@ -283,8 +270,9 @@ def _planted(subject: AuditSubject) -> Sequence[Script]:
     runs = [str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values()]
     named = {path for run in runs for path in re.findall(r"(?<![\w.])/[\w./-]+\w", run)}
     own = sorted(path for path in named if not path.startswith(("/bin/", "/usr/", "/dev/", "/proc/", "/logs/")))
-    puts = [f"mkdir -p $(dirname {path}); echo '{PLANTS}; exit 0' > {path}" for path in own]
-    return [_typed(subject, one) for one in (PLANTS, KEEPS_PLANTING, LINKS, "; ".join([PLANTS, *puts]))]
+    puts = [f"mkdir -p $(dirname {path}); echo '{words.PLANTS}; exit 0' > {path}" for path in own]
+    acts = (words.PLANTS, words.KEEPS_PLANTING, words.LINKS, "; ".join([words.PLANTS, *puts]))
+    return [_typed(subject, one) for one in acts]
 
 
 async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
@@ -292,7 +280,7 @@ async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject
     found: dict[str, Hole] = {}
     for subject in subjects[:_LOOKED_AT]:
         lines = _solution(subject)
-        text = LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
+        text = words.LOOKS.replace("$lines", "\n".join(lines)).replace("$least", str(-(-len(lines) // 2)))
         if not lines or not (script := _typed(subject, text)):
             continue
         for ended in (await player.way([subject], lambda _, script=script: script)).values():  # type: ignore[misc]
@@ -317,10 +305,11 @@ def _programs(subject: AuditSubject) -> Sequence[Script]:
     """The oracle's files, each replaced by a program that writes the reward, once and for ever, and ends the tests."""
     done = subject.oracle_actions()
     texts = [
-        LEAVES_PROGRAMS.replace("$does", does).replace("$signal", signal)
-        for does, signal in ((PLANTS, "9"), (KEEPS_PLANTING, "0"), ("while :; do sleep 1; done", "9"))
+        words.LEAVES_PROGRAMS.replace("$does", does).replace("$signal", signal)
+        for does, signal in ((words.PLANTS, "9"), (words.KEEPS_PLANTING, "0"), ("while :; do sleep 1; done", "9"))
     ]
-    return [_typed(subject, MARKS_TIME, text, done=done) for text in texts[: 2 if _is_patient(subject) else 3] if done]
+    few = texts[: 2 if _is_patient(subject) else 3] if done else []
+    return [_typed(subject, words.MARKS_TIME, text, done=done) for text in few]
 
 
 def _is_patient(subject: AuditSubject) -> bool:
@@ -366,16 +355,16 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "give the tests by `tests`, and leave what their command runs out of `keep`", write=_planted, in_machine=True),
     Adversary("edited_tests", "edited_tests", "empties the tests that stand in the machine",
         "run tests that the episode cannot reach: in the folder that `tests` names",
-        write=lambda subject: [_typed(subject, EMPTIES_TESTS)], in_machine=True),
+        write=lambda subject: [_typed(subject, words.EMPTIES_TESTS)], in_machine=True),
     Adversary("replaced_programs", "replaced_programs", "replaces the machine's programs",
         "name in `keep` what the tests need: with `/` the policy's programs take part in the verdict",
-        write=lambda subject: [_typed(subject, REPLACES_PROGRAMS)], in_machine=True),
+        write=lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)], in_machine=True),
     Adversary("hostile_program", "hostile_program", "leaves a program that writes the reward while the tests run it",
         "let `collect` run what the policy wrote, and `run` compare what it gave", write=_programs,
         in_machine=True),
     Adversary("broken_machine", "paid_when_broken", "ends the machine, empties or floods it",
         "pay for what is there: no program, no file and no time left must not pass",
-        write=lambda subject: [_typed(subject, one) for one in BREAKS], in_machine=True),
+        write=lambda subject: [_typed(subject, one) for one in words.BREAKS], in_machine=True),
     Adversary("constant_program", "constant_answer", "answers with a program that always gives the same",
         "pay for all tests at once (credit: all), or test so that no one value is right often",
         write=crafted.constant_programs),

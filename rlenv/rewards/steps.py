@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import Field
 
@@ -25,18 +25,9 @@ from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
-__all__ = ["SteppedSpec", "next_step", "stepped"]
-
 _BY_ROW: Final = ("keep", "time_s", "last", "steps", "combine")
 _COMMAND_S: Final = 600.0
 Measure = Callable[[RewardContext], Awaitable[Measured]]
-
-
-class _AtEnd(NamedTuple):
-    """The tests at the end of a step. `by` gives a digest of what their number rests on beside the machine's files."""
-
-    measure: Measure
-    by: Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 
 
 class SteppedSpec(RewardSpec):
@@ -83,7 +74,7 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
             return hashlib.sha256(repr((tests, rest)).encode()).hexdigest()
 
         assert first.measure_async is not None
-        origin.terms[name] = _AtEnd(first.measure_async, by)
+        origin.terms[name] = first.measure_async, by
         return replace(first, measure_async=_over_steps(name, spec, steps.value, combine.value))
 
     return compiled
@@ -94,18 +85,19 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], comb
         workspace: Workspace = context.resources[spec.resource]
         values = {"task": context.task, "vars": context.vars}
         steps: Any = steps_of(**values)
-        tests: _AtEnd = workspace.origin.terms[name]
+        measure, by = workspace.origin.terms[name]
         if not steps:
-            return await tests.measure(context)
+            found: Measured = await measure(context)
+            return found
         noted, done = workspace.notes, list[Mapping[str, Any]](workspace.notes.get(name, ()))
         heard = [turn.observation.messages for turn in context.turns if turn.observation is not None]
         if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
             raise RewardError("what the earlier steps were worth was not recorded; `eval --record` keeps it")
         for number, (one, step) in enumerate(zip(done, steps, strict=False), 1):
-            if one["by"] != await asyncio.to_thread(tests.by, {**context.task, **step}, context.vars):
+            if one["by"] != await asyncio.to_thread(by, {**context.task, **step}, context.vars):
                 raise RewardError(f"other tests measured step {number}, and what it left then is not there any more")
         if not noted.get("ended"):
-            found = await tests.measure(replace(context, task={**context.task, **steps[len(done)]}))
+            found = await measure(replace(context, task={**context.task, **steps[len(done)]}))
             done.append(_note(found, ""))
         elif not workspace.is_put_back:
             workspace.changed = None  # what is kept of the machine is to have what the last step was worth

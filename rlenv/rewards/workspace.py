@@ -32,8 +32,6 @@ from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-__all__ = ["KIND", "TestLogSpec", "WorkspaceTestsSpec", "is_passed", "passed_in", "value_of"]
-
 _MOST_LOST: Final = 4
 _KEPT_CHARS: Final = 500
 _KEPT_BYTES: Final = 65_536

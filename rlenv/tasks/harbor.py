@@ -27,8 +27,6 @@ from rlenv.secrets import resolve
 from rlenv.tools.workspace.images import ENGINE, prepared
 from rlenv.tools.workspace.layer import packed
 
-__all__ = ["HarborTasks"]
-
 _MOST_PACKED: Final = 4_000_000
 """Bytes of a packed folder that is sent through a shell."""
 _AGENT_S: Final = 3_600.0

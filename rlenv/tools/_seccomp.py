@@ -216,15 +216,11 @@ def system_call_filter(purpose: Literal["code", "program", "single"]) -> bytes:
 
 def rules_of_system_calls() -> dict[str, object]:
     """What `program` allows in the words of OCI's runtimes, which know calls by name."""
-    special = {"clone": {"index": 0, "value": _CLONE_NEW, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}}
     one_of = {"socket": (2, 10, 16), "socketpair": (1,), "personality": _PERSONALITIES}
+    tests = [(name, {"value": one, "op": "SCMP_CMP_EQ"}) for name, values in one_of.items() for one in values]
+    tests.append(("clone", {"value": _CLONE_NEW, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}))
     names = {entry.split(":")[0] for entry in f"{_COMMON} {_PROGRAMS} {_BY_ARGUMENT}".split()}
-    rules: list[dict[str, object]] = [{"names": sorted(names - {*special, *one_of}), "action": "SCMP_ACT_ALLOW"}]
-    for name, condition in special.items():
-        rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": [condition]})
-    for name, values in one_of.items():
-        for value in values:
-            args = [{"index": 0, "value": value, "op": "SCMP_CMP_EQ"}]
-            rules.append({"names": [name], "action": "SCMP_ACT_ALLOW", "args": args})
+    rules: list[dict[str, object]] = [{"names": sorted(names - {*dict(tests)}), "action": "SCMP_ACT_ALLOW"}]
+    rules += [{"names": [name], "action": "SCMP_ACT_ALLOW", "args": [{"index": 0, **test}]} for name, test in tests]
     rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
     return {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": _EPERM, "syscalls": rules}

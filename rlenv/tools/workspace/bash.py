@@ -15,8 +15,6 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.tools.workspace.machine import MachineFailed, Ran
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 
-__all__ = ["BASH", "FILES", "BashSpec", "FilesSpec"]
-
 _TIMEOUT_S: Final = 60.0
 _DESCRIPTION: Final = (
     "Run a command in a bash shell. The working folder, variables and background jobs stay from call to call. A "

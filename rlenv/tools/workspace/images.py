@@ -27,8 +27,6 @@ from typing import Any, Final
 from rlenv.errors import ResourceError, UsageError
 from rlenv.tools.workspace.starters import OUTSIDE_ROOT
 
-__all__ = ["ENGINE", "MachineImage", "digest_of_image", "prepared", "user_in"]
-
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
 _MOST_SAID: Final = 600

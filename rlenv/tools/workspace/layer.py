@@ -40,9 +40,6 @@ from rlenv.tools.workspace.starters import (
     run_on,
 )  # fmt: skip
 
-__all__ = ["GIVEN", "Told", "changes", "content", "kept_of", "laid", "packed", "packed_layer", "published", "taped"]
-__all__ += ["unlink_hidden", "unpacked", "written_to"]
-
 _threads: Final = ThreadPool(size=8)
 _MOST_READ: Final = 16_000_000
 """Bytes of a file that are read."""

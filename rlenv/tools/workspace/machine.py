@@ -26,8 +26,6 @@ from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace import starters
 
-__all__ = ["Machine", "MachineFailed", "Names", "Ran", "RowTests", "Verified"]
-
 _KEPT: Final = 65_536
 """Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
 _ROOM: Final = 65_536

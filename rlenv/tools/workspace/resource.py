@@ -51,8 +51,6 @@ from rlenv.tools.workspace.starters import (
     remove,
 )
 
-__all__ = ["KIND", "Workspace", "WorkspaceResource", "WorkspaceSpec"]
-
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
@@ -342,7 +340,8 @@ class WorkspaceResource:
             template_of(text, key=at, names=("task", "vars"))
         self._by_row = compile_value({key: value for key, value in held.items() if value is not None})
         self.terms: dict[str, Any] = {}
-        """What rewards measure at the end of each step of a task."""
+        """What rewards measure at the end of each step of a task, and what gives a digest of all that their number
+        rests on beside the machine's files."""
 
     @asynccontextmanager
     async def open(self, context: ResourceContext) -> AsyncIterator[Workspace]:
