@@ -34,7 +34,7 @@ from rlenv.audit.texts import shrug
 from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import share_of
 from rlenv.episodes.environment import Environment
-from rlenv.episodes.rollout import Job, rollout
+from rlenv.episodes.rollout import Job, rollout, together
 from rlenv.errors import UsageError
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.rewards.judge import JudgeSpec
@@ -51,8 +51,8 @@ _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
 _FIRST = 8
-_EPISODES = 150
-"""Episodes on each task that is attacked, more than most specs ask for."""
+_EPISODES = 200
+"""Episodes on each task that is attacked; with room for those that wait for a program that hangs."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps it is done with, and how many there are."""
@@ -147,7 +147,7 @@ class _Run:
         if self.end is not None and golds:
             each_s, most = (time.monotonic() - began) / len(golds), min(tasks, len(golds))
             if (tasks := fitting(most, each_s, (self.end - time.monotonic()) / splits)) < most:
-                why = f"an episode takes {each_s:.2g} s here; --time-limit gives more time"
+                why = f"an episode takes {each_s:.2g} s here: give --time-limit more, also where a finding rests on few"
                 self.seen.notes.append(f"split '{split}': {tasks} of {most} tasks were attacked, since {why}")
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         if usable:
@@ -360,13 +360,15 @@ async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: W
     """
     scripts = {subject.gold.task_index: write(subject) for subject in subjects}
     few = subjects[:: -(-len(subjects) // first)] if first else subjects
-    ways: list[Way] = []
-    for number in range(max(map(len, scripts.values()), default=0)):
+
+    async def played(number: int) -> Way:
         way = await player.way(few, partial(_nth, scripts, number))
         if len(way) < len(few) or any(_is_worth(way[one.gold.split, one.gold.task_index], one.gold) for one in few):
             way = await player.way(subjects, partial(_nth, scripts, number))
-        ways.append(way)
-    return ways
+        return way
+
+    # Together: what waits for a program that hangs keeps nobody else waiting.
+    return await together([played(number) for number in range(max(map(len, scripts.values()), default=0))])
 
 
 async def _variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:

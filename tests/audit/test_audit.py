@@ -399,7 +399,7 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_so_many_tasks_are_attacked_as_the_time_lets(tmp_path: Path) -> None:
-    assert [fitting(20, each_s, 300.0) for each_s in (0.0, 0.001, 0.2, 1.0, 100.0)] == [20, 20, 10, 2, 1]
+    assert [fitting(20, each_s, 300.0) for each_s in (0.0, 0.001, 0.1, 1.0, 100.0)] == [20, 20, 15, 1, 1]
     assert not any("were attacked" in note for note in audited(write(tmp_path), limit_s=1e9).notes)
 
 
