@@ -63,6 +63,23 @@ def test_a_call_that_waits_for_a_thread_has_not_begun() -> None:
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 
 
+def test_a_call_that_waits_behind_one_that_is_given_up_has_a_thread_of_its_own() -> None:
+    async def work() -> None:
+        pool = ThreadPool(size=1)
+        until, at_work, ended = threading.Event(), threading.Event(), threading.Event()
+        hung, second = pool.submit(wait, until, at_work), pool.submit(int)
+        await asyncio.to_thread(at_work.wait, LIMIT_S)
+        assert pool.give_up(hung, after=ended.set)
+        await asyncio.wait_for(second.done, LIMIT_S / 2)
+        assert (second.outcome(), hung.is_ended, pool.threads) == (0, False, 1)
+        until.set()
+        await asyncio.to_thread(ended.wait, LIMIT_S)
+        assert hung.is_ended
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
 def test_a_call_that_nobody_waits_for_any_more_is_not_made() -> None:
     made: list[int] = []
 

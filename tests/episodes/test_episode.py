@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,6 +362,53 @@ def test_a_world_says_itself_that_it_is_over(make_environment: Any, ends: str, e
     steps, trajectory = run(environment, [call("pay", amount=5)] * len(ended))
     assert ([step.terminated for step in steps], trajectory.reason) == (ended, reason)
     assert steps[-1].truncated is ("truncated" in ends)
+
+
+def test_a_call_that_has_failed_may_be_the_end_too(make_environment: Any) -> None:
+    environment = paying(make_environment, ", ends: \"{{ 'not so much' in result.text }}\"")
+    steps, _ = run(environment, [call("pay", amount=5), call("pay", amount=101)])
+    assert [step.reason for step in steps] == ["", "tool"]
+
+
+RESOURCES = """
+from contextlib import asynccontextmanager
+import asyncio, pathlib
+
+folder = pathlib.Path(__file__).parent
+
+
+@asynccontextmanager
+async def first():
+    yield 1
+    (folder / "closed").touch()
+
+
+@asynccontextmanager
+async def second():
+    (folder / "begun").touch()
+    await asyncio.Event().wait()
+    yield 2
+"""
+
+
+def test_an_episode_that_is_cancelled_while_it_opens_closes_what_was_open(
+    make_environment: Any, tmp_path: Path
+) -> None:
+    names = ", ".join(f"{name}: {{kind: python, function: 'tools.py:{name}'}}" for name in ("first", "second"))
+    text = SPEC[: SPEC.index("tools:")] + f"resources: {{{names}}}\n" + SPEC[SPEC.index("rewards:") :]
+    environment = make_environment(text, tools=RESOURCES)
+
+    async def main() -> None:
+        episode = environment.start()
+        opening = asyncio.ensure_future(episode.open())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (tmp_path / "begun").exists()
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert (tmp_path / "closed").exists()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_an_end_that_cannot_be_asked_for_is_a_failure_and_no_number(make_environment: Any) -> None:

@@ -79,6 +79,31 @@ def test_trajectories_come_back_in_the_order_of_the_jobs(make_environment: Any) 
     assert all(len(trajectory.turns) == 2 for trajectory in ended)
 
 
+@pytest.mark.parametrize(("concurrency", "most"), [(3, 3), (64, 8)])
+def test_no_more_episodes_are_played_at_once_than_asked_for(make_environment: Any, concurrency: int, most: int) -> None:
+    playing: set[int] = set()
+    seen: list[int] = []
+
+    class Session:
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+        async def act(self, messages: Sequence[Message]) -> str:
+            playing.add(self.seed)
+            for _ in range(50):  # so many passes of the loop in which others could begin
+                await asyncio.sleep(0)
+            seen.append(len(playing))
+            playing.discard(self.seed)
+            return "<answer>5</answer>"
+
+    class Waiting(_Policy):
+        def start(self, context: PolicyContext) -> PolicySession:
+            return Session(context.seed)
+
+    play(make_environment(), Waiting(), jobs(8), concurrency=concurrency)
+    assert (len(seen), max(seen)) == (8, most)
+
+
 def test_a_policy_that_fails_costs_its_own_episode_and_is_counted_as_invalid(make_environment: Any) -> None:
     ended = play(make_environment(), _Policy(fails=[1, 3]), jobs(6))
     summary = summarise(ended, seconds=1.0)
