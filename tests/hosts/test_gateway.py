@@ -157,6 +157,17 @@ def test_as_many_requests_as_an_episode_may_have_are_asked_and_no_more(tmp_path:
     assert gateway(Speaker(["Hm."] * 3), tmp_path, play, most_requests=2) == 2
 
 
+def test_a_transcript_that_is_none_takes_no_episode_from_its_agent(tmp_path: Path) -> None:
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        status, _ = await ask("POST", f"/episodes/{seat['episode']}/finish", {"transcript": [7]})
+        assert status == 400
+        await plays(ask, seat)
+        return await finished(ask, seat)
+
+    assert gateway(Speaker([RIGHT]), tmp_path, play)["success"] is True
+
+
 def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_answered(tmp_path: Path) -> None:
     def answer(body: Any) -> Any:
         return Reply(status=500) if "poison" in str(body) else RIGHT

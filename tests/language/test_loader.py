@@ -66,6 +66,12 @@ def test_all_faults_are_reported_at_once_in_order_of_place(tmp_path: Path) -> No
     ]
 
 
+def test_faults_of_what_was_set_come_first(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(tmp_path, TEXT.replace("limit: 3", "limit: 0")), set={"limits.turns": 0})
+    assert [fault.path for fault in caught.value.faults] == ["limits.turns", "tasks.train.limit"]
+
+
 def test_a_broken_entry_hides_no_other_fault_and_makes_none(tmp_path: Path) -> None:
     text = TEXT.replace("{kind: rule, rule: exact_match}", "exact_match").replace(
         '{kind: rule, function: "functions.py:score"}', "{kind: none}"

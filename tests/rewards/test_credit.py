@@ -68,6 +68,12 @@ def test_gigpo_meets_the_same_state_at_different_turns_but_not_in_another_task()
     assert near(gigpo([[1.0], [0.0]], ["q", "p"], [["s"], ["s"]]), [[0.0], [0.0]])
 
 
+def test_gigpo_discounts_and_weighs_steps_as_the_paper_does_unless_it_is_told_otherwise() -> None:
+    played = [[0.0, 1.0], [1.0], [0.0]], ["q"] * 3, [["s", "x"], ["s"], ["s"]]
+    assert gigpo(*played) == gigpo(*played, discount=0.95, step_weight=1.0)
+    assert gigpo(*played) != gigpo(*played, discount=1.0)
+
+
 def test_an_invalid_trajectory_gets_nothing_and_changes_nothing() -> None:
     with_failure = mt_grpo([[1.0, 0.0], None, [0.0, 1.0]], ["q"] * 3)
     assert with_failure[1] == []

@@ -17,7 +17,7 @@ from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.recorded import recorded
 from rlenv.runs.schema import Facts
-from rlenv.runs.summary import mean, summarise
+from rlenv.runs.summary import Latency, mean, summarise
 from tests.support.runs import played
 
 LARGEST = 1.7976931348623157e308
@@ -91,6 +91,16 @@ def test_terms_and_groups_have_intervals() -> None:
     low, high = summary.groups_success_interval or (0.0, 0.0)
     half = (wilson(5, 10)[1] - 0.5) / 2**0.5
     assert (low, high) == pytest.approx((0.5 - half, 0.5 + half))
+
+
+@pytest.mark.parametrize(
+    ("calls", "p50", "p90", "p99"),
+    [(1, 1.0, 1.0, 1.0), (2, 1.0, 2.0, 2.0), (10, 5.0, 9.0, 10.0), (100, 50.0, 90.0, 99.0)],
+)
+def test_a_percentile_is_that_of_the_nearest_rank(calls: int, p50: float, p90: float, p99: float) -> None:
+    episodes = [played(calls=[("search", "ok", float(number))]) for number in range(calls, 0, -1)]
+    episodes.append(played(calls=[("search", "malformed", 0.0), ("search", "skipped", 0.0)]))  # of no call that was run
+    assert summarise(episodes, seconds=1.0).latency == {"search": Latency(calls, p50, p90, p99)}
 
 
 @pytest.mark.parametrize("with_folder", [False, True])
