@@ -144,14 +144,15 @@ class _Run:
             batch = range(len(golds), min(len(golds) + _BATCH, played))
             golds += await self._oracle([Job(split, index, seed_of(self.seed, split, index)) for index in batch])
         self.seen.see_oracle(split, golds)
+        fits = tasks
         if self.end is not None and golds:
             each_s, most = (time.monotonic() - began) / len(golds), min(tasks, len(golds))
-            if (tasks := fitting(most, each_s, (self.end - time.monotonic()) / splits)) < most:
+            if (fits := fitting(most, each_s, (self.end - time.monotonic()) / splits)) < most:
                 why = f"an episode takes {each_s:.2g} s here: give --time-limit more, also where a finding rests on few"
-                self.seen.notes.append(f"split '{split}': {tasks} of {most} tasks were attacked, since {why}")
+                self.seen.notes.append(f"split '{split}': {fits} of {most} tasks were attacked, since {why}")
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         if usable:
-            await self._attack(split, usable, tasks)
+            await self._attack(split, usable, _spread(usable, tasks), fits)
 
     def _progress(self, what: str, done: int, total: int) -> None:
         self.doing = f"{what}, {done} of {total} done"
@@ -162,15 +163,15 @@ class _Run:
         oracle = self.environment.oracle()
         return await rollout(self.environment, oracle, jobs, concurrency=self.concurrency)
 
-    async def _attack(self, split: str, usable: Sequence[Trajectory], tasks: int) -> None:
-        """Plays all adversaries on tasks of a split."""
+    async def _attack(self, split: str, usable: Sequence[Trajectory], peers: Sequence[Trajectory], tasks: int) -> None:
+        """Plays all adversaries on so many of a split's `peers`, which are tasks that name values for each other."""
         answers = [gold.answer for gold in usable if gold.answer]
         options = list(dict.fromkeys(answers))
-        chosen = _spread(usable, tasks)
-        attacked = [AuditSubject(self.environment, gold, options, chosen) for gold in chosen]
-        wide = [AuditSubject(self.environment, gold, options, chosen) for gold in self._wide(usable, chosen)]
+        chosen = _spread(peers, tasks)
+        attacked = [AuditSubject(self.environment, gold, options, peers) for gold in chosen]
+        wide = [AuditSubject(self.environment, gold, options, peers) for gold in self._wide(usable, chosen)]
         chapter = Chapter(split, {(gold.split, gold.task_index): gold for gold in usable}, len(set(answers)))
-        everyone = [AuditSubject(self.environment, gold, options, chosen) for gold in usable]
+        everyone = [AuditSubject(self.environment, gold, options, peers) for gold in usable]
         chapter.hearts = dict(zip(chapter.golds, hearts_of(everyone), strict=True))
         self.seen.chapters.append(chapter)
         player = ScriptPlayer(self.environment, concurrency=self.concurrency, seen=self.seen.count)
