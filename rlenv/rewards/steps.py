@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import Field
@@ -19,7 +17,7 @@ from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.tools.workspace.images import digest_of_image, user_in
+from rlenv.tools.workspace.images import digest_of_image
 from rlenv.tools.workspace.layer import packed
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
@@ -185,8 +183,7 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
     await _set_tests(workspace, task, vars)
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
-    held, place = Path("/") if workspace.image.binds else workspace.image.folder, shlex.quote(workspace.workdir)
-    user = ROOT if os.geteuid() else user_in(held, str(entry.user or workspace.image.user or 0))
+    place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
     most_s = min(task.get("agent_s", _COMMAND_S), _COMMAND_S)
     for command, who in ((put, ROOT), (f"cd {place}\n{entry.setup}" if entry.setup else "", user)):

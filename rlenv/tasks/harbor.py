@@ -66,21 +66,19 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
 
     def oddities(self) -> Iterator[Finding]:
         """Warnings of what is read and has no effect, each once, at the first task that has it."""
-        found: dict[tuple[Any, str], list[tuple[_Task, _Path]]] = {}
-        asking: list[Finding] = []
+        found: dict[tuple[Any, str], list[Callable[[], Finding]]] = {}
         for folder in self._folders:
             with contextlib.suppress(SpecError):  # told by its row
                 task = _Task(folder, self._base)
                 for path, message in task.odd:
-                    found.setdefault((path[-1], message), []).append((task, path))
-                asking += list(task.asking())[:1]
-        for one in asking[:1]:
-            yield replace(one, message=one.message + (f" ({len(asking)} tasks)" if asking[1:] else ""))
-        for (_, message), places in found.items():
-            task, path = places[0]
-            more = f" ({len(places)} tasks)" if len(places) > 1 else ""
-            code = "unknown-key" if message == _UNKNOWN else "no-effect"
-            yield task.finding(path, message + more, level="warning", code=code)
+                    code = "unknown-key" if message == _UNKNOWN else "no-effect"
+                    place = partial(task.finding, path, message, level="warning", code=code)
+                    found.setdefault((path[-1], message), []).append(place)
+                for one in list(task.asking())[:1]:
+                    found.setdefault(("", _LIVE), []).append(partial(replace, one))
+        for places in found.values():
+            one, more = places[0](), f" ({len(places)} tasks)" if len(places) > 1 else ""
+            yield replace(one, message=one.message + more)
 
 
 _Path = tuple[str | int, ...]

@@ -6,10 +6,10 @@ run reads the note; only `rlenv validate --images` pulls and builds.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import fcntl
 import hashlib
+import io
 import json
 import os
 import resource
@@ -30,6 +30,8 @@ from rlenv.tools.workspace.starters import OUTSIDE_ROOT
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
 _MOST_SAID: Final = 600
+MOST_READ: Final = 16_000_000
+"""Bytes of a file that are read."""
 _BINDS: Final = ("/usr", "/etc", "/opt")
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
@@ -123,11 +125,28 @@ def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
 
 
 def _lines(image: Path, name: str) -> list[list[str]]:
-    with contextlib.suppress(OSError):
-        opened = os.open(image / "etc" / name, os.O_RDONLY | os.O_NOFOLLOW)
-        with open(opened, encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n").split(":") for line in file]
-    return []
+    text = (content(image, f"etc/{name}") or b"").decode(errors="replace")
+    return [line.split(":") for line in text.split("\n")]
+
+
+def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
+    """The content of a regular file below a folder, b"" of a folder; None where nothing of that kind is there.
+
+    No link on the way is followed, and nothing waits for a pipe.
+    """
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in path.split("/"):
+            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+            os.close(place)
+            place = inner
+        mode = os.fstat(place).st_mode
+        with os.fdopen(os.dup(place), "rb") if stat.S_ISREG(mode) else io.BytesIO() as file:
+            return file.read(MOST_READ) if is_such(mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(place)
 
 
 def _of_engine(key: str, name: str, context: Path | None, *, fetches: bool) -> MachineImage:

@@ -25,24 +25,10 @@ from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools._process import sealed
-from rlenv.tools.workspace.images import AS_IT_IS, MachineImage, inside
-from rlenv.tools.workspace.starters import (
-    DEEPEST,
-    OUTSIDE_ROOT,
-    ROOT,
-    MachineLimits,
-    copied,
-    duplicated,
-    like,
-    linked,
-    own,
-    remove,
-    run_on,
-)  # fmt: skip
+from rlenv.tools.workspace import starters
+from rlenv.tools.workspace.images import AS_IT_IS, MOST_READ, MachineImage, content, inside
 
 _threads: Final = ThreadPool(size=8)
-_MOST_READ: Final = 16_000_000
-"""Bytes of a file that are read."""
 GIVEN: Final = ("/logs", "/logs/artifacts")
 """Folders that each machine has at first; the last is the user's own."""
 _LEAST: Final = 1_024
@@ -69,7 +55,7 @@ def laid(base: Path, tests: Path | None) -> Path:
     if tests is not None:
         shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
     for path in (base, upper, *upper.rglob("*")):
-        own(path)
+        starters.own(path)
     return upper
 
 
@@ -85,12 +71,12 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
         at, parts = rest.pop()
         with contextlib.suppress(FileNotFoundError), os.scandir(at) as entries:
             for entry in list(entries):
-                if len(os.fsencode(entry.path)) > DEEPEST:
-                    run_on("rm", "-rf", "--", entry.name, at=Path(at))
+                if len(os.fsencode(entry.path)) > starters.DEEPEST:
+                    starters.run_on("rm", "-rf", "--", entry.name, at=Path(at))
                 elif entry.is_dir(follow_symlinks=False):
                     rest.append((entry.path, (*parts, entry.name)))
                 elif entry.is_symlink() and _is_hidden(parts, os.readlink(entry.path), folders, binds, looks):
-                    run_on("rm", "-f", "--", entry.name, at=Path(at))
+                    starters.run_on("rm", "-f", "--", entry.name, at=Path(at))
 
 
 def _is_hidden(
@@ -151,38 +137,32 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
-    if (kept := _kept_of(target, keep, layer)) == layer and exclude:
-        copied(layer, kept := target, linked)
-    for path in [path for path, _ in _walked(kept) if any(fnmatchcase(path, one) for one in exclude)]:
-        remove(Path(f"{kept}{path}"))
-    return kept
-
-
-def _kept_of(target: Path, keep: Sequence[str], layer: Path) -> Path:
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
-        run_on("chmod", "-R", "u+rX", str(layer))
-    if any(PurePosixPath(one) == PurePosixPath("/") for one in keep):
-        plain = (
-            status and not stat.S_ISLNK(status.st_mode) and 2 * len(path) < DEEPEST for path, status in _walked(layer)
-        )
-        if all(plain):
+        starters.run_on("chmod", "-R", "u+rX", str(layer))
+    if is_all := PurePosixPath("/") in map(PurePosixPath, keep):
+        odd = (not status or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= starters.DEEPEST
+               for path, status in _walked(layer))  # fmt: skip
+        if not exclude and not any(odd):
             return layer
-        copied(layer, target, linked)
-        return target
-    target.mkdir()
-    own(target)
-    for one in keep:
+        starters.copied(layer, target, starters.linked)
+    else:
+        target.mkdir()
+        starters.own(target)
+    for one in () if is_all else keep:
         source, copy = layer, target
         for part in PurePosixPath(one).parts[1:]:
             if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
                 break
             if not os.path.lexists(copy):
                 copy.mkdir()
-                like(source, copy)
+                starters.like(source, copy)
             source, copy = source / part, copy / part
         else:
             if os.path.lexists(source) and not os.path.lexists(copy):
-                copied(source, copy, linked)
+                starters.copied(source, copy, starters.linked)
+    for path, _ in list(_walked(target)) if exclude else ():
+        if any(fnmatchcase(path, one) for one in exclude):
+            starters.remove(Path(f"{target}{path}"))
     return target
 
 
@@ -198,27 +178,7 @@ def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
     source = layer / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        copied(source, upper / "logs" / "artifacts", duplicated)
-
-
-def content(folder: Path, path: str, is_such: Callable[[int], bool] = stat.S_ISREG) -> bytes | None:
-    """The content of a regular file below a folder, b"" of a folder; None where nothing of that kind is there.
-
-    No link on the way is followed, and nothing waits for a pipe.
-    """
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for part in path.split("/"):
-            inner = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
-            os.close(place)
-            place = inner
-        mode = os.fstat(place).st_mode
-        with os.fdopen(os.dup(place), "rb") if stat.S_ISREG(mode) else io.BytesIO() as file:
-            return file.read(_MOST_READ) if is_such(mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(place)
+        starters.copied(source, upper / "logs" / "artifacts", starters.duplicated)
 
 
 def changes(
@@ -249,7 +209,7 @@ def changes(
         elif status.st_ctime_ns > since:
             one: dict[str, Any] = {"path": path, "kind": "file", "size": status.st_size, "sha256": ""}
             read += status.st_size
-            if status.st_size < _MOST_READ and read <= _MOST_HASHED:
+            if status.st_size < MOST_READ and read <= _MOST_HASHED:
                 data = content(layer, path[1:]) or b""
                 was = _original(path, originals, stat.S_ISREG)
                 if was == data:
@@ -360,7 +320,7 @@ def unpacked(data: bytes, layer: Path, most: int) -> None:
 
 def _base() -> int:
     """The user outside that is root inside."""
-    return OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
+    return starters.OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
 
 
 async def taped(name: str, pack: Callable[[], Awaitable[Any]], put_back: Callable[[Any], Awaitable[None]]) -> bool:
@@ -392,10 +352,10 @@ class Told:
     image: MachineImage
     workdir: str
     env: Mapping[str, str]
-    limits: MachineLimits
+    limits: starters.MachineLimits
     source: Path | None = None
     """The folder that it began with."""
-    user: Sequence[str] = ROOT
+    user: Sequence[str] = starters.ROOT
     tests_image: MachineImage | None = None
     notes: dict[str, Any] = field(default_factory=dict)
     """What rewards note while the episode goes on, as JSON; `again` is there where it was put back."""
@@ -435,7 +395,7 @@ class Told:
         """
         try:
             data, self.is_cut = base64.b64decode(held["layer"]["base64"], validate=True), bool(held["is_cut"])
-            await _threads.finish(lambda: remove(self.layer))
+            await _threads.finish(lambda: starters.remove(self.layer))
             self.layer.mkdir()
             await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
         except (*_UNPACKABLE, KeyError, TypeError) as error:

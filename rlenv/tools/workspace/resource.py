@@ -25,31 +25,10 @@ from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.tools._bubblewrap import UNSEEN
-from rlenv.tools.workspace.images import ENGINE, MachineImage, prepared, user_in
-from rlenv.tools.workspace.layer import (
-    GIVEN,
-    Told,
-    changes,
-    content,
-    kept_of,
-    laid,
-    published,
-    taped,
-    unlink_hidden,
-    written_to,
-)  # fmt: skip
+from rlenv.tools.workspace import layer as layers
+from rlenv.tools.workspace import starters
+from rlenv.tools.workspace.images import ENGINE, MachineImage, content, prepared, user_in
 from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran, RowTests, Verified
-from rlenv.tools.workspace.starters import (
-    ROOT,
-    MachineLimits,
-    Start,
-    check_sandbox,
-    guard,
-    made_here,
-    needs,
-    own,
-    remove,
-)
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -103,7 +82,7 @@ class WorkspaceSpec(ResourceSpec):
 
 
 @dataclass(slots=True)
-class Workspace(Told):
+class Workspace(layers.Told):
     """An opened workspace; `commands` and `boots` are how many there were so far."""
 
     origin: Any = None
@@ -160,9 +139,9 @@ class Workspace(Told):
                     raise
         base = self.folder / f"empty-{self.boots}"
         try:
-            await (await self._booted([self.image.folder], laid(base, None), user=self.user)).end()
+            await (await self._booted([self.image.folder], layers.laid(base, None), user=self.user)).end()
         finally:
-            remove(base)
+            starters.remove(base)
         return None
 
     async def _watched(self, machine: Machine, layer: Path, command: str, timeout_s: float, most: int = 65_536) -> Ran:
@@ -181,9 +160,9 @@ class Workspace(Told):
 
     async def _is_full(self, layer: Path) -> bool:
         most = self.limits.disk_mb * 1_000_000
-        if written_to(layer, most, looks=_FEW) <= most:  # quicker than another thread
+        if layers.written_to(layer, most, looks=_FEW) <= most:  # quicker than another thread
             return False
-        return await _threads.finish(lambda: written_to(layer, most)) > most
+        return await _threads.finish(lambda: layers.written_to(layer, most)) > most
 
     async def _look(self) -> None:
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
@@ -195,13 +174,13 @@ class Workspace(Told):
                         await self._end()
             await asyncio.sleep(_WATCH_S)
 
-    async def _booted(self, lowers: Sequence[Path], upper: Path, *, user: Sequence[str] = ROOT) -> Machine:
+    async def _booted(self, lowers: Sequence[Path], upper: Path, *, user: Sequence[str] = starters.ROOT) -> Machine:
         self.boots += 1
         (folder := self.folder / f"boot-{self.boots}").mkdir()
-        own(folder)
+        starters.own(folder)
         binds = self.image.binds if lowers[-1] == self.image.folder else ()
         workdir, env = self.settings(lowers[-1])
-        machine = Machine(Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox))
+        machine = Machine(starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox))
         await machine.boot()
         return machine
 
@@ -221,10 +200,11 @@ class Workspace(Told):
         """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
         await self.freeze()
         if self.changed is None:
-            shows = await taped(name, self.pack, lambda held: self.put_back({**held, "notes": {}}))
+            shows = await layers.taped(name, self.pack, lambda held: self.put_back({**held, "notes": {}}))
             at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
             since, originals = self.filled, [*at, ("", self.image.folder)]
-            self.changed = await _threads.finish(lambda: changes(self.layer, originals, since=since, shows=shows))
+            look = partial(layers.changes, self.layer, originals, since=since, shows=shows)
+            self.changed = await _threads.finish(look)
         return self.changed
 
     async def tested(
@@ -243,9 +223,9 @@ class Workspace(Told):
             await self._end()
             self.boots += 1
             (base := self.folder / f"tests-{self.boots}").mkdir()
-            own(base)
+            starters.own(base)
             below, keep, out, tests = base / "kept", given.keep or (self.workdir,), given.exclude, given.folder
-            kept = partial(kept_of, below, keep, self.layer, out) if over_layer else partial(self._filled, below)
+            kept = partial(layers.kept_of, below, keep, self.layer, out) if over_layer else partial(self._filled, below)
             try:
                 image = self.tests_image or self.image
                 lowers = [await _threads.finish(kept), image.folder]
@@ -253,22 +233,23 @@ class Workspace(Told):
                 if is_own and not (tests := image.folder / "tests").is_dir():
                     raise MachineFailed("the tests' image has no folder /tests")
                 if given.collect:
-                    upper = await _threads.finish(lambda: laid(base / "collect", None))
+                    upper = await _threads.finish(lambda: layers.laid(base / "collect", None))
                     await self._once(lowers, upper, given.collect, given.time_s)
-                    lowers.insert(0, await _threads.finish(lambda: kept_of(base / "collected", keep, upper, out)))
-                await _threads.finish(lambda: unlink_hidden(lowers, image.binds))
+                    kept = partial(layers.kept_of, base / "collected", keep, upper, out)
+                    lowers.insert(0, await _threads.finish(kept))
+                await _threads.finish(lambda: layers.unlink_hidden(lowers, image.binds))
                 left = lowers[-2]
                 if given.patch:
                     lowers.insert(0, await self._patched(base / "patched", given.patch, given.time_s))
-                upper = await _threads.finish(lambda: laid(base, tests))
+                upper = await _threads.finish(lambda: layers.laid(base, tests))
                 if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
-                    await _threads.finish(lambda: published(left, upper))
+                    await _threads.finish(lambda: layers.published(left, upper))
                 # In a shell of its own: one that ends gives a status all the same.
                 ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most)
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
-                await _threads.finish(lambda: remove(base))
+                await _threads.finish(lambda: starters.remove(base))
 
     async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
         machine = await self._booted(lowers, upper)
@@ -280,9 +261,9 @@ class Workspace(Told):
     async def _patched(self, base: Path, patch: str, time_s: float) -> Path:
         """The files that a patch changes, alone: it is applied where nothing of the episode's is."""
         below = await _threads.finish(lambda: self._filled(base / "fresh"))
-        upper = await _threads.finish(lambda: laid(base, None))
+        upper = await _threads.finish(lambda: layers.laid(base, None))
         (upper / "tests" / "patch").write_text(patch if patch.endswith("\n") else f"{patch}\n", encoding="utf-8")
-        own(upper / "tests" / "patch")
+        starters.own(upper / "tests" / "patch")
         ran = await self._once([below, self.image.folder], upper, _PATCH, time_s)
         if ran.code != 0:
             said = ran.output.decode(errors="replace").strip()[-_SAID:]
@@ -292,10 +273,10 @@ class Workspace(Told):
     def fill(self) -> None:
         """Makes the layer as it is before the first command."""
         self._filled(self.layer)
-        for path, user in zip(GIVEN, (ROOT, self.user), strict=True):
+        for path, user in zip(layers.GIVEN, (starters.ROOT, self.user), strict=True):
             (self.layer / path.strip("/")).mkdir(exist_ok=True)
-            own(self.layer / path.strip("/"), user)
-        guard(self.folder)
+            starters.own(self.layer / path.strip("/"), user)
+        starters.guard(self.folder)
         self.filled = time.time_ns()
 
     def _filled(self, layer: Path) -> Path:
@@ -306,7 +287,7 @@ class Workspace(Told):
         if self.source is not None:
             shutil.copytree(self.source, target, symlinks=True, dirs_exist_ok=True)
         for path in (layer, *layer.rglob("*")):
-            own(path, self.user if path.is_relative_to(target) and path != layer else ROOT)
+            starters.own(path, self.user if path.is_relative_to(target) and path != layer else starters.ROOT)
         return layer
 
     async def aclose(self) -> None:
@@ -316,7 +297,7 @@ class Workspace(Told):
                 self._looking.cancel()
             await self._end()
         finally:
-            await _threads.finish(lambda: remove(self.folder))
+            await _threads.finish(lambda: starters.remove(self.folder))
 
 
 class WorkspaceResource:
@@ -357,12 +338,11 @@ class WorkspaceResource:
             image = await _threads.finish(lambda: self.image_of(source))
             of_tests = self.source("tests_image", context.task, context.vars)
             tests_image = await _threads.finish(lambda: self.image_of(of_tests)) if of_tests else None
-            files = Path("/") if image.binds else image.folder
-            user = ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
-            folder = await _threads.finish(made_here)
+            user = self.user_of(image, spec)
+            folder = await _threads.finish(starters.made_here)
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
-        limits = MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))
+        limits = starters.MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
         bare = "/" if self.spec.cwd and not spec.cwd and not image.binds else _WORKDIR  # as docker does
         workdir = spec.cwd or image.workdir or bare
@@ -385,6 +365,11 @@ class WorkspaceResource:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait((closing,))
             closing.result()
+
+    def user_of(self, image: MachineImage, spec: WorkspaceSpec) -> Sequence[str]:
+        """Who runs the commands of a row, as `user_in` gives it. Raises ResourceError: the image has no such user."""
+        files = Path("/") if image.binds else image.folder
+        return starters.ROOT if os.geteuid() else user_in(files, str(spec.user or image.user or 0))
 
     def source(self, key: str, task: Mapping[str, Any], vars: Mapping[str, Any]) -> Path | str | None:
         """The path that stands under `key` for a row, or the image's name in podman's store.
@@ -435,9 +420,9 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
         raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
     if os.geteuid() and str(spec.user or 0) not in ("0", "root") and "{{" not in str(spec.user):
         raise UsageError("only root can start a machine whose commands another user runs", key="user")
-    check_sandbox(spec.sandbox)
+    starters.check_sandbox(spec.sandbox)
     UNSEEN.add(str(context.base.resolve()))
     return WorkspaceResource(name, spec, context)
 
 
-KIND = Kind(WorkspaceSpec, compile_workspace, needs)
+KIND = Kind(WorkspaceSpec, compile_workspace, starters.needs)
