@@ -11,13 +11,11 @@ from typing import Any, Final
 from rlenv._base.text import did_you_mean, strings_in
 from rlenv.checks.subject import Subject
 from rlenv.errors import EpisodeError, Finding
-from rlenv.language.kinds import is_own
+from rlenv.language.kinds import is_own, kind_of
 from rlenv.language.spec import ToolSpec
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
-
-__all__ = ["check_parts", "unmeasurable"]
 
 _LOOKED_AT: Final = 200
 _READS_ARGS: Final = ("http", "command", "model", "agent")
@@ -27,12 +25,10 @@ _NO_WORDS: Final = re.compile(r"(?i)\b(?:TODO|FIXME|TBD)\b|^\s*(?:a |the )?(?:to
 _RUNS: Final = re.compile(r"(?:ba|z|da|k)?sh|python[\d.]*|node|perl|ruby|php|Rscript")
 _SHELL_SIGN: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`")
 
-
 _RANGES: Final = (
     (r"(?:calls|limits|tools\.[^.]+|endpoints\.[^.]+)\.(?:timeout_s|turn_s|reward_s|attempt_s)", 0.05, 3_600, "limits"),
-    (r"endpoints\.[^.]+\.timeout_s", 0.5, 3_600, "limits"),
     (r"limits\.episode_s", 5, 21_600, "limits"),
-    (r"rewards\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
+    (r"(?:endpoints|rewards)\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
     (r".*\.start_timeout_s", 0.2, 600, "limits"),
     (r".*\.(?:time_s|cpu_s)", 0.05, 1_800, "limits"),
     (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
@@ -55,13 +51,11 @@ _RANGES: Final = (
     (r"tools\.[^.]+\.top_k", 1, 100, "limits"),
     (r".*\.max_bytes", 200, 1_000_000_000, "limits"),
     (r".*\.(?:memory_mb|disk_mb)", 24, 262_144, "limits"),
-    (r"limits\.turns", 1, 1_000, "limits"),
     (r"limits\.(?:tool_calls|calls_per_turn)", 1, 100_000, "limits"),
-    (r"limits\.invalid_actions", 1, 1_000, "limits"),
+    (r"limits\.(?:turns|invalid_actions)", 1, 1_000, "limits"),
     (r"limits\.response_tokens", 16, 10_000_000, "limits"),
     (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
-    (r"rewards\.[^.]+\.relative_tolerance", 0, 0.5, "any-answer"),
-    (r"rewards\.[^.]+\.compare\.(?:relative_)?tolerance", 0, 0.5, "any-answer"),
+    (r"rewards\.[^.]+\.(?:relative_|compare\.(?:relative_)?)tolerance", 0, 0.5, "any-answer"),
     (r"rewards\.[^.]+\.pairwise\.limit", 1, 64, "odd-policy"),
     (r"tools\.[^.]+\.turns", 2, 1_000, "limits"),
     (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
@@ -174,9 +168,9 @@ def _unread(subject: Subject, path: str, tool: Tool) -> Iterator[Finding]:
         for _, text in strings_in(value, ())
     ]  # fmt: skip
     whole = any(re.search(r"\bargs\b(?!\s*[.\[])", text) for text in texts)
-    for name in () if whole else tool.parameters.get("properties", {}):
-        if any(re.search(rf"\bargs(?:\.|\[['\"]){re.escape(name)}\b", text) for text in texts):
-            continue
+    unread = [name for name in tool.parameters.get("properties", {})
+              if not any(re.search(rf"\bargs(?:\.|\[['\"]){re.escape(name)}\b", text) for text in texts)]  # fmt: skip
+    for name in () if whole else unread:
         near = [argument for text in texts for argument in re.findall(r"args\.(\w+)", text)]
         place = f"{path}.parameters.{name}"
         hint = did_you_mean(name, near, otherwise=f"write {{{{ args.{name} }}}} where it goes, or take it out")
@@ -203,9 +197,8 @@ def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
         yield document.warning(place, message, "write key: task", "shared-state")
     if spec.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
         message = "nothing is kept of a tool that changes something or may not be repeated"
-        yield document.warning(
-            f"{path}.cache", message, "take it out, or write idempotent: true", "idle-cache", at="key"
-        )
+        hint = "take it out, or write idempotent: true"
+        yield document.warning(f"{path}.cache", message, hint, "idle-cache", at="key")
 
 
 def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
@@ -222,6 +215,10 @@ def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
             message = f"'{text}' is a shell's sign, and there is no shell: the program gets it as an argument"
             hint = "write command: [sh, -c, …], or do it in the program"
             yield warn(f"{path}.command.{index}", message, hint, "no-shell")
+        is_empty = getattr(spec, "cwd", "") == "temp" and "{" not in text
+        if is_empty and not text.startswith(("/", "-")) and (subject.loaded.base_of(path) / text).is_file():
+            message = f"'{text}' lies beside the spec, and the program starts in an empty folder"
+            yield warn(f"{path}.command.{index}", message, "write cwd: .", "no-file")
 
 
 def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
@@ -233,7 +230,9 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     hints = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
     read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context", *inject}
-    if len(node.body) > 1 and (lost := [one for one in names if one not in read and not one.startswith("_")]):
+    is_stub = any(kind_of("rewards", one).of_calls for one in subject.loaded.spec.rewards.values())
+    lost = [one for one in names if one not in read and not one.startswith("_")]
+    if lost and len(node.body) > 1 and not is_stub:
         message = f"the function never reads its parameter '{lost[0]}'"
         yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
     worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
@@ -258,6 +257,10 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
         message = f"the function changes '{shared[0]}', and 'mutates' is false: calls of one turn run at once"
         yield warn(f"{path}.function", message, "write mutates: true", "odd-policy")
+    own = {*names, *(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))}
+    if entry.mutates and (kept := sorted(changed - own - {""})):  # what does not mutate may keep what it has found
+        message = f"the function changes '{kept[0]}' of its file, which all episodes share"
+        yield warn(f"{path}.function", message, "keep it in a resource, and name that in inject", "shared-state")
 
 
 def _definition(subject: Subject, path: str, place: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -349,7 +352,11 @@ def _nested(subject: Subject) -> Iterator[tuple[str, float, str, float | None]]:
 
 
 def _state(subject: Subject) -> Iterator[Finding]:
-    """Resources that all episodes share, and that a tool changes."""
+    """Resources, and servers of MCP, that all episodes share, and that a tool changes."""
+    servers = {name for name, one in subject.loaded.spec.tools.items() if getattr(one, "scope", "") == "process"}
+    for tool in [one for one in subject.tools.values() if one.mutates and one.entry in servers][:1]:
+        message = f"'{tool.name}' changes what all episodes share: there is one session of the server"
+        yield subject.document.warning(f"tools.{tool.entry}", message, "write scope: episode", "shared-state", at="key")
     for name, spec in subject.loaded.spec.resources.items():
         if spec.scope != "process":
             continue
@@ -380,12 +387,11 @@ def _numbers(subject: Subject) -> Iterator[Finding]:
         for pattern, least, most, code in _RANGES:
             if not re.fullmatch(pattern, dotted) or least <= value <= most:
                 continue
+            message, hint = f"{value:g} is more than anybody means", f"write {most:g} at most"
             if value < least:
                 message, hint = f"{value:g} is too little to mean", f"write {least:g} at least"
-            else:
-                message, hint = f"{value:g} is more than anybody means", f"write {most:g} at most"
-                if dotted.endswith("_s") and value >= 1_000:
-                    hint = f"it is in seconds: {value:g} milliseconds are {value / 1_000:g}"
+            elif dotted.endswith("_s") and value >= 1_000:
+                hint = f"it is in seconds: {value:g} milliseconds are {value / 1_000:g}"
             yield subject.document.warning(path, message, hint, code)
             break
 

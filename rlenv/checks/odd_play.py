@@ -159,11 +159,13 @@ async def _play(subject: Subject, played: _Plays) -> None:
         has_golds = any(kind_of("rewards", one).gold and one.usual_weight > 0 for one in spec.rewards.values())
         for index, gold in golds.items():
             other = None if not compares else next((one for one in answers.values() if one != gold.answer), None)
+            letter = gold.answer[:1] if compares and gold.answer and len(gold.answer) > 3 else None
             everything = ", ".join(dict.fromkeys(one for one in answers.values() if one))
             work = [turn.action for turn in gold.turns[:-1]]
             for way, text, before in (
                 ("the oracle's work with a wrong answer", _NOISE if compares else None, work),
                 ("the answer of another row", other, work),
+                ("the oracle's work with a letter of its answer", letter, work),
                 ("a list of several rows' answers", everything if other and has_golds else None, work),
             ):
                 action = None if text is None else written(subject, text, parts.tools)
@@ -233,8 +235,7 @@ def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Mes
 def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
     yield "an empty message", [""]
     yield "a refusal", ["I cannot answer that."]
-    noise = written(subject, _NOISE, tools)
-    if noise is not None:
+    if (noise := written(subject, _NOISE, tools)) is not None:
         yield f"the answer '{_NOISE}'", [noise]
 
 

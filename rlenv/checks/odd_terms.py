@@ -16,8 +16,6 @@ from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
 
-__all__ = ["check_terms"]
-
 _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
@@ -59,6 +57,7 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         if reward.kind == "tests":
             yield from _tests(subject, path, reward)
     yield from _together(subject)
+    yield from _constant(subject)
     yield from _judged(subject)
     yield from _shown_gold(subject)
     spec = subject.loaded.spec
@@ -99,7 +98,8 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     are_numbers = all(_NUMBER.fullmatch(gold) for gold in given)
     sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else [0.0]
     for odd, place, message, hint, code in (
-        (are_numbers and (rule == "f1" or (rule == "exact_match" and decimal)), f"{path}.rule",
+        (are_numbers and (rule == "f1" or (rule == "exact_match" and decimal and "version" not in str(gold_in(spec)))),
+         f"{path}.rule",
          f"the gold values are numbers, and {decimal or given[0]} is another text than {decimal or given[0] + '.'}0",
          "write rule: numeric_match", "other-rule"),
         (rule == "contains" and short and getattr(spec, "max_chars", None) is None, at,
@@ -209,6 +209,17 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         message = f"it allows {lowest} to {'any number' if most is None else most}: it always pays"
         place = f"{path}.max" if most is not None else path
         yield document.warning(place, message, f"ask for less than {limit}, or more", "always-pays", at="key")
+
+
+def _constant(subject: Subject) -> Iterator[Finding]:
+    """Patterns and schemas that are the same for every row, where nothing else that is paid looks at an answer."""
+    paid = [(name, one) for name, one in subject.loaded.spec.rewards.items() if one.usual_weight > 0]
+    looks = [(f"rewards.{name}", getattr(one, "rule", "")) for name, one in paid if not _is_form(one)]
+    if looks and all(
+        rule in ("regex", "json_schema") and "task" not in str(subject.document.get(path)) for path, rule in looks
+    ):
+        message = "what is paid reads nothing of the row: one answer earns it in every task"
+        yield subject.document.warning(looks[0][0], message, "compare with the row", "any-answer", at="key")
 
 
 def _together(subject: Subject) -> Iterator[Finding]:

@@ -84,6 +84,19 @@ def shown(box) -> str:
     return " ".join(box)
 
 
+KEPT = []
+
+
+def keeps(thing: str) -> str:
+    "Keeps a thing."
+    KEPT.append(thing)
+    return thing
+
+
+def part(context):
+    return float(bool(context.answer) and context.answer in context.task["answer"])
+
+
 def percent(context):
     return 100.0 * (context.answer == str(context.task["answer"]))
 
@@ -459,6 +472,15 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "rewards.correct": {"kind": "rule", "rule": "contains"},
         },
     ),
+    "a part of what is right": (
+        "paid-for-nothing",
+        {
+            **rows({"question": "a", "answer": "Rome"}, {"question": "b", "answer": "Oslo"}),
+            "tasks.test.rows": [{"question": "c", "answer": "Bern"}],
+            "rewards.correct": {"kind": "rule", "function": "own.py:part"},
+        },
+    ),
+    "a pattern for every row": ("any-answer", {"rewards.correct": {"kind": "rule", "rule": "regex", "pattern": "\\d"}}),
     # what is told, and what stands apart
     "a user who tells": ("gold-in-prompt", scripted(replies=["It is {{ task.answer }}."])),
     "an oracle that asks with the answer": (
@@ -606,6 +628,14 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "tools.look.headers": {"X-Key": "{{ task.answer }}"},
         },
     ),
+    "a file where the program does not start": (
+        "no-file",
+        {"tools.say": COMMAND | {"command": ["/bin/grep", "--", "{{ args.word }}", "own.py"]}},
+    ),
+    "a list of the file's": (
+        "shared-state",
+        {"tools.own": {"kind": "python", "function": "own.py:keeps", "mutates": True}},
+    ),
     "a shell for what is written": (
         "no-sandbox",
         {"tools.say": COMMAND | {"command": ["/bin/bash", "-c", "{{ args.word }}"]}},
@@ -749,6 +779,16 @@ NONE |= {
     "oracle.1": {"say": "<answer>{{ task.answer|tojson }}</answer>"},
 }
 SOUND_TOO += [NONE, {"vars": {"u": "http://rates.localhost:8931"}, "tools.look.url": "{{ vars.u }}/{{ args.place }}"}]
+STUB = {
+    "tools.own": {"kind": "python", "function": "own.py:ignores"},
+    "rewards.calls": {"kind": "rule", "rule": "calls_match", "expect": [], "weight": 0},
+}
+VERSIONS = rows({"question": "Which is out?", "version": "1.4"}, {"question": "Which is next?", "version": "2.0"}) | {
+    "tasks.test.rows": [{"question": "Which was first?", "version": "0.9"}],
+    "rewards.correct": {"kind": "rule", "rule": "exact_match", "expect": "{{ task.version }}"},
+    "oracle": [{"say": "<answer>{{ task.version }}</answer>"}],
+}
+SOUND_TOO += [STUB, VERSIONS]
 SOUND_TOO += [PANEL, FOUND, POSTED, FLAKY, LONG]
 SOUND_TOO += [SEEN, DRAWN, PARTLY, GRAPHQL, ANCHORED, BOUNDED]
 
@@ -864,3 +904,28 @@ def test_a_tool_for_rewards_alone_is_no_tool_of_the_policys(sound: Path) -> None
     look = text[text.index("  look:") : text.index("answer: {from")]
     sound.write_text(text.replace(look, "").replace("kind: calculator", said))
     assert {one.code for one in validate([sound]).warnings} & {"limits", "odd-example"} == set()
+
+
+NOTES = """\
+from mcp.server.mcpserver import MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("notes", version="1.0", log_level="ERROR")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=False))
+def add(text: str) -> str:
+    "Adds a note."
+    return text
+
+
+server.run()
+"""
+
+
+@pytest.mark.parametrize(("scope", "codes"), [("process", {"shared-state"}), ("episode", set())])
+def test_a_server_that_all_episodes_change_is_said(sound: Path, scope: str, codes: set[str]) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    (sound.parent / "notes.py").write_text(NOTES)
+    told = {"tools.notes": {"kind": "mcp", "command": ["python", "notes.py"], "scope": scope, "timeout_s": 60}}
+    assert {one.code for one in validate([sound], set=told).warnings} == codes
