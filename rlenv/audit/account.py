@@ -7,6 +7,7 @@ oracle's, and scored as the group of a run is.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,14 +16,12 @@ from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.judging import judge_chapter
 from rlenv.audit.play import Chapter, Key, Way
 from rlenv.audit.report import Attack, AuditReport, Faults, Hole, Thresholds, hole_of
-from rlenv.audit.verdicts import SLACK, episode_of, share_of
+from rlenv.audit.verdicts import SLACK, TRIED, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
 from rlenv.language.kinds import kind_of
 from rlenv.rewards.rule import has_crashed
 from rlenv.trajectory import TermResult, Trajectory
-
-__all__ = ["AuditTally", "judge_groups"]
 
 _OTHERS = 3
 _MOST_TASKS = 20
@@ -100,6 +99,8 @@ _RISES = 0.05
 _LISTED = 20
 _PAID_TO_ALL = ("empty_answer", "form_only", "paid_for_ending", "partial_tasks", "state_at_start")
 _TOLD = ("leak", "user_tells", "tests_in_prompt")
+_ONE_BY_ONE = ("left_out", "same_call", "told", "unused_tool")
+_PLACE = re.compile(r"\{0[^}]*\}(?:\(\{0[^)]*\))?")
 _OWN_CAUSES = ("escapes_by_invalid", "penalty_avoided", "unsteady_reward")
 _ORACLE_FAILED = ("oracle", "policy")
 
@@ -237,19 +238,8 @@ class AuditTally:
         listed = f" ({', '.join(f'{answer:.40}' for answer in dict.fromkeys(said))})" if said else ""
         found["constant_answer"] = f"gives every task the same answer{listed}"
         found["chance"] = "chooses at random among the answers that a task lists"
-        found["leak"] = "copies what a fixed place shows"
-        found["emptied_state"] = "calls what changes something for all there is"
-        found["echoed"] = "tells a tool, which says it back, what success looks like"
-        found["talk"] = "talks to the user: asks for the answer, thanks, says sorry"
-        found["written"] = "sets all that tools can write to one value"
-        found["other_arguments"] = "makes the oracle's calls with other arguments"
-        found["unchecked_call"] = "leaves out some of the oracle's calls"
-        found["every_value"] = "makes the oracle's calls with every value there is"
-        found["commonest"] = "says at each place of an answer what is commonest there"
-        found["variant"] = "changes one part of the right answer"
-        found["shortcut"] = "goes by the form of a question or of its options"
-        found["asked_until_right"] = "asks a tool for one answer after the other"
-        return found
+        does = {one.name: one.does for name, one in TRIED.items() if name not in _ONE_BY_ONE}
+        return found | {name: _PLACE.sub("…", said).rstrip(",") for name, said in does.items()}
 
     def _attack(self, name: str, does: str) -> Attack:
         golds = {key: gold for chapter in self.chapters for key, gold in chapter.golds.items()}

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of, weighted_kappa
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Bin", "Calibration", "Differing", "Disagreement", "Estimate", "Pairs", "accuracy", "alpha", "bootstrap"]
-__all__ += ["calibration", "disagreement", "distance", "isotonic", "kappa", "line", "mean", "spearman"]  # fmt: skip
-
 Pairs = Sequence[tuple[float, float]]
 Statistic = Callable[[Pairs], float | None]
 

@@ -16,10 +16,6 @@ from rlenv.audit.texts import holds
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 
-__all__ = [
-    "Target", "ask_each", "ask_user", "halve", "siblings", "targets_of", "values_of",
-]  # fmt: skip
-
 _LEAST_POOL = 40
 _CLOSED = 6
 _MOST_OWN = 8

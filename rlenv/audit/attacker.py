@@ -41,8 +41,6 @@ from rlenv.messages import Message
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Tried", "try_attacker"]
-
 _SLACK: Final = 1e-9
 _SHOWN_CHARS: Final = 400
 _KEPT_CHARS: Final = 4_000

@@ -20,8 +20,6 @@ from rlenv.errors import EpisodeError, SpecError
 from rlenv.language.templates import TemplateError, compile_template, texts_in
 from rlenv.trajectory import Trajectory
 
-__all__ = ["DataFindings", "PromptRow", "Rows", "check_data", "named", "read_rows", "seen_columns", "warned_of"]
-
 MOST_ROWS = 50_000
 """Rows of a split that are looked at, spread evenly."""
 _FEW = 0.01

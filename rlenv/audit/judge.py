@@ -14,7 +14,6 @@ from typing import Any
 
 from rlenv.audit.agreement import (
     Calibration,
-    Estimate,
     Pairs,
     accuracy,
     alpha,
@@ -32,6 +31,7 @@ from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
+from rlenv.runs.figures.rewards import Estimate
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 

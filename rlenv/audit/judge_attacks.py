@@ -34,8 +34,6 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["JudgeAttacks", "asked_of_models", "attack_judges"]
-
 _SLACK: Final = 1e-9
 _SHARE: Final = 1 / 3
 """Of the tasks; what moves a judge on fewer is no finding."""

@@ -47,8 +47,6 @@ from rlenv.episodes.rollout import together
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools.base import Tool
 
-__all__ = ["Sheet", "beside", "find_leaks", "own_words", "read_places", "said_beside", "sheets"]
-
 _MOST_BESIDE = 300
 _TOKEN = re.compile(r"\w+|[-+*/^%<>=]")
 _RARE_WORD = 5

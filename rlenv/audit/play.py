@@ -22,9 +22,6 @@ from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.tools.base import Tool, ToolContext, policy_of
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["Adaptive", "Chapter", "Key", "Leak", "Muting", "Planting", "Results", "ScriptPlayer", "Way", "faulty"]
-__all__ += ["planted"]
-
 
 @dataclasses.dataclass(slots=True)
 class Planting:
