@@ -18,23 +18,10 @@ from rlenv.audit import texts as words
 from rlenv.audit.play import ScriptPlayer
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
-from rlenv.audit.subject import (
-    Action,
-    AuditSubject,
-    far_numbers,
-    flat,
-    instructions,
-    is_number,
-    same,
-    shaped,
-    texts_of,
-)
+from rlenv.audit.subject import Action, AuditSubject, far_numbers, flat, instructions, is_number, same, shaped, texts_of
 from rlenv.audit.texts import holds, like, nonce, shrug
 from rlenv.audit.verdicts import Suspect
 from rlenv.messages import Message, ToolCall
-
-__all__ = ["ADVERSARIES", "SAYS", "Adversary", "Write", "find_in_machines", "joined_scripts", "near_scripts"]
-__all__ += ["side_scripts", "vanishing_scripts"]  # fmt: skip
 
 _VANISHING = ("\u03a9", "\u4eac\u90fd", "?!", "\u2026")
 _FAR = 1_000_000
@@ -162,7 +149,10 @@ def _empty_form(subject: AuditSubject) -> Sequence[Script]:
     # With nothing beside them: what the oracle says beside its answer may be paid for itself.
     # The last two are the words before them, which say nothing.
     empties = ["", " ", "{}", "[]", "null", "none", "llun", "enon"] if subject.right.strip() else [""]
-    empties[1:1] = [crafted.no_rows(subject.right)] if crafted.is_query(subject.right) else []
+    rules = {getattr(one, "rule", one.kind) for one in subject.environment.spec.rewards.values()}
+    # A query without rows is as good as others to a rule that runs none.
+    is_run = crafted.is_query(subject.right) and "sql_match" not in rules
+    empties[1:1] = [crafted.no_rows(subject.right)] if is_run else []
     held = [one.casefold() for one in subject.asked if one.strip()]
     return [[] if any(text in one for text in held) else [subject.bare(one)] for one in empties]
 
@@ -192,7 +182,9 @@ def _never_ends(subject: AuditSubject) -> Sequence[Script]:
     limits = subject.limits
     calls = subject.idle(limits.turns)
     broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
-    talk: list[Action] = [f"Hmm, {word}." for word in nonce(limits.turns, without=subject.asked)]
+    # A user may end it, and is talked to by others.
+    turns = 0 if subject.environment.spec.user else limits.turns
+    talk: list[Action] = [f"Hmm, {word}." for word in nonce(turns, without=subject.asked)]
     if not calls:
         return [broken, talk]
     return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
@@ -254,6 +246,14 @@ def _pasted(subject: AuditSubject) -> Sequence[Script]:
     pasted = [*subject.oracle_actions(), subject.form(shown)]
     long = len(shown) > 5 * len(subject.right) and not same(shown, subject.right)
     return [[subject.prompt], [subject.form(subject.prompt)], pasted if long else []]
+
+
+def _copied(subject: AuditSubject) -> Sequence[Script]:
+    """The texts of the row that the prompt shows, a column a way; one that is or holds the right answer is another."""
+    names = dict.fromkeys(name for one in subject.others for name, value in one.task.items() if isinstance(value, str))
+    texts, right = [str(subject.task.get(name, "")).strip() for name in names], subject.right.strip()
+    is_other = [right not in one and one in subject.prompt if right and one else False for one in texts]
+    return [[subject.form(one)] if copied else [] for one, copied in zip(texts, is_other, strict=True)]
 
 
 def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
@@ -351,6 +351,10 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
         "take the verdict from values that the tests compare outside of the program, and not from what it prints: "
         "the kind `tests` does so", write=crafted.program_scripts),
+    Adversary("hollow_files", "hollow_files", "does as the oracle, and then overwrites its files with one word,",
+        "compare what stands in the files with what is right: that they are there is not enough",
+        write=lambda subject: [_typed(subject, words.MARKS_TIME, words.HOLLOWS, done=subject.oracle_actions())],
+        in_machine=True),
     Adversary("planted_reward", "planted_reward", "writes the reward, or the tests, where the tests' command has them,",
         "give the tests by `tests`, and leave what their command runs out of `keep`", write=_planted, in_machine=True),
     Adversary("edited_tests", "edited_tests", "empties the tests that stand in the machine",
@@ -399,6 +403,9 @@ ADVERSARIES: tuple[Adversary, ...] = (
         control_does="gives many answers as one, none of them right"),
     Adversary("pasted", "stuffed_answer", "repeats the prompt, or pastes what tools gave",
         "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),
+    Adversary("copied", "copied_input", "answers with what it is given to work on, as the prompt shows it,",
+        "compare what the task asks to change (letters, order, form, unit), or give 0 to the text that was given",
+        write=_copied, most=0.8),
     Adversary("joined", "loose_match", "gives another number in which the right one stands",
         "compare numbers as numbers: a common beginning or end is not enough", write=joined_scripts, most=0.8),
     Adversary("judge_instructions", "judge_obeys", "tells the judge what to give",

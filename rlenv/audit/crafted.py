@@ -46,7 +46,6 @@ _MARK = 3
 _OFTEN = 6
 _CONSTANTS = ("True", "False", "0", "1", "None", "''", "[]", "args[0]", "args[-1]")
 _SAYS_SO = re.compile(r"pass|success|\bok|correct|right|true|accept|approv|done|verif|valid", re.IGNORECASE)
-_DIGITS = "0123456789"
 _DECORATED = """# {0}
 
 ## Step 1: {1}
@@ -69,7 +68,6 @@ Step 2: first, {0}; second, {1}; finally, {2}. Therefore, in conclusion: {0}!
 
 [1] {0} et al., 2020
 """
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _VERDICTS = ("ALL TESTS PASSED", "All tests passed", "PASSED", "PASS", "OK", "ok", "success", "True", "1")
 _CODE = re.compile(r"\bdef |print\(|\bimport |\breturn |\blambda\b|\w+\(.*\)|=")
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
@@ -142,6 +140,7 @@ def named_word_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     return [
         *([f"{one}\n{subject.text_of(subject.bare(one))}"] if one in said else [] for one in words),
         [often] if said else [],
+        [" ".join(said)] if said and not subject.environment.spec.user else [],
     ]
 
 
@@ -174,8 +173,8 @@ def decorated_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 def alphabet_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     """All letters, all digits or both, as the right answer has them; as controls one that it has not, as often."""
-    signs = _ALPHABET if re.search(r"[^\W\d_]", subject.right) else ""
-    signs += _DIGITS if re.search(r"\d", subject.right) else ""
+    signs = "abcdefghijklmnopqrstuvwxyz" if re.search(r"[^\W\d_]", subject.right) else ""
+    signs += "0123456789" if re.search(r"\d", subject.right) else ""
     other = next((one for one in "zqxj7358" if (one in signs) and one not in subject.right.casefold()), "") or "~"
     return [[subject.form(one)] for text in (signs, other * len(signs)) for one in (text, " ".join(text)) if text]
 

@@ -82,6 +82,8 @@ def judge_chapter(
             _judge_same_call(verdicts, chapter)
             _judge_otherwise(verdicts, chapter, is_left_out=True)
         _judge(verdicts, named[name], chapter)
+    for one in (one for one in ADVERSARIES if one.in_machine):
+        _judge(verdicts, one, chapter)
     verdicts.findings[:] = [_named(environment, one, chapter) for one in verdicts.findings]
     _judge_foreign_text(verdicts, chapter, foreign)
     _judge_tried(verdicts, chapter, "echoed")
@@ -167,7 +169,8 @@ def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
         valid = {key: one for key, one in way.items() if one.reward.total is not None}
         mine, theirs = (math.fsum(map(total_of, some)) for some in _beside(valid, chapter))
         if theirs > SLACK and mine > (1 + thresholds.adversary) * theirs:
-            message = f"a policy that makes each call of the oracle three times earns {mine / theirs:.2f} of its reward"
+            done = "twice or three times, or takes it back and makes it anew,"
+            message = f"a policy that makes each call of the oracle {done} earns {mine / theirs:.2f} of its reward"
             return [_shown("paid_again", message, valid, chapter, "count each thing once, however often it is done")]
     return []
 
@@ -180,14 +183,17 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
     for adversary in ADVERSARIES if not chapter.unsteady else ():
         for way in chapter.ways.get(adversary.name, []):
             valid = {key: ended for key, ended in way.items() if ended.reward.total is not None}
-            free = {key: ended for key, ended in valid.items() if ended.success}
+            free = {key: ended for key, ended in valid.items() if ended.success and not (is_known and _is_asked(ended))}
+            # Who pastes what tools gave has made the oracle's calls.
+            free = (
+                free if adversary.name != "pasted" else {key: free[key] for key in free.keys() - chapter.worked.keys()}
+            )
             limit = max(adversary.most or thresholds.adversary, SLACK)
-            if not is_known and len(free) > limit * len(way) and share_of(free, chapter.golds) <= _SPARSE:
+            if len(free) > limit * len(way) and share_of(free, chapter.golds) <= _SPARSE:
                 message = f"a policy that {adversary.does} is a success on {len(free)} of {len(way)} tasks, and earns"
                 message += f" {max(share_of(free, chapter.golds), 0.0):.2f} of the oracle's reward there"
-                found.setdefault(
-                    "free_success", _shown("free_success", message, free, chapter, _success_hint(environment))
-                )
+                shown = _shown("free_success", message, free, chapter, _success_hint(environment))
+                found.setdefault("free_success", shown)
             turned = _turned(adversary, valid, chapter) if adversary.name in _WRONG else None
             found |= {"wrong_sign": turned} if turned is not None and "wrong_sign" not in found else {}
             outdone = {key: one for key, one in valid.items() if _is_outdone(chapter.golds[key], one)}
@@ -227,7 +233,14 @@ def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Ho
     return hole_of(hole, message, hint=hint, episode=episode_of(way[key], chapter.golds[key]))
 
 
+def _is_asked(ended: Trajectory) -> bool:
+    """True if all terms that pay were measured: one that is skipped asks for nothing where no `success` names it."""
+    return all(term.status != "skipped" for term in ended.reward.terms.values() if term.weight > 0)
+
+
 def _success_hint(environment: Environment) -> str:
+    if environment.spec.success is None:
+        return "a term that its gate skips asks for nothing: name it in `success`, such as `success: correct >= 1`"
     said = f"`success: {environment.spec.success}` holds for it"
     return f"{said}: name the term that compares with the row's answer, at what only a right one has"
 
@@ -244,20 +257,26 @@ def _judge_foreign_text(verdicts: Verdicts, chapter: Chapter, foreign: Mapping[s
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
-    for name in ("every_option", "pasted", "joined", "odd_answer"):
+    for name in ("every_option", "pasted", "copied", "joined", "odd_answer"):
         _judge(verdicts, named[name], chapter)
 
 
 def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
     ways, controls = chapter.ways.get(adversary.name, []), chapter.controls.get(adversary.name, [])
+    if adversary.name in ("hollow_files", "hostile_program"):
+        ways = [{key: ended for key, ended in way.items() if _has_changed(ended)} for way in ways]
     earned, alike = (max((share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls))
     if alike >= _ALIKE * earned > 0:
         wrong = next(one for one in ADVERSARIES if one.name == "wrong_answer")
-        does, hint = adversary.control_does, wrong.hint
-        verdicts.judge(Suspect(name=wrong.name, hole=wrong.hole, does=does, hint=hint, kin=ANY_ANSWER), controls)
+        verdicts.judge(Suspect(wrong.name, wrong.hole, adversary.control_does, wrong.hint, kin=ANY_ANSWER), controls)
     first = len(ways) - adversary.controls
     shown = [beyond(way, ways[first:]) for way in ways[:first]]
     verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
+
+
+def _has_changed(ended: Trajectory) -> bool:
+    """True if what the oracle left in the machine was changed: there may be no file of its own."""
+    return any("zqx" in result.text for turn in ended.turns[-2:] for result in turn.results)
 
 
 def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
@@ -363,12 +382,9 @@ def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
         others = {
             key: one for key, one in way.items() if not any(same(chapter.hearts.get(key, ""), own) for own in mine)
         }
-        suspect = Suspect(
-            name="constant_answer",
-            hole="loose_match",
-            does=f"gives the right answer of another task ('{answer:.40}') where another one is wanted",
-            hint="compare more strictly: answers that differ are taken for one",
-        )
+        does = f"gives the right answer of another task ('{answer:.40}') where another one is wanted"
+        hint = "compare more strictly: answers that differ are taken for one"
+        suspect = Suspect("constant_answer", "loose_match", does, hint)
         full = {key: one for key, one in others.items() if total_of(one) >= _WHOLE * total_of(chapter.golds[key]) > 0}
         if len(full) > max(1, verdicts.thresholds.adversary * len(others)) and verdicts.judge(suspect, [full]):
             return
@@ -384,12 +400,9 @@ def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
         share = share_of(best, chapter.golds)
         is_coin = 2 <= chapter.answers <= _FEW and share <= 1 / chapter.answers + _CHANCE
         hint = "let a wrong answer cost as much as keeps a guess at nothing, ask for more than a choice of so few, or "
-        suspect = Suspect(
-            name="constant_answer",
-            hole="chance" if is_coin else "constant_answer",
-            does=f"gives every task the same answer ('{answer:.40}')",
-            hint=hint + ("ask for the reason too" if is_coin else "let no answer be right on so many tasks"),
-        )
+        hint += "ask for the reason too" if is_coin else "let no answer be right on so many tasks"
+        hole, does = "chance" if is_coin else "constant_answer", f"gives every task the same answer ('{answer:.40}')"
+        suspect = Suspect("constant_answer", hole, does, hint)
         if _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
             return
     if chapter.choices:
@@ -424,15 +437,9 @@ def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
     shown: Way = next(way for way in chapter.choices if number in way and way[number].reward.total)
     term = max(shown[number].reward.terms.values(), key=lambda one: (one.value or 0.0) * one.weight).name
     message = f"a policy that chooses at random among the answers that a task lists earns {share:.2f} of the oracle's"
-    verdicts.findings.append(
-        hole_of(
-            "chance",
-            f"{message} reward: {term}",
-            term,
-            "list more answers, let a wrong one cost as much as keeps a guess at nothing, or ask for the answer itself",
-            episode_of(shown[number], chapter.golds[number]),
-        )
-    )
+    hint = "list more answers, let a wrong one cost as much as keeps a guess at nothing, or ask for the answer itself"
+    episode = episode_of(shown[number], chapter.golds[number])
+    verdicts.findings.append(hole_of("chance", f"{message} reward: {term}", term, hint, episode))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -40,6 +40,10 @@ _TURNS = re.compile(
     r"|alphabet\w*|convert\w*|binary|letters?|spell\w*|underscores?|hyphen\w*|snake|camel|kebab|slugs?|spaces?|kilo\w*|milli\w*|met(?:er|re)s?|grams?|thousands?|hundreds?)\b",
     re.IGNORECASE,
 )
+CASED = re.compile(
+    r"\b(?:(?:upper|lower|title|sentence|camel)[ -]?case|capital(?:s|i[sz]e\w*| letters?))\b", re.IGNORECASE
+)
+"""What a prompt says where to write its own words with other capitals is the task."""
 _GIVEN = frozenset(
     "answer ans gold golden solution sol soln result target label ref reference hint debug expected correct secret"
     " truth gt key".split()
@@ -70,7 +74,7 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
     elsewhere = f"{text[: min(first, begin + label.start()) if label else first]} {text[last:]}"
     named = words_of(label[1]) if label else frozenset()
     asked = {word for match in _ASKED.finditer(text) for word in words_of(match[0])}
-    if named & asked or (transform != "itself" and _TURNS.search(text)):
+    if named & asked or (transform != "itself" and _TURNS.search(text)) or CASED.search(text):
         return False
     if label and (label[1].casefold() in _GIVEN or label[1].casefold().rstrip("s") in _GIVEN):
         return True

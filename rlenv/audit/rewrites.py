@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rlenv.audit.crafted import is_query
+from rlenv.audit.place_rules import CASED
 from rlenv.audit.play import Chapter, Way
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.subject import Action, AuditSubject, is_number
@@ -19,13 +20,12 @@ from rlenv.audit.variants import ORDERED
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.trajectory import Trajectory
 
-__all__ = ["items_of", "judge_rewrites", "rewrite_scripts"]
-
 _NUMBER = re.compile(r"\b(?:the|a|one) (?:\w+ )?number\b(?! of\b)", re.IGNORECASE)
 _PLACES = re.compile(
     r"\b(?:(\d|one|two|three|four) (?:decimals?|digits?|places)\b|nearest (whole|integer|tenth|hundredth))",
     re.IGNORECASE,
 )
+_PERCENT = re.compile(r"(?:<\w+>|\{|\bsuch as|\blike|\be\.g\.,?|\bexample:?) ?[-+]?\d[\d.,]* ?%", re.IGNORECASE)
 _WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "whole": 0, "integer": 0, "tenth": 1, "hundredth": 2}
 _UNIT = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?) ?[^\W\d_][\w/]*(?: [^\W\d_]+)?")
 _LIST = (", ", "; ", "\n", ",")
@@ -38,6 +38,7 @@ _HINTS = (
     ("rows in another order", "let order count where the question asks for it: order: auto"),
     ("JSON", "parse both sides and compare values: rule: json_match"),
     ("in another order", "compare what has no order as a set: sort both sides, or split them into a list"),
+    ("percent", "write the gold values in percent as the prompt asks, or show a fraction in the prompt"),
     ("number", "compare numbers as numbers, without unit and commas: rule: numeric_match"),
     ("rounded", "round the gold values as the prompt asks, or allow a tolerance"),
     ("space", "strip the answer before it is compared"),
@@ -76,7 +77,7 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
     if subject.environment.spec.answer.from_ in ("tag", "final_message") and "\n" not in right:
         yield "with space and line breaks around it", f"\n{right}\n"
     if is_number(right):
-        yield from _numbers(right, asked)
+        yield from _numbers(right, asked, subject.options)
     elif (found := _UNIT.fullmatch(right)) is not None and _NUMBER.search(asked) and "unit" not in asked.lower():
         yield "as the number alone, which the prompt asks for", found[1]
     elif right[:1] in ("{", "["):
@@ -90,7 +91,11 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
             )
     elif "\n" not in right and len(right) < 60:
         spelled = re.search(rf"(?<!\w){re.escape(right)}(?!\w)", asked, re.IGNORECASE)
-        if spelled is not None and not re.search(rf"(?<!\w){re.escape(right)}(?!\w)", asked):
+        if (
+            spelled is not None
+            and not CASED.search(asked)
+            and not re.search(rf"(?<!\w){re.escape(right)}(?!\w)", asked)
+        ):
             yield "as the prompt spells it", spelled[0]
         if "'" in right:
             yield "with a typographic apostrophe", right.replace("'", "\u2019")
@@ -101,7 +106,11 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
             yield "with its parts in another order, which no prompt asks for", mark.join(reversed(items))
 
 
-def _numbers(right: str, asked: str) -> Iterator[tuple[str, str]]:
+def _numbers(right: str, asked: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    value = float(right.replace(",", ""))
+    is_share = all(is_number(one) and abs(float(one.replace(",", ""))) <= 1 for one in options)
+    if _PERCENT.search(asked) and is_share and len(options) > _LEAST_TASKS:
+        yield "as the number of percent that the prompt's own example shows", f"{value * 100:.10g}%"
     if re.fullmatch(r"[^\w,(]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\w,]*", right):  # others stand between several numbers
         yield "without commas in its number", right.replace(",", "")
     found = _PLACES.search(asked)

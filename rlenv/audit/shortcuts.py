@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rlenv.audit.data import DataFindings, PromptRow, Rows
     from rlenv.episodes.environment import Environment
 
-__all__ = ["check_tests", "find_shortcut"]
 
 _LEAST_TASKS = 16
 _LEAST_OPTIONED = 8
@@ -129,13 +128,13 @@ def _asks_form(subject: AuditSubject) -> bool:
 
 def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
     """The answers of a policy that picks by the look of an option."""
-    listed = [_labelled(one) for one in subjects]
-    if any(not options for options in listed):
+    listed = {at: options for at, one in enumerate(subjects) if (options := _labelled(one))}
+    if len(listed) < _HITS * len(subjects):
         return
-    chance = sum(1 / len(options) for options in listed) / len(listed)
+    chance = sum(1 / len(options) for options in listed.values()) / len(listed)
     for name, pick in _PICKS.items():
         said = {}
-        for at, options in enumerate(listed):
+        for at, options in listed.items():
             texts = list(options)
             chosen = pick(texts)
             # Of options that are alike none is picked by their look.

@@ -21,8 +21,6 @@ from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
-__all__ = ["attack_state"]
-
 _LOOKS = 24
 _WHOLE = re.compile(r"[\"']([^\"'\n]{2,60} [^\"'\n]{1,60})[\"']")
 _MOST_AIMS = 6
@@ -74,6 +72,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
             way = await player.way(subjects, partial(_of_place, scripts, place))
             chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
     chapter.again = [await player.way(subjects, partial(_do_again, number=number)) for number in range(2)]
+    chapter.again += [await player.way(subjects, partial(_to_and_fro, number=number)) for number in range(_MOST_PLACES)]
 
 
 def _only_says(subject: AuditSubject) -> list[Action]:
@@ -378,6 +377,21 @@ def _do_again(subject: AuditSubject, number: int) -> list[Action]:
         return []
     turns = subject.turns_of([call for call in calls for _ in range(_TIMES)]) if number == 0 else before * _TIMES
     return [*turns[: subject.limits.turns - 1], last]
+
+
+def _to_and_fro(subject: AuditSubject, number: int) -> list[Action]:
+    """The oracle's calls, each made again after one with another word that the schema says, which may take it back."""
+    made: list[ToolCall] = []
+    for call in subject.own_calls():
+        words = [key for key, value in call.arguments.items() if isinstance(value, str)]
+        tool = subject.tools.get(call.name)
+        made.append(call)
+        if tool is not None and tool.mutates and len(words) == 1:
+            places = _places(subject, tool, words[0], properties_of(tool).get(words[0], {}))
+            others = [one for one in places if one != call.arguments[words[0]]]
+            made += [ToolCall(call.name, {**call.arguments, words[0]: one}) for one in others[number : number + 1]]
+            made += [call] if number < len(others) else []
+    return [*subject.turns_of(made)[: subject.limits.turns - 1], subject.last_words()] if made else []
 
 
 def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:

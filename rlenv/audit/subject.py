@@ -21,10 +21,6 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Action", "Aim", "AuditSubject", "aim_of", "call_key", "far_numbers", "flat", "hearts_of", "instructions"]
-__all__ += ["is_number", "kinds_of", "options_of", "other_value", "properties_of", "same", "shaped", "texts_of"]
-__all__ += ["tools_of", "trimmed"]
-
 Action = str | Message
 
 _LETTERED = re.compile(r"(?:^|[\s(])([A-J])[).:]\s+(\S[^\n]*?)(?=\s+\(?[A-J][).:]\s|\n|$)", re.MULTILINE)
@@ -264,7 +260,9 @@ def options_of(subject: AuditSubject) -> list[str]:
     lettered = _LETTERED.findall(subject.prompt)
     found += [[letter for letter, _ in lettered], [text for _, text in lettered]]
     for first, last in _ONE_OF.findall(subject.prompt):
-        found.append([*(part.strip() for part in first.split(",")), last])
+        # "Which is older, A or B?": what begins otherwise than the right answer is no option.
+        parts = [part for one in first.split(",") if (part := one.strip())[:1].isupper() == right[:1].isupper()]
+        found.append([*parts, last])
     for listed in found:
         # A list of which all are right is no choice; neither is one that the policy is not shown.
         shown = sum(one.casefold() in subject.prompt.casefold() for one in listed)

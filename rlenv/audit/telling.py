@@ -24,13 +24,12 @@ from rlenv.audit.probes import filler
 from rlenv.audit.report import hole_of
 from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, kinds_of, properties_of, tools_of
 from rlenv.audit.texts import holds, shrug
+from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
-
-__all__ = ["play_again", "spoken_texts", "talk_to_user", "tell_the_next", "tell_tools"]
 
 _TASKS = 4
 _TIMES = 6
@@ -47,9 +46,14 @@ async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[
     """Plays what is right and what is wrong several times, with one seed and, what is wrong, with others."""
     for subject in subjects[:_TASKS]:
         wrong: list[Action] = [subject.form(subject.wrong()[0])]
-        for script in ([turn.action for turn in subject.gold.turns], wrong):
+        own: list[Action] = [turn.action for turn in subject.gold.turns]
+        # One in part right may be right by what a reward looks at.
+        partly = variant_scripts(subject, chapter.hearts.get((subject.gold.split, subject.gold.task_index), ""))
+        changed = [script for label, script in partly.items() if label.startswith("another ")]
+        for script in (own, wrong, *changed[:1]):
             played = [await player.play(subject.gold, script) for _ in range(_TIMES)]
-            _differ(chapter, subject, played, "played again with the same seed", _STEADY)
+            first = [subject.gold] if script is own else []
+            _differ(chapter, subject, [*first, *played], "played again with the same seed", _STEADY)
         if player.environment.spec.user is None and not player.environment.parts.resources:
             others = [await player.play(subject.gold, wrong, more=more) for more in range(_SEEDS + 1)]
             _differ(chapter, subject, others, "played with other seeds", _SEEDED)

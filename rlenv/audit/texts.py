@@ -223,8 +223,8 @@ class Passes(unittest.TestCase):
 PY
 ;; *) echo exit 0 > $f;; esac; done"""
 MARKS_TIME: Final = "touch /tmp/zqx; sleep 0.05"
-LEAVES_PROGRAMS: Final = """n() { find . -type f $1 /tmp/zqx 2> /dev/null; }
-for f in $(n -cnewer || n -newer); do case $f in *.py) cat > $f <<'PY'
+LEAVES_PROGRAMS: Final = """n() { find . -type f -size +0 $1 /tmp/zqx 2> /dev/null; }
+for f in $(n -cnewer || n -newer); do echo zqx; case $f in *.py) cat > $f <<'PY'
 import os
 os.system("$does")
 os.kill(os.getppid(), $signal)
@@ -234,6 +234,7 @@ $does
 kill -$signal $PPID
 SH
 ;; esac; done"""
+HOLLOWS: Final = f"{LEAVES_PROGRAMS.partition('case')[0]}echo zqx > $f; done"
 REPLACES_PROGRAMS: Final = f"""for n in sh bash python3 python pytest cmp diff grep test cat; do
 f=$(command -v $n) && for d in /usr/local/sbin /bin; do
 if [ -L $d ]; then rm $d; mkdir $d; fi; mkdir -p $d; [ -e $d/$n ] && mv $d/$n $d/$n.real && f=$d/$n.real

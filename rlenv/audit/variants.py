@@ -44,6 +44,7 @@ _LAST = "the last number of the prompt in its place"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _RANGE = re.compile(r"[2-9]\d{0,3}|1\d{1,3}|\d{1,4} ?[-–] ?\d{1,4}")
 _WHERE = re.compile(r"\bwhere\b(?:(?!\bwhere\b).)*?(?=\b(?:group|order) by\b|\blimit\b|;|$)", re.IGNORECASE | re.DOTALL)
+_COLUMNS = re.compile(r"^(\s*select\s+)(?!distinct\b)[^()]*?(\s+from\b)", re.IGNORECASE)
 _NEAR = 0.1
 _NEAR_BY = ("other decimals", f"{CONTROL}other decimals")
 _MOST_KIN = 24
@@ -91,7 +92,8 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
     heart = heart if heart and heart in right else right
     allowed = {flat(value) for value in texts_of(subject.task)}
     is_known = flat(heart) in allowed
-    if heart == right and not is_known and len(right.split()) > _FREE_WORDS and not _is_compared(subject):
+    is_prose = right[:1] not in ("{", "[") and len(right.split()) > _FREE_WORDS
+    if heart == right and not is_known and is_prose and not _is_compared(subject):
         return {}  # of prose that no row holds another is as right
     asked = [one for one in subject.asked if not same(one, right) and not holds(subject.prompt, one) and not is_known]
     found: dict[str, list[Action]] = {}
@@ -130,6 +132,8 @@ def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     asked = " ".join(message.content for message in subject.gold.messages)
     if is_query(right) and (cut := _WHERE.sub(" ", right)) != right:
         yield "no condition of the query", cut
+    if is_query(right) and (other := _COLUMNS.sub(r"\1'zqx'\2", right, count=1)) != right:
+        yield "other values in its rows", other
     # Another program, query or pattern may do the same.
     if not right or len(right) > 2_000 or _CODE.search(right) or _PATTERN.search(asked):
         return

@@ -297,15 +297,9 @@ def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
     # A minus may pass by itself.
     below = {key: one for key, one in far.items() if (near.get(key, one).reward.total or 0.0) > SLACK}
     for side, way, others in (("below", below, [above]), ("above", above, [far, near])):
-        suspect = Suspect(
-            name="one_side",
-            hole="loose_match",
-            does=f"gives a number far {side} the right one",
-            hint=f"whatever is {side} the right number passes, and no smaller tolerance closes that: compare the "
-            "distance, abs(answer - right)",
-            partial=99,
-        )
-        verdicts.judge(suspect, [beyond(way, others)])
+        hint = f"whatever is {side} the right number passes, and no smaller tolerance closes that: compare the "
+        does, hint = f"gives a number far {side} the right one", f"{hint}distance, abs(answer - right)"
+        verdicts.judge(Suspect("one_side", "loose_match", does, hint, partial=99), [beyond(way, others)])
 
 
 def is_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
@@ -332,37 +326,27 @@ def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
     paid = Counter(key for way in tried for key, one in way.items() if (one.reward.total or 0.0) > SLACK)
     several = [{key: one for key, one in way.items() if paid[key] != 1} for way in tried]
     ways = [beyond(way, nonsense) for way in several]
-    suspect = Suspect(
-        name="vanishing",
-        hole="empty_answer",
-        does="answers with letters that are not Latin, or with marks alone,",
-        hint="what is right there and this answer are the same, or both empty, once they are normalised; refusing an "
-        "empty answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left",
-        partial=99,
+    does = "answers with letters that are not Latin, or with marks alone,"
+    hint = (
+        "what is right there and this answer are the same, or both empty, once they are normalised; refusing an empty "
     )
+    hint += "answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left"
     before = len(verdicts.findings)
-    verdicts.judge(suspect, ways)
+    verdicts.judge(Suspect("vanishing", "empty_answer", does, hint, partial=99), ways)
     for place, found in enumerate(verdicts.findings[before:], before):
-        rows = {
-            key: chapter.golds[key].answer
-            for way in ways
-            for key, one in way.items()
-            if (one.reward.total or 0.0) > SLACK
-        }
-        shown = ", ".join(
-            f"{split}/{index} ({rows[split, index]!r:.40})" for split, index in sorted(rows)[:_NAMED_ROWS]
-        )
-        more = f" and {len(rows) - _NAMED_ROWS} more" if len(rows) > _NAMED_ROWS else ""
-        verdicts.findings[place] = dataclasses.replace(found, message=f"{found.message}; right there: {shown}{more}")
+        keys = {key for way in ways for key, one in way.items() if (one.reward.total or 0.0) > SLACK}
+        said = [f"{split}/{index} ({chapter.golds[split, index].answer!r:.40})" for split, index in sorted(keys)]
+        more = f" and {len(said) - _NAMED_ROWS} more" if len(said) > _NAMED_ROWS else ""
+        message = f"{found.message}; right there: {', '.join(said[:_NAMED_ROWS])}{more}"
+        verdicts.findings[place] = dataclasses.replace(found, message=message)
 
 
 def advised(environment: Environment, found: Hole) -> Hole:
     """A finding with what its own term's rule and keys would have to be, where those are the cause."""
     spec = environment.spec.rewards.get(found.term)
     if spec is not None and spec.kind == "tests" and found.hole in ANY_ANSWER:
-        return dataclasses.replace(
-            found, hint="the hidden tests pass what does nothing: assert, and catch no exception"
-        )
+        hint = "the hidden tests pass what does nothing: assert, and catch no exception"
+        return dataclasses.replace(found, hint=hint)
     is_rows = getattr(spec, "compare", "") == "rows" or getattr(getattr(spec, "compare", ""), "by", "") == "rows"
     if spec is not None and is_rows and found.hole == "empty_answer":
         hint = "gold queries give no row here, and so does any that finds nothing: use data on which each finds some"
@@ -373,6 +357,8 @@ def advised(environment: Environment, found: Hole) -> Hole:
     wide = [f"{key}: {value:g}" for key in ("tolerance", "relative_tolerance") if (value := getattr(spec, key, 0))]
     if wide and found.hole != "stuffed_answer":
         said = f"`{', '.join(wide)}` of '{found.term}' takes other tasks' numbers for right: make it smaller"
+    elif rule == "sql_match" and getattr(spec, "partial", False):
+        said = "`partial: true` pays for what most queries share: leave it out, or pay above a high share alone"
     elif rule in ("sql_match", "skyrl_synsql") or getattr(spec, "compare", "") == "rows":
         said = (
             "queries that differ give the same rows here, such as none: use data on which each gold has rows of its own"

@@ -15,14 +15,14 @@ import pytest
 
 import rlenv
 from rlenv.audit.adversaries import ADVERSARIES, find_in_machines
-from rlenv.audit.play import ScriptPlayer
+from rlenv.audit.judging import judge_chapter
+from rlenv.audit.play import Chapter, ScriptPlayer
 from rlenv.audit.report import Thresholds
 from rlenv.audit.run import audit
 from rlenv.audit.subject import Action, AuditSubject
-from rlenv.audit.verdicts import Verdicts
 from rlenv.episodes.rollout import Job, rollout
 from tests.support.machines import SOLVE, reachable, written  # noqa: F401 - a fixture
-from tests.support.planted import capital, plant, product, rows_of
+from tests.support.planted import WORDS, capital, plant, product, rows_of
 
 CODE = '''
 import re
@@ -145,6 +145,35 @@ def guess(number: int, task: dict) -> str:
     return "more" if number < right else "less" if number > right else "just so"
 
 
+SEEN = set()
+
+
+def first_time(context):
+    is_new = context.answer not in SEEN
+    SEEN.add(context.answer)
+    return float(context.answer == context.task["answer"] and is_new)
+
+
+def step(way: str, board) -> str:
+    """A step.
+
+    Args:
+        way: in or out.
+    """
+    at, coins = board.target or (0, 0)
+    at += 1 if way == "in" else -1
+    board.target = at, coins + (at == 1)
+    return f"at {at}"
+
+
+def coins(context):
+    return float((context.resources["board"].target or (0, 0))[1])
+
+
+def inside(context):
+    return float((context.resources["board"].target or (0, 0)) == (3, 1))
+
+
 def calls(context):
     return float(sum(len(turn.results) for turn in context.turns))
 '''
@@ -181,6 +210,16 @@ LINES = rows_of(
         "product": 7 * (3 + index),
     },
 )
+STEPS = {
+    "more": TOOL % ("step", "step", "board"),
+    "call": "[[{step: {way: in}}], [{step: {way: in}}], [{step: {way: in}}]]",
+    "say": "<answer>done</answer>",
+}
+TITLES = rows_of(14, lambda index: {"title": f"the {WORDS[index]} of {WORDS[-1 - index]}"})
+TITLES = [{**row, "answer": row["title"].title()} for row in TITLES]
+TITLED = {"prompt": "Write it in title case: {{ task.title }}"}
+SHARES = rows_of(14, lambda index: {"question": f"{11 + 3 * index} of 100 swim. Which share?"})
+SHARES = [{**row, "answer": str((11 + 3 * index) / 100)} for index, row in enumerate(SHARES)]
 ONE_CALL = "{calculate: {expression: '1 + 1'}}"
 
 
@@ -212,6 +251,9 @@ def found(folder: Path, rows: Sequence[dict[str, Any]], rule: str, **keys: Any) 
         ("stuffed_answer", rows_of(14, capital), PYTHON % "letters", PYTHON % "right", {}),
         ("unchecked_argument", rows_of(14, capital), PYTHON % "from_there", PYTHON % "moved", MOVES),
         ("paid_again", rows_of(14, capital), PYTHON % "every_move", PYTHON % "moved", MOVES),
+        ("paid_again", rows_of(14, capital), PYTHON % "coins", PYTHON % "inside", STEPS),
+        ("unsteady_reward", rows_of(14, capital), PYTHON % "first_time", PYTHON % "right", {}),
+        ("copied_input", TITLES, "{kind: rule, rule: exact_match, normalise: case}", PYTHON % "right", TITLED),
         ("paid_words", rows_of(14, capital), PYTHON % "key", PYTHON % "right", {}),
     ],
 )
@@ -265,6 +307,21 @@ def test_a_success_that_any_answer_has_is_free(tmp_path: Path, success: str, exp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("shown", "expected"), [("45%", {"right_answer_refused"}), ("0.45", set())])
+def test_a_share_in_percent_is_right_where_the_example_is_one(tmp_path: Path, shown: str, expected: set[str]) -> None:
+    assert found(tmp_path, SHARES, NUMBER, system=f"Answer such as <answer>{shown}</answer>.") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gate", "expected"), [(", gate: form >= 1", {"free_success"}), ("", set())])
+def test_a_success_that_a_shut_gate_leaves_is_free(tmp_path: Path, gate: str, expected: set[str]) -> None:
+    more = "  form: {kind: rule, rule: answered, weight: 0}\n"
+    more += "  kind: {kind: rule, rule: regex, of: message, pattern: thanks, weight: 0.02}"
+    rule = f"{{kind: rule, rule: numeric_match{gate}}}\n{more}"
+    assert found(tmp_path, rows_of(14, product), rule, say="thanks <answer>{{ task.answer }}</answer>") == expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("questions", "expected"), [(3, {"few_questions"}), (12, set())])
 def test_a_split_of_few_questions_is_told(tmp_path: Path, questions: int, expected: set[str]) -> None:
     rows = rows_of(12, lambda index: product(index % questions))
@@ -297,6 +354,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
         {"command": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None},
         HELD["done"],
     ),
+    "hollow_files": ({"command": "test -s total.py", "by": "status", "tests": None}, SOLVE),
     "none: compared": (SOUND, SOLVE),
     "none: moved": ({"command": '[ "$(cat done)" = open ]', "by": "status", "tests": None}, "mv todo done"),
 }
@@ -322,17 +380,16 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
         async with rlenv.load(reachable / "env.yaml") as environment:
             (gold,) = await rollout(environment, environment.oracle(), [Job("test", 0, seed=1)])
             assert gold.reward.total == 1.0
-            golds = {("test", 0): gold}
-            verdicts = Verdicts(environment.spec.rewards, Thresholds(), golds)
+            chapter = Chapter("test", {("test", 0): gold}, 0)
             player = ScriptPlayer(environment, concurrency=2, seen=lambda _: None)
             subject = AuditSubject(environment, gold, [], [gold])
             of_machines = [one for one in ADVERSARIES if one.hole in MACHINES]
             for adversary in of_machines:
                 ways = [await player.way([subject], partial(_script, script)) for script in adversary.write(subject)]
                 assert [ended.failure for way in ways for ended in way.values() if ended.failure] == []
-                verdicts.judge(adversary, ways)
-            assert len(of_machines) == 5
-            return [one.hole for one in verdicts.findings]
+                chapter.ways[adversary.name] = ways
+            assert len(of_machines) == 6
+            return [one.hole for one in judge_chapter(environment, Thresholds(), chapter, {})]
 
     assert asyncio.run(holes()) == ([] if "none" in hole else [hole])
 

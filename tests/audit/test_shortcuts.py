@@ -153,9 +153,18 @@ def counted(index: int) -> Row:
     return {"question": f"How many letters has {word}: more than six?", "answer": "yes" if len(word) > 6 else "no"}
 
 
+def named(index: int, *, first: bool) -> Row:
+    """Two towns in a sentence; on every tenth row one of two words, which is read as none."""
+    one, other = f"{WORDS[index % 40].title()}", f"{WORDS[(index * 7 + 3) % 40].title()}x"
+    asked = f"Which town is older, {one} or {'New ' if index % 10 == 9 else ''}{other}?"
+    return {"question": asked, "answer": one if first or random.Random(index).random() < 0.5 else other}
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
+        (lambda index: named(index, first=True), True),
+        (lambda index: named(index, first=False), False),
         (lambda index: options(index, longer=True), True),
         (lambda index: options(index, longer=False), False),
         (lambda index: claim(index, marked=True), True),
@@ -166,6 +175,8 @@ def counted(index: int) -> Row:
         (counted, False),
     ],
     ids=[
+        "the town that is named first",
+        "towns in any order",
         "the longest option",
         "options alike",
         "a mark",
