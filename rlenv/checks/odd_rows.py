@@ -42,6 +42,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     asked = asked_of(subject)
     yield from _same(subject, templates, asked)
     yield from _rows(subject, asked)
+    yield from _columns(subject)
     term = gold_term(subject)
     prompts = _prompts(subject, asked)
     golds = [[None] * len(one.split.rows) if term is None else all_golds(subject, term, one.split) for one in asked]
@@ -197,6 +198,31 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
             what = "one value for all rows" if len(groups) == 1 else "another value for each row"
             message = f"'{by}' has {what}, so that its groups say nothing"
             yield subject.document.warning(f"{place}.report_by", message, "name another column", "idle-groups")
+
+
+def _columns(subject: Subject) -> Iterator[Finding]:
+    """Numbers that are sorted as texts, and names of files that nothing reads, beside one file for all episodes."""
+    texts = [text for _, text in strings_in(subject.document.data, ())]
+    fixed = [(name, str(getattr(one, "path", None) or "")) for name, one in subject.loaded.spec.resources.items()]
+    near = {name: (subject.loaded.base_of(f"resources.{name}.path") / path).parent
+            for name, path in fixed if path and "{" not in path and subject.code is not None}  # fmt: skip
+    for split in subject.splits.values():
+        order = subject.loaded.spec.tasks[split.name].order
+        for column in sorted(split.columns):
+            values = {text for row in split.rows[:_LOOKED_AT] if isinstance(text := row.get(column), str)}
+            is_number = all(text.isdecimal() for text in values) and len({len(text) for text in values}) > 1
+            if order == f"task.{column}" and is_number:
+                message = f"'{column}' holds texts, of which '10' stands before '9'"
+                hint = f"write task.{column}|int"
+                yield subject.document.warning(f"tasks.{split.name}.order", message, hint, "odd-order")
+            reads = re.compile(rf"task(?:\.|\W{{2,3}}){re.escape(column)}\b|\btask\b(?!\.|\[)")
+            named = re.search(rf"[\"']{re.escape(column)}[\"']|\.{re.escape(column)}\b", subject.code or "")
+            is_read = named or any("{" in text and reads.search(text) for text in texts)
+            for name, folder in near.items() if len(values) > 1 and not is_read else ():
+                if folder.is_dir() and values <= {part for one in folder.iterdir() for part in (one.name, one.stem)}:
+                    message = f"all episodes open this, and nothing reads the column '{column}', which names others"
+                    hint = f"write {{{{ task.{column} }}}} where the name stands"
+                    yield subject.document.warning(f"resources.{name}.path", message, hint, "same-file")
 
 
 def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:

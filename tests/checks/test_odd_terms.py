@@ -636,6 +636,20 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "shared-state",
         {"tools.own": {"kind": "python", "function": "own.py:keeps", "mutates": True}},
     ),
+    "a folder of one name for rows of several": (
+        "same-file",
+        {
+            "resources": {"work": {"kind": "tempdir", "path": "towns/mild"}},
+            **rows({"question": "a", "answer": 1, "of": "mild"}, {"question": "b", "answer": 2, "of": "wild"}),
+        },
+    ),
+    "numbers that are sorted as texts": (
+        "odd-order",
+        {
+            "tasks.train.order": "task.level",
+            **rows({"question": "a", "answer": 1, "level": "9"}, {"question": "b", "answer": 2, "level": "10"}),
+        },
+    ),
     "a shell for what is written": (
         "no-sandbox",
         {"tools.say": COMMAND | {"command": ["/bin/bash", "-c", "{{ args.word }}"]}},
@@ -686,6 +700,8 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where files of overrides are looked for
     path = tmp_path / "env.yaml"
     (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    for name in ("mild", "wild"):
+        (tmp_path / "towns" / name).mkdir(parents=True)
     texts = [json.dumps({"id": str(number), "title": "t", "text": f"text {number}"}) for number in range(9)]
     asked = [json.dumps({"id": f"a{n}", "title": "t", "text": f"Where is the well-known place number {n}? In {town}."})
              for n, town in enumerate(TOWNS)]  # fmt: skip
