@@ -23,7 +23,6 @@ from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
-_BY_ROW: Final = ("keep", "time_s", "last", "steps", "combine")
 _COMMAND_S: Final = 600.0
 Measure = Callable[[RewardContext], Awaitable[Measured]]
 
@@ -58,8 +57,7 @@ def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[s
     def compiled(name: str, spec: SteppedSpec, context: TermCompileContext) -> Term:
         origin = context.resource(spec.resource, WorkspaceResource, "workspace")
         keys = ("steps", "combine", "tests")
-        made = (template_of(getattr(spec, key) or "", key=key, names=("task", "vars")) for key in keys)
-        steps, combine, where = made
+        steps, combine, where = (template_of(getattr(spec, key) or "", key=key, names=("task", "vars")) for key in keys)
         first = make(name, spec, context)
         if spec.steps is None:
             return first

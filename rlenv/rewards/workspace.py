@@ -9,6 +9,8 @@ ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +21,6 @@ from xml.parsers import expat
 
 from pydantic import Field
 
-from rlenv._base.paths import RefusedPath
 from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
@@ -177,7 +178,7 @@ def _go(text: str) -> _Named:
     for line in text.split("\n"):
         if found := _OF_GO.match(line):
             yield found[2], found[1] == "PASS"
-        event = _read(line) if line.startswith("{") else {}  # of -json
+        event = (line.startswith("{") and _read(line)) or {}  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
             yield str(event["Test"]), event["Action"] == "pass"
             yield f"{event.get('Package')}.{event['Test']}", event["Action"] == "pass"
@@ -187,7 +188,7 @@ _OF_GO: Final = re.compile(r"[ \t]*--- (PASS|FAIL|SKIP): (\S+) \(")
 
 
 def _jest(text: str) -> _Named:
-    files = _objects(_read(text), "testResults") if text.lstrip().startswith("{") else ()  # of --json
+    files = _objects(_read(text) or {}, "testResults") if text.lstrip().startswith("{") else ()  # of --json
     for one in (test for file in files for test in _objects(file, "assertionResults")):
         yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
     for line in text.split("\n"):
@@ -199,13 +200,10 @@ _OF_JEST: Final = {f"{mark} ": mark in "✓✔√" for mark in "✓✔√✕✗�
 _TOOK: Final = re.compile(r" \([\d.]+ m?s\)$")
 
 
-def _read(text: str) -> Mapping[str, Any]:
-    """The JSON object in a text; {} where there is none."""
-    try:
-        found = read_json(text.encode(), max_bytes=_MOST_LOG)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+def _read(text: str) -> Any:
+    """The JSON value in a text; None where there is none."""
+    with contextlib.suppress(ValueError):
+        return read_json(text.encode(errors="replace"), max_bytes=_MOST_LOG)
 
 
 def _objects(held: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -252,7 +250,7 @@ def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
     stay = compile_for_context(log.pass_to_pass, where="log.pass_to_pass", names=may)
 
     def names(context: RewardContext) -> Names:
-        found = _listed("fail_to_pass", mend(context)), _listed("pass_to_pass", stay(context))
+        found = _listed("log.fail_to_pass", mend(context)), _listed("log.pass_to_pass", stay(context))
         if not any(found):
             raise RewardError("log: the row names no test")
         return found
@@ -262,14 +260,9 @@ def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
 
 def _listed(key: str, value: Any) -> tuple[str, ...]:
     """Names of tests: a list, or JSON text of one, as published rows have it."""
-    found = value
-    if isinstance(value, str):
-        try:
-            found = read_json(value.encode(errors="replace"), max_bytes=_MOST_LOG)
-        except ValueError:
-            found = None
+    found = _read(value) if isinstance(value, str) else value
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
-        raise RewardError(f"log.{key}: found {value!r:.80}; expected a list of names, or JSON text of one")
+        raise RewardError(f"{key}: found {value!r:.80}; expected a list of names, or JSON text of one")
     return tuple(found)
 
 
@@ -299,34 +292,39 @@ def is_passed(name: str, found: Mapping[str, bool]) -> bool:
     return bool(ways) and all(found[one] for one in ways)
 
 
+_Number = tuple[float | None, Mapping[str, float], str, bool]
+"""A number, None for none, those beside it, what the tests said, and True where they ended by themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Tests:
     """A compiled term."""
 
     spec: WorkspaceTestsSpec
     tests: Callable[[RewardContext], RowTests]
-    known: set[tuple[Any, ...]] = field(default_factory=set)
-    """The tests that can be run over their untouched image."""
-    at_first: dict[tuple[Any, ...], tuple[float, Mapping[str, float], str]] = field(default_factory=dict)
+    known: set[bytes] = field(default_factory=set)
+    """The tests that can be run over their untouched image, by a digest of all that their number rests on."""
+    at_first: dict[bytes, _Number] = field(default_factory=dict)
     """The numbers of tests over machines in which no command was run: they are asked for once."""
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
         try:
             tests = self.tests(context)
-        except (TemplateError, RefusedPath) as error:
-            raise RewardError(str(error)) from error
+        except (TemplateError, ValueError, TypeError) as error:
+            raise RewardError(f"the row does not fill the tests in: {error}") from error
         if tests.folder is not None and not tests.folder.is_dir():
             raise RewardError(f"there is no folder of tests '{tests.folder.name}'")
         with bounded_by_itself():  # what it takes is the episode's doing
             if tests.last:
                 await ran_in_shell(workspace, tests.last, tests.time_s)
-            changed, image = await workspace.told(self.spec.resource), workspace.tests_image or workspace.image
-            key = (image.folder, workspace.image.folder, workspace.source, *workspace.env.values(), tests)
+            changed = await workspace.told(self.spec.resource)
+            key = hashlib.sha256(repr((workspace.at_first, tests)).encode(errors="replace")).digest()
             is_fresh = not (workspace.commands or workspace.is_put_back)
-            value, beside, said = (is_fresh and self.at_first.get(key)) or await self._number(workspace, tests)
-            if is_fresh and value is not None:
-                self.at_first[key] = value, beside, said
+            found = self.at_first.get(key) if is_fresh else None
+            value, beside, said, is_whole = found or await self._number(workspace, tests)
+            if is_fresh and is_whole:
+                self.at_first[key] = value, beside, said, True
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
@@ -334,16 +332,14 @@ class _Tests:
             if value is not None:
                 return Measured(value, said, details)
             if key not in self.known:
-                known, shares, why = await self._number(workspace, tests, over_layer=False)
+                known, shares, why, _ = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
                 if known is None or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
                 self.known.add(key)
         return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
 
-    async def _number(
-        self, workspace: Workspace, tests: RowTests, *, over_layer: bool = True
-    ) -> tuple[float | None, Mapping[str, float], str]:
+    async def _number(self, workspace: Workspace, tests: RowTests, *, over_layer: bool = True) -> _Number:
         """The number and what the tests said; asked twice where there is none, since what the machine did is not done
         again, and what the policy left is.
 
@@ -374,9 +370,9 @@ class _Tests:
                 if tested.ran.why:
                     said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
                 if value is not None:
-                    return value, beside, said
+                    return value, beside, said, not tested.ran.why
             asked += 1
-        return None, {}, said
+        return None, {}, said, False
 
 
 def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> Term:
@@ -398,10 +394,10 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         row = {key: template.value(task=one.task, vars=one.vars) for key, template in given.items()}
         folder = context.finder("tests", given["tests"], vars=one.vars)(str(row["tests"])) if row["tests"] else None
         base = PurePosixPath(one.resources[spec.resource].workdir)
-        kept = keep or tuple(str(base / path) for path in row["keep"] or ())
+        kept = keep or tuple(str(base / path) for path in _listed("keep", row["keep"] or ()))
         exclude, time_s = (row.get(key, getattr(spec, key)) for key in ("exclude", "time_s"))
         rest: dict[str, Any] = {key: str(row[key]) for key in keys[:4]}
-        rest |= {"exclude": tuple(exclude), "time_s": float(time_s), "names": names(one)}
+        rest |= {"exclude": _listed("exclude", exclude or ()), "time_s": float(time_s), "names": names(one)}
         return RowTests(folder=folder, keep=kept, **rest)
 
     return Term(name=name, spec=spec, measure_async=_Tests(spec, tests_of).measure)

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -350,8 +351,8 @@ def _health(held: Mapping[str, Any] | None) -> str:
 
 def _left_out(source: str, name: str) -> Iterator[str]:
     """Patterns of what a name leaves out of an artifact: at any depth, or from the artifact's own name on, like tar."""
-    tail = name.removeprefix(PurePosixPath(source).name)
-    yield from (f"{source.rstrip('/')}{at}" for at in (f"/{name}", f"/*/{name}", tail) if at.startswith("/"))
+    tail, place = name.removeprefix(PurePosixPath(source).name), escape(source.rstrip("/"))
+    yield from (f"{place}{at}" for at in (f"/{name}", f"/*/{name}", tail) if at.startswith("/"))
 
 
 def _env_text(env: Mapping[str, str]) -> str:

@@ -549,3 +549,52 @@ def test_tests_of_machines_in_which_nothing_was_done_are_run_once_a_task(reachab
         return found
 
     assert asyncio.run(play()) == [(0.0, True), (0.0, False), (0.0, True), (0.0, False)]
+
+
+def with_rows(spec: Path, rows: list[dict[str, Any]], **keys: str) -> list[Any]:
+    """The terms of episodes that do nothing, one on each row; `keys` are the machine's."""
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["tasks"]["test"]["rows"] = rows
+    held["resources"]["machine"].update(keys)
+    spec.write_text(json.dumps(held), encoding="utf-8")
+
+    async def play() -> list[Any]:
+        found = []
+        async with load(spec) as environment:
+            for task in range(len(rows)):
+                async with environment.start(task=task, split="test", seed=1) as episode:
+                    await episode.step("Done.")
+                    found.append(episode.trajectory.reward.terms["solved"])
+        return found
+
+    return asyncio.run(play())
+
+
+def test_a_number_is_no_other_machines(reachable: Path) -> None:  # noqa: F811
+    is_right = '[ "$RIGHT" = 1 ] && [ "$(stat -c %u .)" = 0 ] && [ "$PWD" = /app ]'
+    base = {"env": {"RIGHT": "1"}, "who": "", "at": "/app"}
+    others: tuple[dict[str, Any], ...] = (
+        {},
+        {"env": {"WRONG": "1"}},
+        {"at": "/srv"},
+        {"who": "7"} if os.geteuid() == 0 else {"at": "/tmp"},
+    )
+    rows = [{"id": str(number), **base, **one} for number, one in enumerate(others)]
+    spec = written(reachable, command=is_right, by="status", keep=["/app"])
+    keys = {"env": "{{ task.env }}", "user": "{{ task.who }}", "cwd": "{{ task.at }}"}
+    assert [term.value for term in with_rows(spec, rows, **keys)] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_number_of_tests_that_were_stopped_is_not_kept(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable, command="echo 1 > /logs/verifier/reward.txt; sleep 60", time_s=0.5)
+    terms = with_rows(spec, [{"id": "a"}, {"id": "b"}])
+    assert [(term.value, term.details["boots"] > 0) for term in terms] == [(1.0, True), (1.0, True)]
+
+
+@pytest.mark.parametrize("key", ["keep", "exclude"])
+def test_a_row_with_a_text_in_the_place_of_paths_is_invalid(reachable: Path, key: str) -> None:  # noqa: F811
+    keys: dict[str, Any] = {key: "{{ task.paths }}"}
+    spec = written(reachable, **keys)
+    (term,) = with_rows(spec, [{"id": "a", "paths": "/app/out"}])
+    assert term.value is None
+    assert f"{key}: found '/app/out'; expected a list of names" in term.error

@@ -120,6 +120,10 @@ HONOURED: list[tuple[str, Any, Any]] = [
         'artifacts = [{source = "/a", exclude = ["*.o", "a/b"]}]\nverifier.environment_mode = "separate"',
         "exclude", ["/a/*.o", "/a/*/*.o", "/a/a/b", "/a/*/a/b", "/a/b"],
     ),
+    (
+        'artifacts = [{source = "/[a]", exclude = ["b"]}]\nverifier.environment_mode = "separate"',
+        "exclude", ["/[[]a]/b", "/[[]a]/*/b"],
+    ),
     ('verifier.collect = [{command = "x", user = "u"}]', "collect", re.compile(r"setpriv --reuid u .* 60 \$as x")),
     ('artifacts = [{source = "/a", destination = "b"}]', ..., "artifacts.0.destination"),
     ("colour = 1", ..., "colour"),

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.starters import OUTSIDE_ROOT
+from rlenv.tools.workspace.starters import OUTSIDE_ROOT, own
 
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
@@ -246,7 +246,7 @@ def _fill(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=_special)
         for path in (target, *target.rglob("*")):
             status = os.lstat(source / path.relative_to(target))
-            _owned(path, status.st_uid, status.st_gid)
+            own(path, (status.st_uid, status.st_gid))
         return
     closed: dict[Path, int] = {}
     with tarfile.open(source) as tar:
@@ -259,7 +259,7 @@ def _fill(source: Path, target: Path) -> None:
             path = target / found.name
             if member.islnk():  # has what the other has
                 continue
-            _owned(path, member.uid, member.gid)
+            own(path, (member.uid, member.gid))
             os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
             if member.isdir():
                 closed[path] = member.mode & 0o7777
@@ -289,14 +289,6 @@ def _special(folder: str, names: list[str]) -> list[str]:
     return [name for name, mode in modes.items() if mode not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)]
 
 
-def _owned(path: Path, user: int, group: int) -> None:
-    if os.geteuid() == 0:
-        mode = os.lstat(path).st_mode
-        os.lchown(path, OUTSIDE_ROOT + user % 65_536, OUTSIDE_ROOT + group % 65_536)
-        if not os.path.islink(path):  # a change of owner takes away what lets a program run as another
-            os.chmod(path, mode & 0o7777)
-
-
 def _host(target: Path) -> None:
     for name in _FOLDERS:
         (target / name).mkdir(parents=True, exist_ok=True)
@@ -308,7 +300,7 @@ def _host(target: Path) -> None:
     for name in _BINDS:
         (target / name.strip("/")).mkdir(exist_ok=True)
     for path in target.rglob("*"):
-        _owned(path, 0, 0)
+        own(path)
 
 
 def _cache() -> Path:
@@ -329,7 +321,7 @@ def _cached(name: str, fill: Callable[[Path], None]) -> Path:
             made = Path(tempfile.mkdtemp(dir=cache))
             try:
                 made.chmod(0o755)
-                _owned(made, 0, 0)
+                own(made)
                 fill(made)
                 made.rename(target)
             except BaseException:

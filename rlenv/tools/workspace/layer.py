@@ -137,6 +137,10 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
+
+    def is_out(copy: str) -> bool:
+        return any(fnmatchcase(copy.removeprefix(str(target)), one) for one in exclude)
+
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
         starters.run_on("chmod", "-R", "u+rX", str(layer))
     if is_all := PurePosixPath("/") in map(PurePosixPath, keep):
@@ -144,7 +148,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
                for path, status in _walked(layer))  # fmt: skip
         if not exclude and not any(odd):
             return layer
-        starters.copied(layer, target, starters.linked)
+        starters.copied(layer, target, starters.linked, is_out)
     else:
         target.mkdir()
         starters.own(target)
@@ -157,12 +161,11 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
                 copy.mkdir()
                 starters.like(source, copy)
             source, copy = source / part, copy / part
+            if is_out(str(copy)):
+                break
         else:
             if os.path.lexists(source) and not os.path.lexists(copy):
-                starters.copied(source, copy, starters.linked)
-    for path, _ in list(_walked(target)) if exclude else ():
-        if any(fnmatchcase(path, one) for one in exclude):
-            starters.remove(Path(f"{target}{path}"))
+                starters.copied(source, copy, starters.linked, is_out)
     return target
 
 
@@ -372,6 +375,12 @@ class Told:
     def layer(self) -> Path:
         """The folder of all changes, as the overlay writes it."""
         return self.folder / "layer"
+
+    @property
+    def at_first(self) -> tuple[Any, ...]:
+        """All that it holds and is where no command was run."""
+        images, env = (self.image, self.tests_image), sorted(self.env.items())
+        return (*images, self.source, self.workdir, env, tuple(self.user), self.limits)
 
     def settings(self, lowest: Path) -> tuple[str, Mapping[str, str]]:
         """Where a boot over an image begins, and its variables: the tests' own image has its own."""

@@ -115,8 +115,7 @@ class RowTests(NamedTuple):
     """A command that the episode's own shell runs before all of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """The end of tests: how their command ended, and those of the files asked for that they left."""
 
     ran: Ran
@@ -152,14 +151,15 @@ class Machine:
                 if await self._reader.readline() != b"ready\n":
                     raise MachineFailed(await self._said())
                 starters.map_users(self.pid, self._of.sandbox)
-                self._counts = starters.joined(self.pid, self._of.group, self._of.limits)
+                self._counts.extend(starters.joined(self.pid, self._of.group, self._of.limits))
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
             self._of_boot = frozenset(_below(self.pid))
             if ran.code != 0:
                 raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
         except (OSError, TimeoutError, MachineFailed) as error:
-            is_cut = await self._is_killed()
+            # A fault of this machine's is nobody's doing in there.
+            is_cut = getattr(error, "errno", None) in starters.OF_THIS_MACHINE or await self._is_killed()
             await self.end()
             why = str(error) or ("it was ended from outside" if is_cut else "it took too long")
             raise MachineFailed(f"it did not come up: {why}", is_cut=is_cut) from error

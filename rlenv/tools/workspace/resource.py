@@ -377,10 +377,8 @@ class WorkspaceResource:
         Raises:
             TemplateError, RefusedPath: the row does not fill it in, or names what it may not.
         """
-        if (template := self._paths.get(key)) is None:
-            return None
-        text = template.text(task=task, vars=vars)
-        if not text:
+        template = self._paths.get(key)
+        if template is None or not (text := template.text(task=task, vars=vars)):
             return None
         return text if text.startswith(ENGINE) else self._context.finder(key, template, vars=vars)(text)
 

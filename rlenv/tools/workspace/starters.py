@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,7 @@ _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
 DEEPEST: Final = 4_000
 """Bytes of a path that the kernel takes, nearly."""
-_OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
+OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
 _MOST_FOLDERS: Final = 200
 """Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
@@ -49,6 +49,7 @@ _MORE: Final = 64
 """Processes of what starts a machine."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CAPABILITIES: Final = [f"CAP_{one}" for one in "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID".split()]
+linked: Final = partial(os.link, follow_symlinks=False)
 # Constant scripts: all that differs reaches them as variables.
 _USER = (
     '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
@@ -255,22 +256,23 @@ def _controller() -> tuple[Path, str] | None:
     return None
 
 
-def joined(pid: int, group: str, limits: MachineLimits) -> list[int]:
+def joined(pid: int, group: str, limits: MachineLimits) -> Iterator[int]:
     """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory.
 
-    Returns:
+    Yields:
         The descriptors that `out_of_memory` reads, to be closed; none where there is no cgroup.
 
     Raises:
         OSError: the cgroup cannot be made.
     """
     if (at := _controller()) is None:
-        return []
+        return
     (folder := at[0] / group).mkdir(exist_ok=True)
     (folder / at[1]).write_text(str(limits.memory_mb << 20), encoding="ascii")
     (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
     names = ("memory.events",) if at[1] == "memory.max" else ("memory.oom_control", "memory.failcnt")
-    return [os.open(folder / name, os.O_RDONLY) for name in names]
+    for name in names:
+        yield os.open(folder / name, os.O_RDONLY)
 
 
 def out_of_memory(counts: Sequence[int]) -> tuple[int, int]:
@@ -311,10 +313,13 @@ def _outer() -> list[str]:
     return ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all", *shell]
 
 
-def own(path: Path, user: Sequence[str] = ROOT) -> None:
+def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
     """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
     if os.geteuid() == 0:
-        os.chown(path, OUTSIDE_ROOT + int(user[0]), OUTSIDE_ROOT + int(user[1]), follow_symlinks=False)
+        mode, (uid, gid) = os.lstat(path).st_mode, (OUTSIDE_ROOT + int(one) % _USERS for one in user[:2])
+        os.chown(path, uid, gid, follow_symlinks=False)
+        if mode & 0o6000:  # a change of owner takes away what lets a program run as another
+            os.chmod(path, mode & 0o7777)
 
 
 def made_here() -> Path:
@@ -346,8 +351,10 @@ def like(source: Path, copy: Path) -> None:
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
-def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
-    """Copies a tree of the policy's, each of its files by `place`; no link is followed.
+def copied(
+    source: Path, copy: Path, place: Callable[[str, str], None], is_out: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Copies a tree of the policy's, each of its files by `place`, none that `is_out` by its copy; no link is followed.
 
     What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
 
@@ -363,7 +370,8 @@ def copied(source: Path, copy: Path, place: Callable[[str, str], None]) -> None:
             elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < DEEPEST:
                 os.mkdir(to)
                 made.append((at, to))
-                rest += [(os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at)]
+                inner = ((os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at))
+                rest += (one for one in inner if not is_out(one[1]))
     for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
         with _where_it_is_the_policys():
             like(Path(at), Path(to))
@@ -375,19 +383,14 @@ def _where_it_is_the_policys() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _OF_THIS_MACHINE:
+        if error.errno in OF_THIS_MACHINE:
             raise
-
-
-def linked(source: str, copy: str) -> None:
-    """The same file under another name."""
-    os.link(source, copy, follow_symlinks=False)
 
 
 def duplicated(source: str, copy: str) -> None:
     """A file of its own; of a regular file or a link, nothing else."""
     if stat.S_ISREG(mode := os.lstat(source).st_mode) or stat.S_ISLNK(mode):
-        shutil.copy2(source, copy, follow_symlinks=False)
+        shutil.copyfile(source, copy, follow_symlinks=False)
         like(Path(source), Path(copy))
 
 

@@ -305,4 +305,6 @@ def test_what_is_excluded_is_not_kept_and_stays_in_the_layer(tmp_path: Path) -> 
         kept = kept_of(tmp_path / f"kept-{number}", keep, tmp_path / "layer", out)
         assert sorted(path.name for path in (kept / "app").rglob("*")) == ["a", "d"]
         assert (kept / "tmp" / "b.o").exists() == (keep == ["/"])
+    assert list(kept_of(tmp_path / "above", ["/app/d"], tmp_path / "layer", ["/app"]).iterdir()) == []
+    assert list(kept_of(tmp_path / "all", ["/"], tmp_path / "layer", ["*"]).iterdir()) == []
     assert (tmp_path / "layer" / "app" / "d" / "x" / "y").exists()

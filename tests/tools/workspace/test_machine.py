@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,19 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
         assert not failed.value.is_cut
 
     asyncio.run(main())
+
+
+def test_a_machine_that_lacks_open_files_outside_is_nobodys_doing_inside(reachable: Path) -> None:  # noqa: F811
+    async def work(machine: Machine) -> None:
+        (reachable / "other").mkdir()
+        other = Machine(replace(machine._of, folder=reachable / "other"))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, hard))
+        try:
+            with pytest.raises(MachineFailed, match="Too many open files") as failed:
+                await other.boot()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert failed.value.is_cut
+
+    booted(reachable, work)
