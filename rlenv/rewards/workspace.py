@@ -245,15 +245,17 @@ _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, 
 def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
     if log is None:
         return lambda _: ((), ())
-    may = frozenset(("task", "vars"))
-    mend = compile_for_context(log.fail_to_pass, where="log.fail_to_pass", names=may)
-    stay = compile_for_context(log.pass_to_pass, where="log.pass_to_pass", names=may)
+    given, may = (
+        {"log.fail_to_pass": log.fail_to_pass, "log.pass_to_pass": log.pass_to_pass},
+        frozenset(("task", "vars")),
+    )
+    made = {key: compile_for_context(value, where=key, names=may) for key, value in given.items()}
 
     def names(context: RewardContext) -> Names:
-        found = _listed("log.fail_to_pass", mend(context)), _listed("log.pass_to_pass", stay(context))
-        if not any(found):
+        mend, stay = (_listed(key, value(context)) for key, value in made.items())
+        if not (mend or stay):
             raise RewardError("log: the row names no test")
-        return found
+        return mend, stay
 
     return names
 

@@ -25,7 +25,7 @@ from rlenv.errors import Finding, ResourceError, SpecError, UsageError
 from rlenv.language.templates import compile_value
 from rlenv.language.yamltree import parse_text
 from rlenv.secrets import resolve
-from rlenv.tools.workspace.images import ENGINE, prepared
+from rlenv.tools.workspace.images import ENGINE, MachineImage, prepared, user_in
 from rlenv.tools.workspace.layer import packed
 
 _MOST_PACKED: Final = 4_000_000
@@ -278,24 +278,29 @@ class _Task:
                 self._tell(f"{path}.{name}", message)
         return filled
 
-    def _own_user(self) -> str:
-        """The user that the image names; "" where it is not on this machine yet: no run begins without it."""
+    def _own_image(self) -> MachineImage | None:
+        """The image that the task names; None where it is not on this machine yet: no run begins without it."""
         image = self._image(self.folder / "environment", self.at("environment", {}))
         with contextlib.suppress(UsageError, ResourceError):
-            user = prepared(image if image.startswith(ENGINE) else self._base / image).user if image else ""
-            return user.partition(":")[0]
-        return ""
+            return prepared(image if image.startswith(ENGINE) else self._base / image) if image else None
+        return None
 
     def _collect(self, step: str, user: Any) -> str:
         """Commands that run in the agent's machine before anything is taken from it."""
         commands = []
         for at in dict.fromkeys(("", step)):
             for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
-                user = user or (self._own_user() if "user" in hook else "")
+                image = self._own_image() if "user" in hook else None
+                user = user or (image.user.partition(":")[0] if image else "")
                 who = hook.get("user", user)
                 if who != user and user not in ("", 0, "0", "root"):
                     why = f"a hook is run by the agent's user, here '{user}', unless that is root"
                     self._tell(f"{at}verifier.collect.{index}.user", why)
+                elif image is not None:
+                    try:
+                        user_in(image.folder, str(who or 0))
+                    except ResourceError as error:
+                        self._tell(f"{at}verifier.collect.{index}.user", str(error))
                 held = {**hook, "user": "" if who == user else str(who)}
                 words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
                 commands.append(_shell("hook", timeout_sec=hook.get("timeout_sec", 60), **words))

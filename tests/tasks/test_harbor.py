@@ -277,16 +277,20 @@ PODMAN = """#!/bin/sh
 case $1 in
   images | create) echo one;;
   image) echo 'sha256:one {"User": "USER"}';;
-  export) tar -cf "$3" -T /dev/null;;
+  export) cd "$(mktemp -d)" && mkdir etc && echo 'KNOWN:x:7:7::/:/bin/sh' > etc/passwd && tar -cf "$3" etc;;
 esac
 """
 
 
-@pytest.mark.parametrize(("user", "line"), [("dev", 6), ("other:staff", 0), ("root", 0), ("", 0)])
-def test_a_hook_of_another_user_needs_an_image_whose_own_is_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, line: int
+@pytest.mark.parametrize(
+    ("user", "known", "says"),
+    [("dev", "other", "'dev'"), ("other:staff", "other", ""), ("root", "other", ""), ("", "other", ""),
+     ("", "dev", "the image has no user 'other'")],
+)  # fmt: skip
+def test_a_hook_of_another_user_needs_an_image_that_has_it_and_whose_own_is_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, known: str, says: str
 ) -> None:
-    (tmp_path / "podman").write_text(PODMAN.replace("USER", user))
+    (tmp_path / "podman").write_text(PODMAN.replace("USER", user).replace("KNOWN", known))
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -294,13 +298,13 @@ def test_a_hook_of_another_user_needs_an_image_whose_own_is_root(
     tasks = HarborTasks(folder_of(tmp_path, QUIET + hook), base=tmp_path)
     assert tasks[0]["id"] == "one"  # an image that is not here yet is fetched before a run, which reads the row again
     prepared("podman:some", fetches=True)
-    if not line:
+    if not says:
         assert ("setpriv" in tasks[0]["collect"]) == (user in ("root", ""))
         return
     with pytest.raises(SpecError) as failed:
         tasks[0]
     (fault,) = failed.value.faults
-    assert (fault.line, "'dev'" in fault.message) == (line, True)
+    assert (fault.line, says in fault.message) == (6, True)
 
 
 def test_all_faults_of_a_task_are_told_at_once_each_at_its_place(tmp_path: Path) -> None:
