@@ -97,7 +97,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -m slow -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal $(PYTEST)
 
 # The sandbox of bubblewrap: `apt-get install bubblewrap`.
 test-sandbox: $(READY)
