@@ -277,7 +277,7 @@ PODMAN = """#!/bin/sh
 case $1 in
   images | create) echo one;;
   image) echo 'sha256:one {"User": "USER"}';;
-  export) cd "$(mktemp -d)" && mkdir etc && echo 'KNOWN:x:7:7::/:/bin/sh' > etc/passwd && tar -cf "$3" etc;;
+  export) cp "FILES" "$3";;
 esac
 """
 
@@ -290,7 +290,10 @@ esac
 def test_a_hook_of_another_user_needs_an_image_that_has_it_and_whose_own_is_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, known: str, says: str
 ) -> None:
-    (tmp_path / "podman").write_text(PODMAN.replace("USER", user).replace("KNOWN", known))
+    (tmp_path / "passwd").write_text(f"{known}:x:7:7::/:/bin/sh\n")
+    with tarfile.open(tmp_path / "files.tar", "w") as tar:
+        tar.add(tmp_path / "passwd", "etc/passwd")
+    (tmp_path / "podman").write_text(PODMAN.replace("USER", user).replace("FILES", str(tmp_path / "files.tar")))
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
