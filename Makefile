@@ -102,7 +102,7 @@ test-all: $(READY)
 # The sandbox of bubblewrap: `apt-get install bubblewrap`.
 test-sandbox: $(READY)
 	@$(if $(BWRAP),,echo "bubblewrap is missing; apt-get install bubblewrap"; exit 1)
-	$(BIN)/python -m pytest -m sandbox -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -m sandbox -n 3 --dist worksteal $(PYTEST)
 
 # The package without the trainer, for Pythons that veRL is not made for yet: tests of the adapter are skipped.
 CORE_VENV ?= .venv-core
