@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,10 @@ def share(pid: int) -> int:
 
 
 def below(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(one) for task in tasks for one in task.read_text(encoding="ascii").split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            found += map(int, task.read_text(encoding="ascii").split())
     return found + [deep for one in found for deep in below(one)]
 
 
