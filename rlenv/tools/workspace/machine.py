@@ -171,8 +171,15 @@ class Machine:
         for made in ("work", "root", "pts"):
             (self._of.folder / made).mkdir()
             starters.own(self._of.folder / made)
-        filter_fd = sealed(system_call_filter("program"))
-        (given, into), (out, output), (self._status, status) = os.pipe(), os.pipe(), os.pipe()
+        fds = [sealed(system_call_filter("program"))]
+        try:
+            for _ in range(3):
+                fds += os.pipe()
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        filter_fd, given, into, out, output, self._status, status = fds
         try:
             argv, env = starters.start_of(self._of, filter_fd, status)
             errors, passed = (output, (filter_fd, status)) if self._of.sandbox == "bubblewrap" else (status, ())

@@ -202,12 +202,14 @@ def test_a_machine_that_lacks_open_files_outside_is_nobodys_doing_inside(reachab
         (reachable / "other").mkdir()
         other = Machine(replace(machine._of, folder=reachable / "other"))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, hard))
+        held = os.listdir("/proc/self/fd")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(held) + 4, hard))
         try:
             with pytest.raises(MachineFailed, match="Too many open files") as failed:
                 await other.boot()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert failed.value.is_cut
+        assert os.listdir("/proc/self/fd") == held
 
     booted(reachable, work)
