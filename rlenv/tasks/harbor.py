@@ -154,7 +154,8 @@ class _Task:
         """Warnings of shared tests that name a machine's own address: they may ask what the episode left running."""
         row = self.row()
         is_shared = any(one["keep"] == ["/"] for one in row["steps"] or [row])
-        for path in sorted(self.folder.glob("**/tests/**/*")) if is_shared else ():
+        files = [*self.folder.glob("tests/**/*"), *self.folder.glob("steps/*/tests/**/*")] if is_shared else []
+        for path in sorted(files):
             with contextlib.suppress(OSError, ValueError):
                 if found := _OWN_ADDRESS.search(text := read_file(path)):
                     line = text[: found.start()].count(b"\n") + 1

@@ -150,7 +150,8 @@ def test_a_key_is_honoured_or_told(tmp_path: Path, toml: str, path: Any, expecte
 @pytest.mark.parametrize(("toml", "place"), [("", ("test_it.py", 2)), ('verifier.environment_mode = "separate"', None)])
 def test_shared_tests_that_may_ask_a_live_server_are_told(tmp_path: Path, toml: str, place: Any) -> None:
     ask = "import socket\nsocket.create_connection(('localhost', 8000))\n"
-    folder_of(tmp_path, f"{toml}\n{QUIET}", tests__test_it_D_py=ask)
+    # What an image is built of is no test of the task's.
+    folder_of(tmp_path, f"{toml}\n{QUIET}", tests__test_it_D_py=ask, environment__tests__a_D_py=ask)
     shutil.copytree(tmp_path / "tasks" / "one", tmp_path / "tasks" / "two")
     found = [one for one in HarborTasks(tmp_path / "tasks", base=tmp_path).oddities() if "has ended" in one.message]
     assert [(Path(one.file).name, one.line) for one in found] == ([place] if place else [])
