@@ -21,6 +21,7 @@ from xml.parsers import expat
 
 from pydantic import Field
 
+from rlenv._base.bounded import drop_oldest
 from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
@@ -35,6 +36,8 @@ from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST: Final = 4
 _KEPT_CHARS: Final = 500
+_MOST_AT_FIRST: Final = 4_096
+"""Rows whose number over an untouched machine is kept."""
 _KEPT_BYTES: Final = 65_536
 _MOST_CHARS: Final = 100
 _MOST_LOG: Final = 16_000_000
@@ -245,11 +248,8 @@ _READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, 
 def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
     if log is None:
         return lambda _: ((), ())
-    given, may = (
-        {"log.fail_to_pass": log.fail_to_pass, "log.pass_to_pass": log.pass_to_pass},
-        frozenset(("task", "vars")),
-    )
-    made = {key: compile_for_context(value, where=key, names=may) for key, value in given.items()}
+    given, may = {"log.fail_to_pass": log.fail_to_pass, "log.pass_to_pass": log.pass_to_pass}, {"task", "vars"}
+    made = {key: compile_for_context(value, where=key, names=frozenset(may)) for key, value in given.items()}
 
     def names(context: RewardContext) -> Names:
         mend, stay = (_listed(key, value(context)) for key, value in made.items())
@@ -327,6 +327,7 @@ class _Tests:
             value, beside, said, is_whole = found or await self._number(workspace, tests)
             if is_fresh and is_whole:
                 self.at_first[key] = value, beside, said, True
+                drop_oldest(self.at_first, most=_MOST_AT_FIRST)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
