@@ -137,13 +137,19 @@ def test_what_a_client_gets_wrong_is_said_and_the_session_goes_on(
         ended(served)
 
 
+async def hanging(client: Client, served: Served) -> tuple[Any, Any]:
+    """A socket whose call does not end, and the server's side of it."""
+    socket = await client.open()
+    await ask(socket, "reset", task=0)
+    (held,) = served.server.conversations
+    await socket.send_json({"type": "step", "data": {"message": HANG}})
+    await asyncio.to_thread(served.wait_for, lambda: held.is_answering)
+    return socket, held
+
+
 def test_a_client_that_leaves_in_a_call_frees_its_slot_at_once(make_environment: Make) -> None:
     async def main(client: Client) -> None:
-        socket = await client.open()
-        await ask(socket, "reset", task=0)
-        (held,) = served.server.conversations
-        await socket.send_json({"type": "step", "data": {"message": HANG}})
-        await asyncio.to_thread(served.wait_for, lambda: held.is_answering)
+        socket, held = await hanging(client, served)
         await socket.close()
         await asyncio.to_thread(ended, served)
         outcome = held.session.trajectory.outcome()
@@ -155,11 +161,7 @@ def test_a_client_that_leaves_in_a_call_frees_its_slot_at_once(make_environment:
 
 def test_a_client_that_is_killed_in_a_call_frees_its_slot_too(make_environment: Make) -> None:
     async def main(client: Client) -> None:
-        socket = await client.open()
-        await ask(socket, "reset", task=0)
-        (held,) = served.server.conversations
-        await socket.send_json({"type": "step", "data": {"message": HANG}})
-        await asyncio.to_thread(served.wait_for, lambda: held.is_answering)
+        socket, _ = await hanging(client, served)
         transport = socket.get_extra_info("socket")
         transport.shutdown(2)
         await asyncio.to_thread(ended, served)
@@ -201,11 +203,7 @@ def test_a_flood_is_cut_and_its_neighbour_is_answered(make_environment: Make) ->
 
 def test_eight_messages_may_wait_behind_the_one_that_is_answered(make_environment: Make) -> None:
     async def main(client: Client) -> None:
-        socket = await client.open()
-        await ask(socket, "reset", task=0)
-        (held,) = served.server.conversations
-        await socket.send_json({"type": "step", "data": {"message": HANG}})
-        await asyncio.to_thread(served.wait_for, lambda: held.is_answering)
+        socket, _ = await hanging(client, served)
         for _ in range(9):
             await socket.send_json({"type": "state"})
         message = await socket.receive(30)
