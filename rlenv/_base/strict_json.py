@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import orjson
 
+from rlenv._base.bounded import encodable
+
 MAX_DEPTH: Final = 128
 """Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
 
@@ -33,6 +35,8 @@ _WORDS: Final = {
     "'": 'names and strings stand in double quotes (")',
 }
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
+_THINKING: Final = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_REPLY_BYTES: Final = 400_000
 _LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -294,3 +298,24 @@ def read_json(data: bytes, *, max_bytes: int, max_values: int = MAX_VALUES, max_
     """
     check_json(data, max_bytes=max_bytes, max_values=max_values, max_depth=max_depth)
     return orjson.loads(data)
+
+
+def object_in(reply: str) -> dict[str, Any]:
+    """The JSON object in a model's reply, thinking before it and words around it left out.
+
+    Raises:
+        ValueError: there is none; the message says what was found, for the model as well.
+    """
+    text = _THINKING.sub("", reply)
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0 or end < start:
+        raise ValueError("the reply holds no JSON object")
+    data = encodable(text[start : end + 1]).encode()
+    try:
+        check_json(data, max_bytes=_REPLY_BYTES)
+        read: dict[str, Any] = orjson.loads(data)  # what begins with a brace is an object
+    except TooMuchJson as error:
+        raise ValueError(f"the reply's JSON is too much: {error}") from error
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the reply is not one JSON object: {error}") from error
+    return read

@@ -273,7 +273,7 @@ class AuditTally:
 
     def _with_causes(self, holes: Sequence[Hole]) -> list[Hole]:
         """Findings with the warnings of validation about their own terms as what to change, and the other warnings."""
-        causes = {one.term: one for one in self.warned if one.term}
+        causes = {one.term: one for one in self.warned if one.term and one.hole != "read"}
         made = [
             replace(one, hint=f"{cause.message}: {cause.hint}")
             if (cause := causes.get(one.term)) is not None and one.hole not in _OWN_CAUSES
@@ -281,7 +281,7 @@ class AuditTally:
             for one in holes
         ]
         named, is_told = {one.term for one in holes if one.term}, any(one.hole in _TOLD for one in holes)
-        rest = [one for one in self.warned if one.term not in named]
+        rest = [one for one in self.warned if one.term not in named or one.hole == "read"]
         return [*made, *(one for one in rest if not (is_told and one.hole == "gold_in_prompt"))]
 
     def _holes(self, oracle: float) -> list[Hole]:

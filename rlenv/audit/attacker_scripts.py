@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from rlenv._base.bounded import cut_end, cut_middle, encodable
-from rlenv._base.strict_json import TooMuchJson, check_json
+from rlenv._base.strict_json import object_in
 from rlenv._base.text import visible
 from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError
@@ -28,14 +28,12 @@ from rlenv.policies.openai import OpenAIPolicy
 from rlenv.secrets import redact
 from rlenv.trajectory import Trajectory
 
-_MAX_BYTES: Final = 400_000
 _MAX_ACTIONS: Final = 16
 _MAX_CALLS: Final = 8
 _MAX_NAME: Final = 80
 _MAX_WHY: Final = 400
 _MAX_VALUE: Final = 20_000
 _MAX_ACTION: Final = 100_000
-_THINKING: Final = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*([a-z]+(?:_[a-z]+)*)(?:_(-?[0-9]{1,4}))?\s*\}\}")
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
@@ -162,19 +160,10 @@ def read_strategies(reply: str, *, most: int) -> list[Strategy]:
     Raises:
         UnreadableStrategies: there is none.
     """
-    text = _THINKING.sub("", reply)
-    start, end = text.find("{"), text.rfind("}")
-    if start < 0 or end < start:
-        raise UnreadableStrategies("the reply holds no JSON object")
-    data = encodable(text[start : end + 1]).encode()
     try:
-        check_json(data, max_bytes=_MAX_BYTES)
-        read = orjson.loads(data)
-    except TooMuchJson as error:
-        raise UnreadableStrategies(f"the reply's JSON is too much: {error}") from error
-    except orjson.JSONDecodeError as error:
-        raise UnreadableStrategies(f"the reply is not one JSON object: {error}") from error
-    listed = read.get("strategies") if isinstance(read, dict) else None
+        listed = object_in(reply).get("strategies")
+    except ValueError as error:
+        raise UnreadableStrategies(str(error)) from error
     if not isinstance(listed, list):
         raise UnreadableStrategies("the reply's object has no list 'strategies'")
     found: list[Strategy] = []

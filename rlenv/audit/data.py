@@ -15,6 +15,7 @@ from rlenv.audit.golds import Gold, canonical, check_golds, golds_of, readers
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.shortcuts import check_tests
 from rlenv.checks.validate import validate_loaded
+from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, SpecError
 from rlenv.language.templates import TemplateError, compile_template, texts_in
@@ -39,7 +40,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 _RUN = re.compile("[\x80-\uffff]{2,16}")
 _OF_REWARDS = frozenset(
     "any-answer blind-judge gold-in-prompt odd-pair other-scale paid-for-length paid-for-nothing paid-for-silence"
-    " self-masking short-gold unread-answer wrong-gate wrong-sign".split()
+    " not-read read self-masking short-gold unread-answer wrong-gate wrong-sign".split()
 )
 """The codes of warnings that are causes of holes."""
 
@@ -112,10 +113,13 @@ def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[t
     return tuple(found.findings), tuple(found.notes)
 
 
-def warned_of(environment: Environment) -> list[Hole]:
-    """The warnings of validation by which a wrong answer earns or a right one does not, with their terms."""
+def warned_of(environment: Environment, reader: Endpoint | None = None) -> list[Hole]:
+    """The warnings of validation by which a wrong answer earns or a right one does not, with their terms.
+
+    With a reader's endpoint what its model reads too, which is shown what scripted episodes earn.
+    """
     found = []
-    for one in validate_loaded(environment.loaded, plays=False).warnings:
+    for one in validate_loaded(environment.loaded, plays=reader is not None, reader=reader).warnings:
         group, _, rest = one.where.partition(".")
         term = rest.partition(".")[0] if group == "rewards" else ""
         if one.code in _OF_REWARDS:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from rlenv.endpoints import Endpoint, compile_endpoint
-from rlenv.episodes.environment import Environment
-from rlenv.errors import Finding, UnknownEntry, UsageError
+from rlenv.endpoints import Endpoint
+from rlenv.errors import Finding
 from rlenv.runs.files import plain
 from rlenv.trajectory import Trajectory
 
@@ -273,25 +272,3 @@ class Attacker:
     limits: AttackerLimits = AttackerLimits()
     on_episode: Callable[[Trajectory], None] | None = None
     """Given the least episode of what it found, to be recorded."""
-
-
-def attacker_at(
-    environment: Environment, name: str, *, model: str | None = None, api_key: str | None = None
-) -> Endpoint:
-    """The attacker's endpoint: an entry under the spec's `endpoints:` by name, or an address with a model.
-
-    `model` takes the place of an entry's own.
-
-    Raises:
-        UsageError: there is no such entry, or an address without a model.
-    """
-    if name.startswith(("http://", "https://")):
-        if not model:
-            raise UsageError("--attacker with an address needs --attacker-model", hint="name the model at the server")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        return Endpoint(name="attacker", base_url=name.rstrip("/"), model=model, headers=headers)
-    entries = environment.spec.endpoints
-    if name not in entries:
-        raise UnknownEntry("endpoints", name, entries, key="--attacker")
-    endpoint = compile_endpoint(name, entries[name])
-    return endpoint if model is None else replace(endpoint, model=model)

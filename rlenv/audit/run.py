@@ -33,6 +33,7 @@ from rlenv.audit.telling import play_again, talk_to_user, tell_the_next, tell_to
 from rlenv.audit.texts import shrug
 from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import share_of
+from rlenv.endpoints import Endpoint
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout, together
 from rlenv.errors import UsageError
@@ -71,6 +72,7 @@ async def audit(
     on_progress: Progress | None = None,
     judged: int = 6,
     attacker: Attacker | None = None,
+    reader: Endpoint | None = None,
 ) -> AuditReport:
     """The report card of a spec.
 
@@ -83,6 +85,7 @@ async def audit(
         on_progress: called before each step.
         judged: on how many tasks each judge is attacked by itself; 0 for none.
         attacker: the model that attacks the reward; without one the report says that none did.
+        reader: a model that reads the spec, as `validate` asks it; what it finds is a finding.
 
     Raises:
         UsageError: the spec has no oracle, no such split, or several players.
@@ -107,7 +110,7 @@ async def audit(
             run.doing = "the rows are looked at"
             found, notes = check_data(environment, seen.golds)
             seen.data += found
-            seen.warned = warned_of(environment)
+            seen.warned = await asyncio.to_thread(warned_of, environment, reader)
             seen.notes += notes
             await models.judges(environment, seen.golds, tasks=judged)
             await models.attacker(environment, seen.golds, attacker)

@@ -46,7 +46,7 @@ _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
 
 
 @dataclass(slots=True)
-class _Plays:
+class Plays:
     """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
     if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
         return
-    played = _Plays()
+    played = subject.once("plays", Plays)
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
     thread.start()
@@ -97,7 +97,7 @@ def _may_play(subject: Subject) -> bool:
     return subject.code is not None and _REACHES_OUT.search(subject.code) is None
 
 
-def _run(subject: Subject, played: _Plays) -> None:
+def _run(subject: Subject, played: Plays) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
@@ -122,7 +122,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return raised is None
 
 
-async def _play(subject: Subject, played: _Plays) -> None:
+async def _play(subject: Subject, played: Plays) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
     tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
@@ -259,7 +259,7 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
-def _oracles(subject: Subject, played: _Plays) -> Iterator[Finding]:
+def _oracles(subject: Subject, played: Plays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     warn, seen = subject.document.warning, set[str]()
     for (split, index), got in played.oracle.items():
@@ -271,7 +271,7 @@ def _oracles(subject: Subject, played: _Plays) -> Iterator[Finding]:
 
 
 def _of_oracle(
-    subject: Subject, played: _Plays, got: Trajectory, where: str
+    subject: Subject, played: Plays, got: Trajectory, where: str
 ) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
@@ -329,7 +329,7 @@ def _asked_by_success(subject: Subject) -> list[str]:
     return list(compile_expression(spec.success, names=spec.rewards).names)
 
 
-def _is_known(subject: Subject, played: _Plays) -> bool:
+def _is_known(subject: Subject, played: Plays) -> bool:
     """True where all that `success` reads was measured."""
     spec, names = subject.loaded.spec, _asked_by_success(subject)
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
@@ -358,7 +358,7 @@ def _nothing(
             yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
 
 
-def _unread_golds(subject: Subject, played: _Plays) -> Iterator[Finding]:
+def _unread_golds(subject: Subject, played: Plays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
     for name, spec in subject.loaded.spec.rewards.items():
@@ -368,7 +368,7 @@ def _unread_golds(subject: Subject, played: _Plays) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], hint, at="key")
 
 
-def _again(subject: Subject, played: _Plays) -> Iterator[Finding]:
+def _again(subject: Subject, played: Plays) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     first = next(iter(played.oracle.values()), None)
     if first is None or played.again is None:
@@ -386,7 +386,7 @@ def _again(subject: Subject, played: _Plays) -> Iterator[Finding]:
         yield subject.document.warning("tools", message, _ANEW, "unsteady", at="key")
 
 
-def _worth(subject: Subject, played: _Plays) -> Iterator[Finding]:
+def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
@@ -431,7 +431,7 @@ def _worth(subject: Subject, played: _Plays) -> Iterator[Finding]:
             yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")
 
 
-def _unearned(subject: Subject, played: _Plays) -> Iterator[Finding]:
+def _unearned(subject: Subject, played: Plays) -> Iterator[Finding]:
     """The first row whose own gold value, given as the answer, does not earn what it should."""
     term = gold_term(subject)
     for (split, index), got in played.oracle.items():

@@ -240,7 +240,7 @@ def _chat_template(subject: Subject, inside: Dialect) -> Iterator[RowFault]:
     if declared.dialect is None or declared.findings:
         return
     schemas = [tool.schema for tool in subject.tools.values()]
-    spec, prompts = subject.loaded.spec, _prompts(subject)
+    spec, prompts = subject.loaded.spec, first_prompts(subject)
     roles = roles_that_answer(has_tools=bool(spec.tools), has_user=spec.user is not None)
     faults = [*rendering_findings(declared, prompts, schemas), *declared.answered(roles)]
     yield from faults
@@ -249,7 +249,7 @@ def _chat_template(subject: Subject, inside: Dialect) -> Iterator[RowFault]:
         subject.not_checked.append(f"{note}; a policy of raw text reads them as they were")
 
 
-def _prompts(subject: Subject) -> list[list[Message]]:
+def first_prompts(subject: Subject) -> list[list[Message]]:
     """The first prompt of each split, as far as it can be told without an episode."""
     found: list[list[Message]] = []
     for split in subject.splits.values():

@@ -15,9 +15,11 @@ from rlenv.checks.odd_prompts import check_prompts
 from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.oracle import check_gold, check_oracle
+from rlenv.checks.reader import check_meaning
 from rlenv.checks.sites import check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_dialect, check_rewards, check_surface
+from rlenv.endpoints import Endpoint
 from rlenv.errors import Finding, SpecError
 from rlenv.language.document import SourceDocument
 from rlenv.language.functions import failure
@@ -74,7 +76,12 @@ class Report:
         return {"files": self.files, **told, "not_checked": list(self.not_checked)}
 
 
-def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] | None = None) -> Report:
+def validate(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    set: Mapping[str, Any] | None = None,
+    reader: Callable[[LoadedSpec], Endpoint | None] = lambda loaded: None,
+) -> Report:
     """Checks spec files: their text and types, templates against real rows, functions, files, gates and the oracle.
 
     A spec without a fault raises no author's error while it runs, as far as its first 10,000 rows can tell; what was
@@ -82,6 +89,8 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
 
     Args:
         set: overrides by dotted path, laid over each file.
+        reader: gives the server of a model that reads each spec without a fault too, for what takes understanding; its
+            findings are warnings (`read`). It is shown the spec, its files, rows and golds, secrets taken out.
     """
     files = 0
     faults: list[Finding] = []
@@ -89,7 +98,7 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
     not_checked: dict[str, None] = {}
     for path in paths:
         files += 1
-        report = _validated(path, set, None)
+        report = _validated(path, set, None, reader)
         faults.extend(report.faults)
         warnings.extend(report.warnings)
         not_checked.update((f"{os.fspath(path)}: {note}", None) for note in report.not_checked)
@@ -104,7 +113,12 @@ def validate_text(text: str, *, path: str | os.PathLike[str]) -> Report:
     return _validated(path, None, text)
 
 
-def _validated(path: str | os.PathLike[str], set: Mapping[str, Any] | None, text: str | None) -> Report:
+def _validated(
+    path: str | os.PathLike[str],
+    set: Mapping[str, Any] | None,
+    text: str | None,
+    reader: Callable[[LoadedSpec], Endpoint | None] = lambda loaded: None,
+) -> Report:
     try:
         document = load_document(path, set=set, text=text)
     except SpecError as error:
@@ -114,10 +128,10 @@ def _validated(path: str | os.PathLike[str], set: Mapping[str, Any] | None, text
     except SpecError as error:
         rest = _with_the_rest(document, error.faults)
         return _report(document, rest, ("what the faults stand in the way of",))
-    return validate_loaded(loaded, plays=text is None)
+    return validate_loaded(loaded, plays=text is None, reader=reader(loaded))
 
 
-def validate_loaded(loaded: LoadedSpec, *, plays: bool = True) -> Report:
+def validate_loaded(loaded: LoadedSpec, *, plays: bool = True, reader: Endpoint | None = None) -> Report:
     """Checks a spec that is loaded already; see `validate`. Without `plays` no episode is played."""
     # A spec is checked where its secrets need not be, such as in continuous integration.
     with leave_open() as missing:
@@ -132,6 +146,8 @@ def validate_loaded(loaded: LoadedSpec, *, plays: bool = True) -> Report:
         if not any(fault.level == "fault" for fault in faults):
             for check in (*_ODDITIES, check_played) if plays else _ODDITIES:
                 faults.extend(_checked(check, subject, level="warning"))
+            if reader is not None:
+                faults.extend(check_meaning(subject, reader, tuple(faults)))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return _report(loaded.document, faults, tuple(subject.not_checked))
 

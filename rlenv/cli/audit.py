@@ -21,9 +21,9 @@ from rlenv._base.text import figure
 from rlenv.audit.agreement import Differing, Disagreement, disagreement
 from rlenv.audit.judge import JudgeReport, audit_judge, judge_of, read_anchors
 from rlenv.audit.judge_attacks import asked_of_models
-from rlenv.audit.report import Attacker, AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds, attacker_at
+from rlenv.audit.report import Attacker, AttackerLimits, AttackerReport, AuditReport, Hole, Thresholds
 from rlenv.audit.run import Progress, audit
-from rlenv.cli.console import Console, WithPrices, counting, show_spending_line
+from rlenv.cli.console import Console, WithPrices, WithReader, counting, endpoint_at, show_spending_line
 from rlenv.cli.options import WithSpec, option
 from rlenv.cli.terminal import write, write_error
 from rlenv.episodes.environment import Environment, load
@@ -42,7 +42,7 @@ _judge = partial(option, group="--judge: hold a judge to labels in place of atta
 
 
 @dataclass
-class AuditCommand(WithSpec, WithPrices):
+class AuditCommand(WithSpec, WithPrices, WithReader):
     """`rlenv audit`."""
 
     split: list[str] | None = option("which tasks; all splits by default")
@@ -84,7 +84,7 @@ class AuditCommand(WithSpec, WithPrices):
         if self.run is not None or self.against is not None:
             raise UsageError("--run and --against go with --judge")
         thresholds = Thresholds(self.max_adversary, self.max_alike)
-        attacker = _attacker_of(self, environment)
+        attacker, reader = _attacker_of(self, environment), self.reader_of(environment.loaded)
 
         async def main() -> AuditReport:
             async with environment:
@@ -107,6 +107,7 @@ class AuditCommand(WithSpec, WithPrices):
                     on_progress=said_every(_SAY_EVERY_S),
                     judged=self.judged,
                     attacker=attacker,
+                    reader=reader,
                 )
 
         with counting(self.prices) as so_far:
@@ -135,7 +136,8 @@ def _attacker_of(args: AuditCommand, environment: Environment) -> Attacker | Non
     if any(given[name] <= 0 for name in ("rounds", "tasks", "requests", "tokens", "seconds") if name in given):
         raise UsageError("the limits of --attacker are above 0")
     key = os.environ.get(given.pop("api_key_env", "OPENAI_API_KEY"))
-    endpoint = attacker_at(environment, args.attacker, model=given.pop("model", None), api_key=key)
+    entries, model = environment.spec.endpoints, given.pop("model", None)
+    endpoint = endpoint_at(args.attacker, entries, option="--attacker", model=model, api_key=key)
     path = given.pop("episode", None)
 
     def record(episode: Trajectory) -> None:

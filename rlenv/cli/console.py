@@ -6,10 +6,10 @@ What was asked of models, as commands show it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import rich.console
 from rich.errors import MarkupError
@@ -24,10 +24,16 @@ from rich.text import Text
 from rlenv._base.text import visible
 from rlenv.cli.options import Options, option
 from rlenv.cli.terminal import say
+from rlenv.errors import UnknownEntry, UsageError
 from rlenv.runs import usage
 from rlenv.runs.usage import Prices, Spending, as_prices, money, notes_of, spending_line, tokens_said
 
-__all__ = ["Console", "WithPrices", "counting", "show_spending", "show_spending_line"]
+__all__ = ["Console", "WithPrices", "WithReader", "counting", "endpoint_at", "show_spending", "show_spending_line"]
+
+if TYPE_CHECKING:
+    from rlenv.endpoints import Endpoint
+    from rlenv.language.loader import LoadedSpec
+    from rlenv.language.spec import EndpointSpec
 
 _SEEN: Final = Style(conceal=False, blink=False, blink2=False)
 _WHOLE: Final = 1_000_000
@@ -165,6 +171,53 @@ class WithPrices(Options):
     """A command that says what tokens cost."""
 
     prices: str | None = option("YAML of what a million tokens cost by model: cost is shown", metavar="FILE")
+
+
+@dataclass
+class WithReader(Options):
+    """A command for which a model may read the spec."""
+
+    reader: str | None = option(
+        "a model reads the spec too: an entry under endpoints:, or an address ending in /v1", metavar="ENDPOINT"
+    )
+    reader_model: str | None = option(
+        "with --reader: the model at that address, whose key is OPENAI_API_KEY", metavar="NAME"
+    )
+
+    def reader_of(self, loaded: LoadedSpec) -> Endpoint | None:
+        """The endpoint of the reader, None without `--reader`.
+
+        Raises UsageError: a model without `--reader`, or no such endpoint.
+        """
+        if self.reader is None:
+            if self.reader_model is not None:
+                raise UsageError("--reader-model is for --reader ENDPOINT", hint="give --reader too, or leave it out")
+            return None
+        entries, key = loaded.spec.endpoints, os.environ.get("OPENAI_API_KEY")
+        return endpoint_at(self.reader, entries, option="--reader", model=self.reader_model, api_key=key)
+
+
+def endpoint_at(
+    name: str, entries: Mapping[str, EndpointSpec], *, option: str, model: str | None = None, api_key: str | None = None
+) -> Endpoint:
+    """The endpoint that `option` of a command names: an entry under `endpoints:`, or an address with a model.
+
+    `model` takes the place of an entry's own.
+
+    Raises:
+        UsageError: there is no such entry, or an address without a model.
+    """
+    from rlenv.endpoints import Endpoint, compile_endpoint
+
+    if name.startswith(("http://", "https://")):
+        if not model:
+            raise UsageError(f"{option} with an address needs {option}-model", hint="name the model at the server")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        return Endpoint(name=option.strip("-"), base_url=name.rstrip("/"), model=model, headers=headers)
+    if name not in entries:
+        raise UnknownEntry("endpoints", name, entries, key=option)
+    endpoint = compile_endpoint(name, entries[name])
+    return endpoint if model is None else replace(endpoint, model=model)
 
 
 def counting(prices: str | Prices | None = None) -> AbstractContextManager[Callable[[], Spending]]:

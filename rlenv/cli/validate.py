@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rlenv.checks.diagnose import Need, check_environment, diagnose, judge_environment
 from rlenv.checks.validate import Report, validate
-from rlenv.cli.console import Console, counting, show_spending_line
+from rlenv.cli.console import Console, WithReader, counting, show_spending_line
 from rlenv.cli.options import WithSet, WithSpec, argument, keywords, option
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment, load
@@ -272,7 +272,7 @@ def _show_difference(finding: TokenCheck, console: Console) -> None:
 
 
 @dataclass
-class ValidateCommand(WithSet):
+class ValidateCommand(WithSet, WithReader):
     """`rlenv validate`."""
 
     files: list[str] = argument("a spec, or the name of one that ships with rlenv", metavar="FILE")
@@ -300,8 +300,11 @@ class ValidateCommand(WithSet):
                 found.append(find(file))
             except UsageError as error:  # the others are checked all the same
                 lacking.append(Finding("fault", error.message, error.hint, file=file))
-        with contextlib.redirect_stdout(io.StringIO()):  # what imported files and tools print is no part of the report
-            report = validate(found, set=self.overrides)
+        with (
+            counting() as so_far,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):  # what imported files and tools print is no part of the report
+            report = validate(found, set=self.overrides, reader=self.reader_of)
         report = replace(report, files=len(self.files), faults=(*lacking, *report.faults))
         verdicts = _verdicts(self, report)
         is_fine = all(one.will_run and (one.is_exact or one.history == "keep") for one in verdicts.values())
@@ -320,6 +323,7 @@ class ValidateCommand(WithSet):
         files = "1 file" if report.files == 1 else f"{report.files} files"
         count, odd = len(report.faults), len(report.warnings)
         warned = f", {odd} warning{'s' if odd != 1 else ''}" if odd else ""
+        show_spending_line(console, so_far())
         if count == 0:
             console.print(f"[{'yellow' if odd else 'green'}]{files}: no faults{warned}[/]")
             for name, verdict in verdicts.items():

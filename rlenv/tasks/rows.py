@@ -23,9 +23,8 @@ from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec, TaskSource
 from rlenv.language.templates import TemplateError, as_template, compile_value
 from rlenv.tasks.files import Row, UnfitFile, filled, joined, open_rows, task_files
-from rlenv.tasks.generated import generated
 from rlenv.tasks.harbor import HarborTasks
-from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
+from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder, generated
 
 __all__ = ["PASS", "SEEDS", "STEP_SEEDS", "UNMEASURED", "Tasks", "harbor_tasks", "load_tasks", "seed_of"]
 __all__ += ["shuffled", "spread", "task_files"]

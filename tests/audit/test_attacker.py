@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlenv
-from rlenv.audit.report import Attacker, AttackerLimits, AuditReport, attacker_at
+from rlenv.audit.report import Attacker, AttackerLimits, AuditReport
 from rlenv.audit.run import audit
+from rlenv.cli.console import endpoint_at
 from rlenv.cli.main import main as command
 from rlenv.endpoints.account import Account, counted
 from rlenv.errors import UsageError
@@ -79,7 +81,7 @@ def tried(
 
     async def main() -> tuple[AuditReport, list[dict[str, Any]]]:
         async with FakeEndpoint(answers, context=context) as server, rlenv.load(path) as environment:
-            endpoint = attacker_at(environment, server.base_url, model="m")
+            endpoint = endpoint_at(server.base_url, environment.spec.endpoints, option="--attacker", model="m")
             attacker = Attacker(endpoint, AttackerLimits(**{"rounds": 2, **limits}))
             return await audit(environment, tasks=1, attacker=attacker), server.requests
 
@@ -313,15 +315,15 @@ def test_a_report_without_an_attacker_says_so(tmp_path: Path) -> None:
 def test_an_attacker_is_an_entry_of_the_spec_or_an_address_with_a_model(tmp_path: Path) -> None:
     text = "endpoints: {writer: {base_url: 'http://127.0.0.1:9/v1', model: m}}\nprompt:"
     with_entry = write(tmp_path, SOUND, **{"prompt:": text})
-    environment = rlenv.load(with_entry)
-    assert attacker_at(environment, "writer").model == "m"
-    assert attacker_at(environment, "writer", model="n").model == "n"
-    keyed = attacker_at(environment, "http://127.0.0.1:9/v1/", model="n", api_key="k")
+    named = partial(endpoint_at, entries=rlenv.load(with_entry).spec.endpoints, option="--attacker")
+    assert named("writer").model == "m"
+    assert named("writer", model="n").model == "n"
+    keyed = named("http://127.0.0.1:9/v1/", model="n", api_key="k")
     assert (keyed.base_url, keyed.headers) == ("http://127.0.0.1:9/v1", {"Authorization": "Bearer k"})
     with pytest.raises(UsageError, match="writer"):
-        attacker_at(environment, "writr")
+        named("writr")
     with pytest.raises(UsageError, match="--attacker-model"):
-        attacker_at(environment, "http://127.0.0.1:9/v1")
+        named("http://127.0.0.1:9/v1")
 
 
 def test_the_command_plays_an_attacker_and_writes_its_least_episode(
@@ -381,3 +383,23 @@ def test_a_request_that_the_time_limit_cuts_off_is_in_the_account(tmp_path: Path
     assert report.attacker is not None
     assert report.attacker.requests == sum(one.requests for one in account.entries())
     assert report.attacker.requests == sum(one.failed for one in account.entries())
+
+
+def test_what_a_model_reads_is_a_finding_beside_what_adversaries_find(tmp_path: Path) -> None:
+    path = write(tmp_path, HOLE)
+    says = {"where": "rewards.correct.function", "what": "xyzzy is paid too", "fix": "take it out", "sure": 0.9}
+    leaks = {"where": "tools.look", "what": "it tells all rulers", "fix": "ask for one", "sure": 0.9}
+
+    async def main(*findings: object) -> AuditReport:
+        async with FakeEndpoint([json.dumps({"findings": findings})]) as server, rlenv.load(path) as environment:
+            named = endpoint_at(server.base_url, {}, option="--reader", model="m")
+            return await audit(environment, tasks=1, reader=named)
+
+    read = [one for one in asyncio.run(main(says, leaks)).findings if one.hole == "read"]
+    assert [(one.term, one.where, one.message, one.hint) for one in read] == [
+        ("", "tools.look", "m reads: it tells all rulers", "ask for one"),
+        ("correct", "rewards.correct.function", "m reads: xyzzy is paid too", "take it out"),
+    ]
+    report = asyncio.run(main())
+    assert not [one for one in report.findings if one.hole == "read"]
+    assert asyncio.run(main("euros")).findings == report.findings
