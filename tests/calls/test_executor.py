@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlenv._base.bounded import size
 from rlenv.calls.executor import Executor
 from rlenv.calls.runner import CallSlots
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
@@ -759,3 +760,73 @@ def test_calls_that_are_waited_for_are_named_until_they_end(mode: Any) -> None:
         assert runner.waited_for() == {}
 
     run(work())
+
+
+@pytest.mark.parametrize(("turn", "spare", "is_kept"), [(0, 0, True), (0, 1, False), (-1, 1, True)])
+@pytest.mark.parametrize("form", ["text", "list"])
+def test_a_value_is_kept_up_to_the_characters_that_its_text_may_have(
+    turn: int, spare: int, is_kept: bool, form: str
+) -> None:
+    value: Any = "x" * (1_000 + spare - size("" if form == "text" else [""], 1_000))
+    value = value if form == "text" else [value]
+    runner = executor(fake_tool("t", lambda arguments: ToolOutput("short", value)), max_chars=1_000)
+    (result,) = run(runner.run([ToolCall("t", {})], replace(context(), turn=turn)))
+    assert result.value == (value if is_kept else "short" if form == "text" else None)
+    assert (result.details is None) is is_kept
+
+
+@pytest.mark.parametrize("mode", ["inline", "async", "thread"])
+def test_nothing_is_called_at_the_deadline_itself(mode: Any) -> None:
+    made: list[int] = []
+
+    def body(arguments: Mapping[str, Any]) -> str:
+        made.append(1)
+        return ""
+
+    async def later(arguments: Mapping[str, Any]) -> str:
+        return body(arguments)
+
+    runner = executor(fake_tool("t", later if mode == "async" else body, mode=mode))
+    result = one(runner, "t", seconds=0.0)
+    assert (result.outcome, result.reason, made) == ("timeout", "late", [])
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "seconds", "text"),
+    [
+        (5, 0.0, "the tool t was stopped: the episode's time is up"),
+        (0.01, 50, "the tool t did not end within 0.01 s"),
+    ],
+)
+def test_what_is_told_of_a_late_call_names_the_limit_that_came_first(
+    timeout_s: float, seconds: float, text: str
+) -> None:
+    async def hangs(arguments: Mapping[str, Any]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    assert one(executor(fake_tool("t", hangs, timeout_s=timeout_s)), "t", seconds=seconds).text == text
+
+
+@pytest.mark.parametrize(("most", "outcome"), [(1, "tool_hangs"), (2, "ok")])
+def test_calls_are_refused_once_as_many_as_may_be_were_left_behind(most: int, outcome: str) -> None:
+    gate = Gate()
+
+    def blocks(arguments: Mapping[str, Any]) -> str:
+        if arguments.get("hangs"):
+            gate.block(1)
+        return "ended"
+
+    async def work() -> str:
+        runner = executor(fake_tool("t", blocks, mode="thread"), max_left_behind=most)
+        (late,) = await runner.run([ToolCall("t", {"hangs": True})], context(seconds=0.02))
+        assert late.outcome == "timeout"
+        try:
+            (result,) = await runner.run([ToolCall("t", {})], context())
+            return result.outcome
+        except EpisodeError as error:
+            return error.reason
+        finally:
+            gate.unblock()
+
+    assert run(work()) == outcome

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv.calls.cache import DiskStore, MemoryStore, pack, unpack
+from rlenv.calls.cache import MAX_ENTRY_BYTES, CallCache, DiskStore, MemoryStore, default_path, pack, unpack
 from rlenv.calls.executor import coerced
 from rlenv.calls.guard import OVERSIZE_CHARS, Injector, Rate
 from rlenv.calls.runner import CallSlots, SharedPlaces, shared_places
@@ -350,3 +352,169 @@ def test_shared_places_are_made_in_no_folder_of_another_and_through_no_link(
     (tmp_path / "rlenv" / "places").chmod(0o777)
     with pytest.raises(ResourceError, match="only this user can write"):
         shared_places("other", limit=4)
+
+
+@pytest.mark.parametrize(("per_s", "at_once"), [(1, 1), (10, 1), (20, 2), (100, 10)])
+def test_a_tenth_of_a_seconds_calls_may_come_at_once_and_the_next_waits_one_step(per_s: float, at_once: int) -> None:
+    clock = Clock()
+    rate = Rate(per_s, clock=clock)
+    for _ in range(2):  # a long pause saves up no more than that
+        waits = [rate.take(until=float("inf")) for _ in range(at_once + 2)]
+        assert waits == pytest.approx([0.0] * at_once + [1 / per_s, 2 / per_s], abs=1e-9)
+        clock.now += 1_000
+
+
+@pytest.mark.parametrize(("until", "wait"), [(100.5, None), (101.0, None), (101.5, 1.0)])
+def test_a_turn_that_comes_as_the_time_ends_is_not_taken(until: float, wait: float | None) -> None:
+    rate = Rate(1, clock=Clock())
+    assert rate.take(until=100.0) == 0.0, "who need not wait needs no time"
+    assert rate.take(until=until) == wait
+
+
+def test_only_a_delay_and_a_hang_hold_a_call() -> None:
+    delay = DelaySpec(p=0.2, range=(1, 2))
+    injector = Injector("t", FaultsSpec(error=0.2, delay_s=delay, garble=0.2, oversize=0.2, hang=0.2))
+    drawn = [injector.draw(context(seed), index=0, attempt=0) for seed in range(60)]
+    held = {fault.kind: fault.seconds for fault in drawn if fault is not None}
+    assert 1 <= held.pop("delay") <= 2
+    assert held == {"error": 0.0, "garble": 0.0, "oversize": 0.0, "hang": float("inf")}
+
+
+def test_a_result_that_grows_begins_as_the_tools_own() -> None:
+    fault = Injector("t", FaultsSpec(oversize=1.0)).draw(context(), index=0, attempt=0)
+    assert fault is not None
+    assert fault.spoil(ToolOutput("abc")).text[:7] == "abcabca"
+
+
+@pytest.mark.parametrize(("spare", "is_kept"), [(0, True), (-1, True), (1, False)])
+def test_a_result_is_kept_up_to_a_size(spare: int, is_kept: bool) -> None:
+    around = len(pack(ToolOutput("")) or b"")
+    assert (pack(ToolOutput("x" * (MAX_ENTRY_BYTES - around + spare))) is not None) is is_kept
+
+
+def test_a_disk_store_keeps_the_newest_of_its_owner_after_each_sweep(tmp_path: Path) -> None:
+    stores = [DiskStore(tmp_path / "kept", owner=owner, max_entries=3, clock=Clock()) for owner in ("tool", "other")]
+    for number in range(65):  # the first and the 65th sweep
+        stores[0].put(b"%d" % number, b"x")
+        if number < 5:
+            stores[1].put(b"%d" % number, b"y")
+    assert [number for number in range(65) if stores[0].get(b"%d" % number)] == [62, 63, 64]
+    assert [number for number in range(65) if stores[1].get(b"%d" % number)] == [0, 1, 2, 3, 4], "not swept yet"
+    for store in stores:
+        store.close()
+
+
+def test_a_result_on_disk_is_kept_until_its_age_is_reached(tmp_path: Path) -> None:
+    clock = Clock()
+    store = DiskStore(tmp_path / "kept", owner="t", max_entries=3, ttl_s=5, clock=clock)
+    store.put(b"k", b"1")
+    clock.now += 4.5
+    assert store.get(b"k") == b"1"
+    clock.now += 0.5
+    assert store.get(b"k") is None
+    store.close()
+
+
+def test_what_others_have_written_into_the_file_is_no_result(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "kept", owner="t", max_entries=3)
+    store.put(b"k", b"1")
+    with closing(sqlite3.connect(tmp_path / "kept")) as raw, raw:
+        raw.execute("UPDATE kept SET packed = 'text'")
+    assert store.get(b"k") is None
+    store.close()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_folder_that_cannot_be_made_costs_the_results_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_read: bool
+) -> None:
+    (tmp_path / "file").touch()
+    store = DiskStore(tmp_path / "file" / "kept", owner="t", max_entries=3)
+    for _ in range(2):
+        assert store.get(b"k") is None if is_read else store.put(b"k", b"1") is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("cache", "cache"), ("", "home/.cache"), (None, "home/.cache")])
+def test_results_on_disk_stand_in_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder) if folder else "")
+    if folder is None:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_path() == tmp_path / expected / "rlenv" / "calls.sqlite"
+
+
+def cached(run: Any, *arguments: dict[str, Any], store: MemoryStore | None = None) -> list[tuple[ToolOutput, bool]]:
+    """What equal or other calls get at the same time, and whether it was there already."""
+
+    def make() -> MemoryStore:
+        return MemoryStore(max_entries=9)
+
+    async def main() -> list[tuple[ToolOutput, bool]]:
+        kept = CallCache(
+            "t", store=store or make(), depends_on="arguments", make_store=make, in_thread=asyncio.to_thread
+        )
+        calls = (kept.get_or_run(one, context(), until=float("inf"), run=run) for one in arguments)
+        return list(await asyncio.gather(*calls))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("keeps", "runs", "was_there"), [("text", 1, [False, True, True]), ("set", 3, [False] * 3)])
+def test_who_runs_for_itself_is_not_told_that_the_result_was_there(
+    keeps: str, runs: int, was_there: list[bool]
+) -> None:
+    made: list[int] = []
+
+    async def run() -> ToolOutput:
+        made.append(1)
+        await asyncio.sleep(0)
+        return ToolOutput("a", {1} if keeps == "set" else None)  # no store can hold a set
+
+    assert [one for _, one in cached(run, {}, {}, {})] == was_there
+    assert len(made) == runs
+
+
+def test_calls_without_a_canonical_form_are_each_run() -> None:
+    made: list[int] = []
+
+    async def run() -> ToolOutput:
+        made.append(1)
+        return ToolOutput(f"{len(made)}")
+
+    store = MemoryStore(max_entries=9)
+    for number in (1, 2):
+        assert cached(run, {"n": object()}, store=store) == [(ToolOutput(f"{number}"), False)]
+
+
+def test_a_place_is_not_handed_to_who_has_stopped_waiting() -> None:
+    async def main() -> None:
+        slots = CallSlots(2)
+        assert [slots.take(), slots.take()] == [None, None]
+        gone, stays = (asyncio.ensure_future(slots.wait(slots.take(), until=float("inf"))) for _ in range(2))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        slots.free()
+        await asyncio.wait_for(stays, 30)
+        assert slots.taken == 2
+        slots.free()
+        slots.free()
+        assert slots.taken == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("text", "taken"), [("1." + "0" * 62, 1.0), ("1." + "0" * 63, None), ("9" * 20, 1e20)])
+def test_a_number_is_read_up_to_64_characters_and_an_integer_up_to_19_digits(text: str, taken: float | None) -> None:
+    found = coerced({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL)
+    assert (found.arguments if found is not None else None) == (None if taken is None else {"x": taken})
+    if taken == 1e20:
+        assert coerced({"n": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) is None
+
+
+def test_a_text_of_digits_is_an_integer_where_a_number_is_wanted_and_any_other_a_float() -> None:
+    read = [coerced({"x": text}, ArgumentCheck(SCHEMA, tool="t"), ALL) for text in ("7", "7.0", "7e0")]
+    assert [repr(one and one.arguments["x"]) for one in read] == ["7", "7.0", "7.0"]

@@ -16,9 +16,9 @@ from rlenv.concurrency.deadline import stopped
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import BreakerSpec, CacheSpec, CallsSpec, DelaySpec, FaultsSpec, ToolSpec
-from rlenv.messages import ToolCall, ToolResult
+from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.testing.tools import Gate, fake_tool
-from rlenv.tools.base import CallPolicy, Tool, ToolContext, asked_again, policy_of
+from rlenv.tools.base import CallPolicy, Tool, ToolContext, asked_again, ends_once, policy_of
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -530,3 +530,102 @@ def test_a_declared_coercion_is_taken_and_counted(mode: Any) -> None:
     assert (result.text, result.details) == ("4", {"coerced": ["n"]})
     refused = one(executor(tool, coerce=("integer",)), n="three")
     assert (refused.outcome, refused.details) == ("bad_arguments", None)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_counted"),
+    [
+        (lambda: ToolFailed("no", whose="policy"), False),
+        (lambda: ToolFailed("no", reason="odd"), False),
+        (lambda: ToolFailed("no", reason="timeout"), False),
+        (lambda: ToolFailed("no", retryable=True), True),
+        (lambda: ToolFailed("no", reason="crashed"), True),
+        (lambda: ToolFailed("no", reason="server_error"), True),
+        (lambda: ToolFailed("no", whose="infrastructure"), True),
+        (lambda: ValueError("an author's bug"), True),
+    ],
+    ids=["policy", "tool", "timeout", "retryable", "crashed", "server_error", "infrastructure", "bug"],
+)
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_breaker_counts_the_tools_own_faults_and_each_once(
+    make: Callable[[], Exception], is_counted: bool, is_asked_again: bool
+) -> None:
+    body, tool = flaky("inline", 99, make)
+    runner = under(tool, breaker=BreakerSpec(failures=1, reset_s=1_000))
+
+    async def work() -> None:
+        token = asked_again.set("late") if is_asked_again else None
+        for _ in range(2):
+            await runner.run([ToolCall("t", {})], context())
+        if token is not None:
+            asked_again.reset(token)
+
+    run(work())
+    is_bug = isinstance(make(), ValueError)
+    assert body.calls == (1 if is_counted and (is_bug or not is_asked_again) else 2)
+
+
+@pytest.mark.parametrize("reason", ["closed", "timeout"])
+@pytest.mark.parametrize("seconds", [0.5, 50])
+def test_only_a_time_limit_that_a_moments_rest_has_bounded_is_told_as_late(reason: str, seconds: float) -> None:
+    _, tool = flaky("async", 9, lambda: ToolFailed("no", reason=reason))
+    result = one(executor(replace(tool, timeout_s=10)), context(seconds=seconds))
+    assert result.reason == ("late" if reason == "timeout" and seconds < 1 else reason)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_shared_place_is_given_back_however_a_call_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    gate = Gate()
+
+    async def body(arguments: Mapping[str, Any]) -> str:
+        await gate.wait(arguments["n"])
+        raise ValueError("down")
+
+    async def work() -> None:
+        runner = under(fake_tool("t", body), shared_concurrency=1)
+        first = asyncio.ensure_future(runner.run([ToolCall("t", {"n": 0})], context()))
+        await gate.until_started(1)
+        first.cancel() if is_cancelled else gate.let(0)
+        await asyncio.wait([first])
+        gate.let(1)
+        assert (await runner.run([ToolCall("t", {"n": 1})], context()))[0].outcome == "failed"
+        assert gate.started == [0, 1]
+
+    run(work())
+
+
+def test_a_closed_executor_keeps_no_file_of_results_open(tmp_path: Path) -> None:
+    runner = under(fake_tool("t", Counting()), cache=CacheSpec(scope="disk"), cache_path=tmp_path / "kept.sqlite")
+    one(runner)
+    runner.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.sqlite"], "SQLite's log goes with the last connection"
+
+
+@pytest.mark.parametrize(("turn", "outcomes"), [(0, ["skipped", "malformed"]), (-1, ["ok", "malformed"])])
+def test_beside_a_broken_call_what_would_end_the_episode_is_not_run_but_for_rewards(
+    turn: int, outcomes: list[str]
+) -> None:
+    tool = replace(fake_tool("t", Counting()), ends=ends_once)
+    work = executor(tool).run([ToolCall("t", {}), MalformedCall("{", "no JSON")], context(turn=turn))
+    results = run(work)
+    assert [one.outcome for one in results] == outcomes
+    assert [one.name for one in results] == ["t", ""]
+
+
+@pytest.mark.parametrize(("turn", "texts"), [(0, ["1", "", ""]), (-1, ["1", "1", "2"])])
+def test_what_ends_an_episode_runs_alone_and_ends_none_of_rewards(turn: int, texts: list[str]) -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    def body(arguments: Mapping[str, Any]) -> str:
+        seen.append(arguments)
+        return str(sum(one == arguments for one in seen))
+
+    ending = replace(fake_tool("t", body), ends=ends_once)
+    runner = executor(ending, fake_tool("other", body))
+    results = run(runner.run([ToolCall("t", {}), ToolCall("other", {"a": 1}), ToolCall("t", {})], context(turn=turn)))
+    assert [one.text if one.outcome == "ok" else "" for one in results] == texts
+    assert [(one.details or {}).get("ends") for one in results] == ["ended" if turn == 0 else None, None, None]
+    assert len(seen) == (1 if turn == 0 else 3)

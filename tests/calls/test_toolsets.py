@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +453,33 @@ def test_sets_of_rows_are_kept_up_to_a_number_of_tools(make_environment: Any) ->
     first, second, third = (sets.of(row) for row in rows)
     assert (sets.of(rows[2]), sets.of(rows[1])) == (third, second)
     assert sets.of(rows[0]) is not first
+
+
+@pytest.mark.parametrize(
+    ("ends", "ended"),
+    [("false", []), ("true", ["terminated"]), ("'{{ result.value >= 3 }}'", ["terminated"]),
+     ("'{{ result.value > 3 }}'", []), ("\"{{ 'truncated' if tool == 'add' else '' }}\"", ["truncated"])],
+)  # fmt: skip
+def test_an_entry_says_whether_its_call_ends_the_episode_and_how(
+    make_environment: Any, ends: str, ended: list[str]
+) -> None:
+    spec = SPEC.replace('"tools.py:add",', f'"tools.py:add", ends: {ends},')
+    _, steps, trajectory = run(make_environment(spec, tools=FUNCTIONS), [call("add", a=1, b=2)])
+    assert [how for how in ("terminated", "truncated") if steps[0].is_last and getattr(trajectory, how)] == ended
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("{double: {more: 1}}", ""),
+        ("{double: {more: 1}, look: {more: 2}}", ""),
+        ("{doubled: {more: 1}}", "found 'doubled'"),
+        ("{double: 1}", "found 'double'"),
+    ],
+)
+def test_an_example_of_several_tools_names_which(make_environment: Any, example: str, said: str) -> None:
+    text = MANY % f'tools: "tools.py:FUNCTIONS", inject: [shop], example: {example}'
+    with pytest.raises(SpecError, match=said) if said else nullcontext():
+        tools = make_environment(text, tools=KINDS).parts.tools
+        assert tools["double"].example == {"more": 1}
+        assert tools["look"].example == ({"more": 2} if "look" in example else None)
