@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from rlenv.dialects.base import CHARS_PER_TOKEN
+from rlenv.dialects.base import CHARS_PER_TOKEN, CUT_NOTE
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Step
 from rlenv.errors import UsageError
-from rlenv.messages import MalformedCall, Message, ToolCall
+from rlenv.messages import MalformedCall, Message, Sampled, ToolCall
 from rlenv.trajectory import Trajectory
 
 FUNCTIONS = '''
@@ -401,9 +401,8 @@ def test_an_episode_that_is_cancelled_while_it_opens_closes_what_was_open(
     async def main() -> None:
         episode = environment.start()
         opening = asyncio.ensure_future(episode.open())
-        for _ in range(100):
+        while not (tmp_path / "begun").exists():
             await asyncio.sleep(0)
-        assert (tmp_path / "begun").exists()
         opening.cancel()
         await asyncio.wait([opening])
         assert (tmp_path / "closed").exists()
@@ -727,3 +726,335 @@ def test_each_limit_may_be_the_rows_own_and_a_row_that_gives_none_fails_alone(ma
     failure = run(environment, [], task=2)[1].failure
     assert failure is not None
     assert (failure.reason, failure.message) == ("task", "turns: the row gives 0; expected a whole number of 1 or more")
+
+
+def stepping(environment: Environment, work: Any, **given: Any) -> Any:
+    """What `work` gives of an open episode."""
+
+    async def main() -> Any:
+        async with environment.start(**given) as episode:
+            return await work(episode)
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+class Times:
+    """A clock that gives these times from the episode's end of time on, the last one again and again."""
+
+    def __init__(self, *times: float) -> None:
+        self.left, self.end = list(times), 0.0
+
+    def __call__(self) -> float:
+        return self.end + (self.left.pop(0) if len(self.left) > 1 else self.left[0])
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "calls"),
+    [((-1.0,), "", 1), ((0.0,), "time", 0), ((-1.0, -1.0, 0.0), "time", 1), ((-1.0, -1.0, -1e-6), "", 1)],
+    ids=["in time", "begun at the end", "ended at the end", "ended just before"],
+)
+def test_an_action_is_in_time_until_the_episodes_time_is_up(
+    environment: Environment, times: Sequence[float], reason: str, calls: int
+) -> None:
+    async def work(episode: Any) -> Any:
+        episode.now = clock = Times(*times)
+        clock.end = episode.tools.begun + episode.limits.episode_s
+        return await episode.step(call("calculate", expression="1")), episode.turns
+
+    step, turns = stepping(environment, work)
+    assert (step.reason, step.truncated, [len(turn.results) for turn in turns]) == (reason, bool(reason), [calls])
+
+
+TALKING = SPEC.replace("limits: {turns: 5", "user: {kind: scripted, replies: [Yes., No., Well.]}\nlimits: {turns: 4")
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "turns"), [((-1.0,), "", 1), ((-1.0, 0.0), "time", 1), ((-1.0, -1.0, -1.0, 0.0), "time", 1)]
+)
+def test_words_to_the_user_are_in_time_until_he_has_replied(
+    make_environment: Any, times: Sequence[float], reason: str, turns: int
+) -> None:
+    async def work(episode: Any) -> Any:
+        episode.now = clock = Times(*times)
+        clock.end = episode.tools.begun + episode.limits.episode_s
+        step = await episode.step("Sure?")
+        return step, len(episode.turns)
+
+    step, count = stepping(make_environment(TALKING, tools=FUNCTIONS), work)
+    assert (step.reason, step.truncated, count) == (reason, bool(reason), turns)
+
+
+def test_nobody_is_asked_for_a_reply_behind_the_last_turn_and_who_has_none_left_ends_it(make_environment: Any) -> None:
+    steps, trajectory = run(make_environment(TALKING, tools=FUNCTIONS), ["a", "b", "c", "d"])
+    assert [step.observation.text != "" for step in steps] == [True, True, True, False]
+    assert (trajectory.reason, trajectory.terminated) == ("turns", False)
+    _, trajectory = run(make_environment(TALKING.replace("turns: 4", "turns: 9"), tools=FUNCTIONS), ["a"] * 4)
+    assert (trajectory.reason, trajectory.terminated) == ("user", True)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_turns_for_one_reply_are_counted_from_the_last_one(make_environment: Any, most: int) -> None:
+    text = TALKING.replace("limits: {turns: 4", f"limits: {{turns_per_reply: {most}, turns: 9")
+    good = call("calculate", expression="1")
+    actions = [good] * (most - 1) + ["Sure?"] + [good] * most
+    steps, _ = run(make_environment(text, tools=FUNCTIONS), actions)
+    assert [step.reason for step in steps] == [""] * (len(actions) - 1) + ["turns"]
+
+
+def test_of_limits_that_are_reached_at_once_the_turns_are_named_first(make_environment: Any) -> None:
+    environment = make_environment(SPEC.replace("turns: 5", "turns: 2"), tools=FUNCTIONS)
+    assert [step.reason for step in run(environment, [call("nothing")] * 2)[0]] == ["", "turns"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "reason"),
+    [
+        ("thinking on and", True, "turn_tokens"),
+        ("<answer>5</answer>", True, "answer"),
+        (call("calculate", expression="1"), False, ""),
+    ],
+)
+def test_an_action_that_a_limit_has_cut_is_told_so_or_ends_the_episode(
+    environment: Environment, text: str, ends: bool, reason: str
+) -> None:
+    async def work(episode: Any) -> Any:
+        return await episode.step(Sampled(text, "length", (1, 2))), episode.turns[0], await episode.truncate("left")
+
+    step, turn, trajectory = stepping(environment, work)
+    assert (step.is_last, step.reason, step.truncated) == (ends, reason, reason == "turn_tokens")
+    assert (turn.finish_reason, turn.token_ids) == ("length", (1, 2))
+    assert (CUT_NOTE in step.observation.text) is not ends
+    assert trajectory.reason == (reason or "left")
+
+
+def test_what_was_sampled_is_kept_of_its_own_turn_alone(environment: Environment) -> None:
+    async def work(episode: Any) -> Any:
+        await episode.step(Sampled(call("calculate", expression="1"), "length", (1, 2), (-0.1, -0.2)))
+        await episode.step(call("calculate", expression="1"))
+        return await episode.truncate("left", action=Sampled("and", "stop", (3,)))
+
+    turns = stepping(environment, work).turns
+    assert [(turn.finish_reason, turn.token_ids) for turn in turns] == [("length", (1, 2)), ("", ()), ("stop", (3,))]
+
+
+def test_an_episode_ends_once(environment: Environment) -> None:
+    async def work(episode: Any) -> None:
+        assert (episode.is_ended, episode.is_ending, episode.is_reported, episode.failure) == (False,) * 3 + (None,)
+        first = await episode.truncate("left")
+        assert (episode.is_ended, episode.is_ending, episode.is_reported) == (True, True, False)
+        assert await episode.truncate("again", action="more") is first
+        assert episode.fail("late", "too late") is first
+        assert (len(first.turns), first.reason, episode.failure) == (0, "left", None)
+
+    stepping(environment, work)
+
+
+def test_an_episode_is_opened_once_and_takes_one_action_at_a_time(environment: Environment) -> None:
+    async def work(episode: Any) -> None:
+        with pytest.raises(UsageError, match="is open already"):
+            await episode.open()
+        running = asyncio.ensure_future(episode.step(call("hang")))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="another step is still running"):
+            await episode.step("<answer>5</answer>")
+        running.cancel()
+        await asyncio.wait([running])
+        assert (await episode.step("<answer>5</answer>")).reason == "answer"
+        assert episode.is_reported
+
+    stepping(environment, work)
+
+
+FAILING = """
+import asyncio
+from contextlib import contextmanager
+from rlenv.errors import ResourceError
+
+closed = []
+
+
+@contextmanager
+def first():
+    yield 1
+    closed.append("first")
+
+
+def lost():
+    raise ResourceError("the database is gone")
+
+
+async def hangs():
+    await asyncio.Event().wait()
+
+
+def look() -> str:
+    return str(closed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "said"), [("lost", "the database is gone"), ("hangs", "the resources did not open within 0.05 s")]
+)
+def test_an_episode_that_fails_as_it_opens_plays_nothing_and_its_first_step_says_so(
+    make_environment: Any, second: str, said: str
+) -> None:
+    names = ", ".join(f"{name}: {{kind: python, function: 'tools.py:{name}'}}" for name in ("first", second))
+    text = SPEC[: SPEC.index("tools:")] + f"resources: {{{names}}}\n" + SPEC[SPEC.index("limits:") :]
+    text = text.replace(
+        "limits: {", "tools: {look: {kind: python, function: 'tools.py:look'}}\nlimits: {episode_s: 0.05, "
+    )
+
+    async def work(episode: Any) -> Any:
+        assert (episode.is_open, episode.is_ended, episode.is_reported) == (True, True, False)
+        step = await episode.step(call("look"))
+        assert episode.is_reported
+        return step, episode.trajectory
+
+    step, trajectory = stepping(make_environment(text, tools=FAILING), work)
+    assert (step.is_last, step.reward, trajectory.turns, trajectory.reward.total) == (True, None, (), None)
+    assert (trajectory.failure.reason, said in trajectory.failure.message) == ("resource", True)
+
+
+@pytest.mark.parametrize(
+    ("over", "more"), [(63, ""), (64, ""), (65, " 1 more are left out."), (1064, " 1,000 more are left out.")]
+)
+def test_calls_over_a_limit_are_answered_one_by_one_up_to_a_number(
+    environment: Environment, over: int, more: str
+) -> None:
+    steps, _ = run(environment, [call("calculate", expression="1") * (3 + over)])
+    results = steps[0].observation.results
+    assert [result.outcome for result in results] == ["ok"] * 3 + ["skipped"] * min(over, 64)
+    told = "Not run: at most 3 calls a turn and 8 an episode are run."
+    assert [result.text for result in results[3:]] == [told] * (min(over, 64) - 1) + [told + more]
+
+
+@pytest.mark.parametrize(("calls", "kept"), [(64, 64), (65, 64)])
+def test_calls_beside_an_answer_are_recorded_up_to_a_number(environment: Environment, calls: int, kept: int) -> None:
+    _, trajectory = run(environment, [call("calculate", expression="1") * calls + "<answer>5</answer>"])
+    assert [result.outcome for result in trajectory.turns[0].results] == ["skipped"] * kept
+
+
+CODE = SPEC.replace(
+    "limits:", "  pay: {kind: calculator, ends: true}\n  run: {kind: code, tools: [calculate, pay]}\nlimits:"
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "before", "made", "ok"),
+    [
+        ("tool_calls: 8, calls_per_turn: 3", 0, 2, 2),
+        ("tool_calls: 8, calls_per_turn: 3", 0, 3, 2),
+        ("tool_calls: 3, calls_per_turn: 9", 0, 3, 2),
+        ("tool_calls: 3, calls_per_turn: 9", 1, 2, 1),
+        ("tool_calls: 4, calls_per_turn: 9", 1, 2, 2),
+    ],
+)
+def test_calls_that_code_makes_count_for_the_turn_and_for_the_episode(
+    make_environment: Any, limits: str, before: int, made: int, ok: int
+) -> None:
+    environment = make_environment(CODE.replace("tool_calls: 8, calls_per_turn: 3", limits), tools=FUNCTIONS)
+    code = "\n".join(f"print(calculate(expression='{n}'))" for n in range(made))
+    _, trajectory = run(environment, [call("calculate", expression="1")] * before + [call("run", code=code)])
+    called = (trajectory.turns[-1].results[0].details or {})["called"]["calculate"]
+    assert (called["ok"], called.get("skipped", 0)) == (ok, made - ok)
+
+
+def test_nothing_that_code_calls_is_run_behind_the_end(make_environment: Any) -> None:
+    environment = make_environment(CODE, tools=FUNCTIONS)
+    _, trajectory = run(environment, [call("run", code="pay(expression='1')\ncalculate(expression='1')")])
+    assert (trajectory.reason, trajectory.turns[0].results[0].details["called"]) == (  # type: ignore[index]
+        "tool",
+        {"pay": {"ok": 1}, "calculate": {"skipped": 1}},
+    )
+
+
+KEPT = """
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+log = Path(__file__).parent / "log"
+
+
+def note(text):
+    with log.open("a") as file:
+        file.write(text + " ")
+
+
+@contextmanager
+def world():
+    yield "world"
+    note("world")
+
+
+@asynccontextmanager
+async def browser():
+    yield "browser"
+    note("browser")
+    raise OSError("it does not end well")
+
+
+async def look(context) -> str:
+    return await context.scope().get("browser", browser)
+"""
+
+
+def test_what_tools_keep_is_closed_before_the_resources_whatever_closing_raises(
+    make_environment: Any, tmp_path: Path
+) -> None:
+    text = SPEC[: SPEC.index("tools:")] + "resources: {world: {kind: python, function: 'tools.py:world'}}\n"
+    text += "tools: {look: {kind: python, function: 'tools.py:look', inject: [context]}}\n"
+    environment = make_environment(text + SPEC[SPEC.index("limits:") :], tools=KEPT)
+
+    async def main() -> None:
+        episode = environment.start()
+        await episode.open()
+        assert (await episode.step(call("look"))).observation.results[0].text == "browser"
+        with pytest.raises(OSError, match="it does not end well"):
+            await episode.aclose()
+        await episode.aclose()
+
+    asyncio.run(main())
+    assert (tmp_path / "log").read_text().split() == ["browser", "world"]
+
+
+DEADLINES = (
+    FUNCTIONS
+    + """
+def left_s(context) -> float:
+    \"\"\"Says how much time is left.\"\"\"
+    return context.deadline - time.monotonic()
+
+
+async def for_reward(context) -> float:
+    return (await context.call("left_s", {})).value
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "bounded", "in_reward"),
+    [
+        ("turn_s: 40, episode_s: 100, reward_s: 300", 40, 90),
+        ("turn_s: 400, episode_s: 100, reward_s: 300", 100, 90),
+        ("turn_s: 40, episode_s: 100, reward_s: 100", 40, 30),
+    ],
+)
+def test_a_turns_time_bounds_the_policys_calls_and_none_of_a_rewards(
+    make_environment: Any, limits: str, bounded: float, in_reward: float
+) -> None:
+    text = SPEC.replace(
+        "limits: {", f'  left_s: {{kind: python, function: "tools.py:left_s", inject: [context]}}\nlimits: {{{limits}, '
+    )
+    text = text.replace("success:", '  asked: {kind: rule, function: "tools.py:for_reward"}\nsuccess:')
+    text = text.replace("rlenv: 1", "rlenv: 1\ncalls: {timeout_s: 500}")
+    steps, trajectory = run(make_environment(text, tools=DEADLINES), [call("left_s"), "<answer>5</answer>"])
+    assert steps[0].observation.results[0].value == pytest.approx(bounded, abs=5)
+    assert trajectory.reward.terms["asked"].value == pytest.approx(in_reward, abs=5)
+
+
+def test_terms_of_turns_are_measured_once_a_turn_the_last_one_included(environment: Environment) -> None:
+    good, bad = call("calculate", expression="1"), call("nothing")
+    for actions in ([good, bad, "<answer>5</answer>"], [good, bad, good]):
+        _, trajectory = run(environment, actions)
+        assert len(trajectory.reward.turn_rewards) == 3
+        assert sum(trajectory.reward.turn_rewards) == pytest.approx(trajectory.reward.total)
