@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,21 @@ import anyio
 import pytest
 
 from rlenv.calls.executor import Executor
-from rlenv.concurrency.deadline import Expired, bounded_by_itself, drive, stopped
+from rlenv.concurrency import deadline
+from rlenv.concurrency.deadline import (
+    Breaker,
+    Countdown,
+    Expired,
+    Waited,
+    begin,
+    bounded_by_itself,
+    drive,
+    pause,
+    paused_for,
+    running_under,
+    stopped,
+    waited_s,
+)
 from rlenv.errors import ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
@@ -282,3 +297,120 @@ def test_calls_stand_in_seconds_from_the_episodes_start() -> None:
     assert ran.started is not None
     assert ran.started >= 1000
     assert malformed.started is unknown.started is None
+
+
+class Clock:
+    """The clock of the process, put forward by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("passed", "is_over", "left_s"), [(0.0, False, 10.0), (9.5, False, 0.5), (10.0, True, 0.0), (11.0, True, 0.0)]
+)
+def test_a_countdown_is_over_when_its_time_has_passed(
+    monkeypatch: pytest.MonkeyPatch, passed: float, is_over: bool, left_s: float
+) -> None:
+    clock = Clock(monkeypatch)
+    countdown, without = Countdown(10.0), Countdown(None)
+    clock.now += passed
+    assert (countdown.is_over, countdown.left_s, countdown.look_s) == (is_over, left_s, left_s)
+    assert (without.is_over, without.left_s, without.look_s) == (False, float("inf"), None)
+    with running_under(countdown):
+        assert deadline.left_s() == left_s
+    assert deadline.left_s() == float("inf")
+
+
+def test_time_that_stands_is_given_back_once_for_all_who_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    outer, inner = Countdown(10.0), Countdown(5.0)
+    with running_under(outer), running_under(inner):
+        clock.now += 1
+        with bounded_by_itself():
+            clock.now += 2
+            with bounded_by_itself():
+                clock.now += 40
+            clock.now += 3
+            assert (outer.left_s, inner.left_s, outer.is_over, inner.is_over) == (9.0, 4.0, False, False)
+            assert (inner.look_s, outer.clock_s) == (1.0, 101.0), "asked again soon, since it may go on"
+    assert (outer.left_s, inner.left_s, outer.clock_s) == (9.0, 4.0, 101.0)
+    clock.now += 3.5
+    assert (outer.left_s, inner.left_s, inner.look_s, outer.clock_s) == (5.5, 0.5, 0.5, 104.5)
+
+
+@pytest.mark.parametrize(("stands", "is_over", "look_s"), [(10.0, False, 1.0), (12.5, False, 0.5), (13.0, True, 0.0)])
+def test_time_does_not_stand_for_longer_than_there_is_to_spare(
+    monkeypatch: pytest.MonkeyPatch, stands: float, is_over: bool, look_s: float
+) -> None:
+    clock = Clock(monkeypatch)
+    countdown = Countdown(10.0, 3.0)
+    with countdown.standing():
+        clock.now += stands
+        assert (countdown.is_over, countdown.look_s) == (is_over, look_s)
+
+
+def test_what_a_call_has_waited_is_the_sum_however_its_waits_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def waits(seconds: float) -> None:
+        with Waited():
+            clock.now += seconds
+            raise KeyError(seconds)
+
+    def call() -> tuple[float, list[float]]:
+        before, mine = waited_s(), begin()
+        for seconds in (1.0, 2.0):
+            with pytest.raises(KeyError):
+                waits(seconds)
+        return before + waited_s(), mine
+
+    with Waited():  # nobody's
+        assert contextvars.copy_context().run(call) == (3.0, [1.0, 2.0])
+    assert waited_s() == 0.0
+
+
+@pytest.mark.parametrize(("since", "is_admitted"), [(9.5, False), (10.0, True)])
+def test_a_breaker_lets_one_try_once_its_time_is_over_whatever_failed_meanwhile(
+    since: float, is_admitted: bool
+) -> None:
+    now = [0.0]
+    breaker = Breaker(failures=2, reset_s=10, clock=lambda: now[0])
+    breaker.failed()
+    assert breaker.admits(), "one failure less than it takes"
+    breaker.failed()
+    now[0] = 5.0
+    breaker.failed()  # of a call that began before it opened
+    now[0] = since
+    assert breaker.admits() is is_admitted
+    if is_admitted:
+        breaker.failed()
+        now[0] = since + 9.5
+        assert not breaker.admits(), "the try that failed begins the time anew"
+
+
+def test_pauses_take_their_share_as_long_as_the_block_runs() -> None:
+    async def took(seconds: float) -> float:
+        began = asyncio.get_running_loop().time()
+        await pause(seconds)
+        return asyncio.get_running_loop().time() - began
+
+    with paused_for(0.5):
+        with paused_for(2.0):
+            assert run_skipping(took(4.0)) == 8.0
+        assert run_skipping(took(4.0)) == 2.0
+
+
+def test_a_coroutine_that_ends_in_its_last_moment_has_not_expired() -> None:
+    async def main() -> None:
+        async def ends(seconds: float) -> str:
+            await passes(seconds)
+            return "ended"
+
+        assert await drive(ends(0.5), 1.0) == "ended"
+        with pytest.raises(Expired):
+            await drive(ends(1.5), 1.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(1.5)
+
+    run_skipping(main())

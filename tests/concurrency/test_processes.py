@@ -205,3 +205,122 @@ def test_a_program_that_cannot_be_loaded_is_told_with_its_traceback(tmp_path: Pa
         with pytest.raises(StartFailed, match=r"(?s)Traceback.*not there") as failed:
             asyncio.run(ask(pool, "ab"))
         assert failed.value.is_told
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_process_is_used_again_and_preferred_by_what_it_holds(tmp_path: Path) -> None:
+    async def used(key: str = "", *, holds: str = "", fails: bool = False) -> int:
+        async def work(process: Process) -> int:
+            await process.ask(b"ab")
+            process.holds = holds
+            if fails:
+                raise ValueError("its own")
+            return process.process.pid
+
+        return await pool.run(work, key=key)
+
+    async def main() -> None:
+        first, second = await asyncio.gather(used(holds="a"), used(holds="b"))
+        assert sorted(pool.processes) == sorted([first, second])
+        assert (pool.holds("a"), pool.holds("b"), pool.holds("c")) == (True, True, False)
+        assert [await used("a", holds="a"), await used("b", holds="b"), await used("a")] == [first, second, first]
+        assert not pool.holds("a")
+        with pytest.raises(ValueError, match="its own"):
+            await used(fails=True)
+        assert await used() in (first, second)
+        assert sorted(pool.processes) == sorted([first, second])
+        await pool.aclose()
+        assert pool.processes == []
+        assert not any(map(is_there, (first, second))), "their ends are waited for"
+        assert await used() not in (first, second)
+
+    with opened(tmp_path, limit=2) as pool:
+        asyncio.run(main())
+
+
+def test_who_is_urgent_is_handed_the_next_place_and_all_others_come_in_turn(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    async def asks(name: str, **keys: Any) -> None:
+        await ask(pool, name, **keys)
+        order.append(name)
+
+    async def main() -> None:
+        names = [("busy", False), ("first", False), ("second", False), ("urgent", True)]
+        works = []
+        for name, is_urgent in names:
+            works.append(asyncio.ensure_future(asks(name, is_urgent=is_urgent)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*works)
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+    assert order == ["busy", "urgent", "first", "second"]
+
+
+def test_a_process_that_is_left_at_work_is_killed_and_the_next_one_starts_before_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        at_work = asyncio.Event()
+
+        async def work(process: Process) -> None:
+            at_work.set()
+            await process.ask(b"wait")
+
+        busy = asyncio.ensure_future(pool.run(work))
+        await at_work.wait()
+        (killed,) = pool.processes
+        busy.cancel()
+        await asyncio.wait([busy])
+        (fresh,) = pool.processes
+        assert fresh != killed
+        assert await ask(pool, "ab") == "ba"
+        assert pool.processes == [fresh]
+        pool.close()
+        assert pool.processes == []
+
+    with opened(tmp_path) as pool:
+        asyncio.run(main())
+
+
+def test_who_is_cancelled_while_a_process_starts_leaves_it_to_the_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        asked = asyncio.ensure_future(ask(pool, "ab"))
+        await asyncio.sleep(0)
+        (starting,) = pool.processes
+        asked.cancel()
+        await asyncio.wait([asked])
+        (tmp_path / "gate").touch()
+        assert await ask(pool, "ab") == "ba"
+        assert pool.processes == [starting]
+
+    with opened(tmp_path, told={"gate": str(tmp_path / "gate")}) as pool:
+        asyncio.run(main())
+
+
+def test_an_answer_is_whole_whatever_its_size(tmp_path: Path) -> None:
+    sizes = (0, 1, 7, 8, 9, 262_144, 300_000)
+    with opened(tmp_path) as pool:
+
+        async def main() -> list[str]:
+            return [await ask(pool, "x" * one) for one in sizes]
+
+        assert [len(one) for one in asyncio.run(main())] == list(sizes)
+
+
+def test_a_pool_has_two_places_at_least() -> None:
+    assert Pool(Program("acts:serve")).limit >= 2
+    assert Pool(Program("acts:serve"), limit=1).limit == 1
+
+
+def test_a_status_that_no_signal_has_is_told_as_it_is() -> None:
+    assert [ending(status) for status in (0, 1, -1, -200)] == ["status 0", "status 1", "SIGHUP", "status -200"]
+    assert [cause_of(status) for status in (0, -200)] == ["exit", "outside"]

@@ -120,3 +120,74 @@ def test_a_scope_tries_again_after_a_failure_and_after_a_discard() -> None:
 
     asyncio.run(main())
     assert log == ["open a", "close a", "open a", "close a"]
+
+
+@asynccontextmanager
+async def ends_badly(log: list[str], name: str) -> AsyncIterator[str]:
+    yield name
+    log.append(f"close {name}")
+    raise OSError(f"{name} does not end well")
+
+
+def test_what_exiting_raises_reaches_who_closes_and_keeps_nothing_else_open() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        host = Hosted(ends_badly(log, "alone"))
+        await host.open()
+        with pytest.raises(OSError, match="alone does not end well"):
+            await host.aclose()
+        assert not host.is_open
+        scope = Scope()
+        for name in ("first", "second"):
+            await scope.get(name, lambda name=name: ends_badly(log, name))  # type: ignore[misc]
+        with pytest.raises(OSError, match="second does not end well"):
+            await scope.aclose()
+        await scope.aclose()
+
+    asyncio.run(main())
+    assert log == ["close alone", "close second", "close first"]
+
+
+def test_what_was_still_opening_as_its_scope_was_closed_is_closed_at_once() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        go_on = asyncio.Event()
+
+        @asynccontextmanager
+        async def slow() -> AsyncIterator[str]:
+            await go_on.wait()
+            yield "late"
+            log.append("closed")
+
+        scope = Scope()
+        asked = asyncio.ensure_future(scope.get("a", slow))
+        await asyncio.sleep(0)
+        await scope.aclose()
+        go_on.set()
+        assert await asked == "late"
+        assert log == ["closed"]
+
+    asyncio.run(main())
+
+
+def test_a_host_is_open_from_when_it_is_asked_for_until_it_has_ended() -> None:
+    async def main() -> None:
+        host = Hosted(broken())
+        assert not host.is_open
+        opening = asyncio.ensure_future(host.open())
+        await asyncio.sleep(0)
+        assert host.is_open
+        with pytest.raises(OSError, match="no server"):
+            await opening
+        assert not host.is_open
+        await Hosted(broken()).aclose()  # never opened
+
+    asyncio.run(main())
+
+
+def test_a_plain_value_is_made_once_for_its_key() -> None:
+    scope, made = Scope(), list[int]()
+    kept = [scope.keep(key, lambda: made.append(1) or made) for key in ("a", "a", "b")]  # type: ignore[func-returns-value]
+    assert (len(made), kept[0] is kept[1]) == (2, True)

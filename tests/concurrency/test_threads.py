@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlenv.concurrency.threads import ThreadPool
+from rlenv.concurrency.threads import ThreadPool, run_sync
 
 LIMIT_S = 60.0
 
@@ -123,3 +123,113 @@ def test_work_that_is_finished_whatever_comes_is_waited_for_through_every_cancel
         assert done.is_set()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("how", ["call", "run", "finish"])
+def test_what_a_call_raises_is_raised_where_it_is_waited_for(how: str, error: BaseException) -> None:
+    def fails() -> None:
+        raise error
+
+    async def work() -> None:
+        pool = ThreadPool(size=1)
+        with pytest.raises(type(error)) as raised:
+            await getattr(pool, how)(fails)
+        assert raised.value is error
+        assert await getattr(pool, how)(lambda: "well") == "well"
+        assert pool.threads == 1
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_more_calls_run_at_once_than_the_pool_has_threads_and_a_closed_one_begins_anew(size: int) -> None:
+    running, most, lock = [0], [0], threading.Lock()
+    full = threading.Barrier(size)
+
+    def call() -> int:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        full.wait(LIMIT_S)
+        with lock:
+            running[0] -= 1
+        return threading.get_ident()
+
+    async def work() -> None:
+        pool = ThreadPool(size=size)
+        for _ in range(2):
+            threads = await asyncio.gather(*(pool.call(call) for _ in range(3 * size)))
+            assert (len(set(threads)), most[0], pool.threads) == (size, size, size)
+            pool.close()
+            assert pool.threads == 0
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_only_a_call_at_work_leaves_a_thread_behind() -> None:
+    async def work() -> None:
+        pool = ThreadPool(size=1)
+        until, at_work = threading.Event(), threading.Event()
+        ended = pool.submit(int)
+        await ended.done
+        assert not pool.give_up(ended)
+        running, waiting = pool.submit(wait, until, at_work), pool.submit(int)
+        await asyncio.to_thread(at_work.wait, LIMIT_S)
+        assert not pool.give_up(waiting)
+        assert (pool.threads, running.is_left_behind) == (1, False)
+        assert pool.give_up(running)
+        assert (pool.threads, running.is_left_behind) == (1, True), "one for the call that waits"
+        until.set()
+        assert await pool.call(int) == 0
+        assert not waiting.is_ended
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_work_that_is_left_behind_frees_its_place_at_once() -> None:
+    until, at_work = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        pool = ThreadPool(size=1)
+        hung = asyncio.ensure_future(pool.run(lambda: wait(until, at_work)))
+        await asyncio.to_thread(at_work.wait, LIMIT_S)
+        hung.cancel()
+        await asyncio.wait([hung])
+        assert hung.cancelled()
+        assert await pool.call(int) == 0
+        pool.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+    finally:
+        until.set()
+
+
+def test_results_that_are_ready_at_once_wake_the_loop_once() -> None:
+    async def work() -> int:
+        pool, loop = ThreadPool(size=1), asyncio.get_running_loop()
+        woken, wake = list[int](), loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *given, **_: woken.append(1) or wake(*given)  # type: ignore[assignment, method-assign]
+        over = threading.Event()
+        jobs = [*(pool.submit(int) for _ in range(20)), pool.submit(over.set)]
+        assert over.wait(LIMIT_S)  # the loop looks at nothing meanwhile
+        await asyncio.gather(*(job.done for job in jobs))
+        pool.close()
+        return len(woken)
+
+    assert 1 <= asyncio.run(asyncio.wait_for(work(), LIMIT_S)) <= 2
+
+
+def test_synchronous_callers_share_one_loop_and_hear_what_is_raised() -> None:
+    async def loop() -> int:
+        return id(asyncio.get_running_loop())
+
+    async def fails(text: str, *, number: int) -> None:
+        raise ValueError(f"{text} {number}")
+
+    assert run_sync(loop) == run_sync(loop)
+    with pytest.raises(ValueError, match="no 3"):
+        run_sync(fails, "no", number=3)
