@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -212,7 +213,12 @@ def test_results_that_are_ready_at_once_wake_the_loop_once() -> None:
     async def work() -> int:
         pool, loop = ThreadPool(size=1), asyncio.get_running_loop()
         woken, wake = list[int](), loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *given, **_: woken.append(1) or wake(*given)  # type: ignore[assignment, method-assign]
+
+        def counted(*given: Any, **keys: Any) -> asyncio.Handle:
+            woken.append(1)
+            return wake(*given, **keys)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
         over = threading.Event()
         jobs = [*(pool.submit(int) for _ in range(20)), pool.submit(over.set)]
         assert over.wait(LIMIT_S)  # the loop looks at nothing meanwhile
