@@ -134,17 +134,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ScoringPlan:
-    """All terms: in the order of the spec, in one in which each stands behind those that its gate reads, and by kind.
-
-    `waits` says whether one of an episode's terms has to be awaited.
-    """
+    """All terms: in the order of the spec, in one in which each stands behind those that its gate reads, by kind."""
 
     terms: tuple[Planned, ...]
     ordered: tuple[Planned, ...]
     per_turn: tuple[Planned, ...]
     group: tuple[Planned, ...]
     raising: tuple[str, ...]
-    waits: bool
     success: Expression | None
 
 
@@ -169,7 +165,6 @@ def plan(terms: Sequence[Term], *, success: str | None) -> ScoringPlan:
         per_turn=tuple(one for one in planned if one.is_per_turn),
         group=tuple(one for one in planned if one.term.is_of_group),
         raising=tuple(one.name for one in planned if one.term.spec.on_invalid == "raise"),
-        waits=any(one.term.measure_async is not None and not one.is_per_turn for one in planned),
         success=None if success is None else compile_expression(success),
     )
 

@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.concurrency.deadline import bounded_by_itself
-from rlenv.errors import RewardError, UsageError
+from rlenv.concurrency.scope import Scope
+from rlenv.endpoints.account import Asking, Usage
+from rlenv.errors import InvalidReward, RewardError, UsageError
 from rlenv.language.spec import RewardSpec
-from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term
+from rlenv.rewards.group import ask_groups, score_groups
 from rlenv.rewards.scorer import Scorer
+from rlenv.testing import laws
 from rlenv.testing.rewards import reward_context, turn
-from rlenv.trajectory import EVIDENCE_CHARS, Failure, RewardBreakdown
+from rlenv.trajectory import EVIDENCE_CHARS, Failure, RewardBreakdown, Trajectory
 
 Gives = Any
 
@@ -466,3 +470,288 @@ def test_a_row_that_gives_a_weight_is_scored_as_if_the_spec_had_it_written(
         )
 
     assert asyncio.run(scored(by_row)) == asyncio.run(scored(term("b", gives, weight=weight, **keys)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_valid"), [({}, False), ({"weight": 0.0}, True), ({"weight": 0.0, "required": True}, False),
+                           ({"weight": -1.0}, False), ({"required": False}, True)],
+)  # fmt: skip
+def test_what_earns_nothing_decides_nothing_unless_it_is_said_to_be_required(
+    keys: dict[str, Any], is_valid: bool
+) -> None:
+    assert (score(term("a", 1.0), term("b", RewardError("down"), **keys))[0].total is not None) is is_valid
+
+
+def test_evidence_that_is_no_text_makes_a_term_invalid() -> None:
+    breakdown, _ = score(term("a", Measured(1.0, 3)))  # type: ignore[arg-type]
+    assert "evidence that is no text but a int" in breakdown.terms["a"].error
+
+
+@pytest.mark.parametrize("weights", [(0.1, 2.0), (-1.0, 0.5)])
+def test_what_is_paid_at_once_is_weight_times_value(weights: tuple[float, float]) -> None:
+    sums = [
+        term(f"t{index}", 3.0, when="turn", over_turns="sum", weight=weight) for index, weight in enumerate(weights)
+    ]
+    scorer = Scorer([*sums, term("none", None, when="turn", over_turns="sum")])
+    assert scorer.paid_at_once(asyncio.run(scorer.score_turn(reward_context()))) == pytest.approx(3 * sum(weights))
+
+
+def test_a_gate_over_several_terms_waits_for_the_last_of_them() -> None:
+    async def one(context: RewardContext) -> Measured:
+        await asyncio.sleep(0)
+        return Measured(1.0)
+
+    gated = term("gated", 5.0, gate="quick >= 1 and slow >= 1 and slower >= 1")
+    slower = later("slower", one, gate="slow >= 1")
+    breakdown, _ = score(gated, term("quick"), slower, later("slow", one))
+    assert breakdown.total == 8.0
+
+
+def test_evidence_of_turns_is_the_last_ones_or_that_of_the_turn_that_failed() -> None:
+    def gives(bad: int) -> Callable[[RewardContext], Any]:
+        def measure(context: RewardContext) -> Any:
+            index = len(context.turns) - 1
+            return Measured(math.nan if index == bad else float(index), f"evidence {index}", {"index": index})
+
+        return measure
+
+    whole, _ = score(term("a", gives(-1), when="turn", over_turns="sum"), turns=3)
+    assert (whole.terms["a"].value, whole.terms["a"].evidence, whole.terms["a"].details) == (
+        3,
+        "evidence 2",
+        {"index": 2},
+    )
+    broken, _ = score(term("a", gives(1), when="turn"), turns=3)
+    assert (broken.terms["a"].error[:7], broken.terms["a"].evidence) == ("turn 1:", "evidence 1")
+    assert broken.terms["a"].turn_values == (0.0, None, 2.0)
+
+
+def test_an_episode_without_turns_has_a_total_and_no_turns_rewards() -> None:
+    breakdown, _ = score(term("a", 1.0), turns=0)
+    assert (breakdown.total, breakdown.turn_rewards) == (1.0, ())
+    assert Scorer([term("a")]).failed(Failure("task", "x")).turn_rewards == ()
+
+
+def test_of_a_measurement_that_is_waited_for_it_is_known_since_when_and_by_all_of_the_spec() -> None:
+    async def main() -> None:
+        seen: list[dict[str, list[float]]] = []
+
+        async def slow(context: RewardContext) -> Measured:
+            await asyncio.sleep(0)
+            seen.append(scorer.waited_for())
+            await asyncio.sleep(0)
+            return Measured(1.0)
+
+        by_row = replace(later("a", slow, weight="{{ task.w }}"), row_weight=lambda task: float(task["w"]))
+        scorer = Scorer([by_row, later("b", slow)])
+        breakdown, _ = await scorer.score(reward_context(task={"w": 4}))
+        assert breakdown.total == 5.0
+        assert [sorted(one) for one in seen] == [["a", "b"]] * 2
+        assert all(len(times) == 1 for one in seen for times in one.values())
+        assert scorer.waited_for() == {}
+
+    asyncio.run(main())
+
+
+def test_rows_with_equal_weights_share_a_scorer_and_others_have_their_own() -> None:
+    scorer = Scorer([replace(term("a", weight="{{ task.w }}"), row_weight=lambda task: float(task["w"])), term("b")])
+    assert Scorer([term("b")]).of({}).weights == {"b": 1.0}
+    assert [scorer.of({"w": weight}).weights["a"] for weight in (2, 0, -1)] == [2.0, 0.0, -1.0]
+    assert scorer.of({"w": 2}) is scorer.of({"w": 2.0})
+    assert scorer.weights == {"a": 1.0, "b": 1.0}
+
+
+def trajectories(scorer: Scorer, *values: Any, index: int = 0, **changes: Any) -> list[Trajectory]:
+    """An episode for each value of the term `a`, all of one task; one whose value is None could not be scored."""
+    found = []
+    for value in values:
+        record: Any = {"environment": "e", "split": "train", "task_index": index, "seed": 0, "task": {}, "messages": (),
+                       "turns": (turn(),), "answer": None, "seconds": 0.0, "usage": (), **changes}  # fmt: skip
+        if value is None:
+            failure = Failure("resource", "gone")
+            found.append(Trajectory.failed(failure=failure, reward=scorer.failed(failure, turns=1), **record))
+            continue
+        reward, success = asyncio.run(scorer.score(reward_context(task={"value": value})))
+        found.append(Trajectory.termination(reason="answer", reward=reward, success=success, **record))
+    return found
+
+
+def of_task(context: RewardContext) -> Any:
+    return context.task["value"]
+
+
+def rank(gate: str | None = None, **keys: Any) -> Scorer:
+    made = laws.compiled("rewards", {"kind": "group", "of": "a", "by": "rank", "gate": gate, **keys}, name="rank")
+    assert isinstance(made, Term)
+    return Scorer([term("a", of_task), made])
+
+
+def totals(found: list[Trajectory]) -> list[float | None]:
+    return [one.reward.total for one in found]
+
+
+def test_answers_are_compared_with_those_of_their_own_group_alone() -> None:
+    scorer = rank()
+    mixed = [
+        *trajectories(scorer, 1.0, 3.0),
+        *trajectories(scorer, 2.0, 2.0, split="test"),
+        *trajectories(scorer, 1.0, 3.0, index=-1, task={"q": 1}),
+        *trajectories(scorer, 5.0, index=-1, task={"q": 2}),
+        *trajectories(scorer, 1.0, 3.0, task={"q": "no matter, where the index is known"}),
+    ]
+    # The first two and the last two are one group of four: 1, 3, 1, 3.
+    assert totals(score_groups(scorer, mixed)) == pytest.approx(
+        [1 + 1 / 6, 3 + 5 / 6, 2.5, 2.5, 1.0, 4.0, 5.0, 1 + 1 / 6, 3 + 5 / 6]
+    )
+    apart = score_groups(scorer, mixed, groups=[0, 0, 0, 0, 0, 0, 0, 1, 1])
+    assert totals(apart)[:2] == totals(apart)[-2:] == [1.0, 4.0]
+
+
+def test_an_answer_that_failed_is_compared_with_nobody_and_stays_as_it_was() -> None:
+    scorer = rank()
+    first, failed, last = score_groups(scorer, played := trajectories(scorer, 1.0, None, 3.0))
+    assert failed is played[1]
+    assert totals([first, last]) == [1.0, 4.0]
+    assert first.reward.terms["rank"].evidence == "1 among 2"
+    (alone,) = score_groups(scorer, trajectories(scorer, 1.0))
+    assert (alone.reward.terms["rank"].status, alone.reward.total) == ("skipped", 1.0)
+    assert score_groups(scorer, trajectories(scorer, None, None))[0].failure is not None
+    assert score_groups(scorer, []) == []
+
+
+def test_an_answer_without_the_value_has_no_rank_among_the_others() -> None:
+    made = laws.compiled("rewards", {"kind": "group", "of": "b", "by": "rank"}, name="rank")
+    assert isinstance(made, Term)
+
+    def some(context: RewardContext) -> Any:
+        return context.task["value"] if context.task["value"] != 2.0 else None
+
+    scorer = Scorer([term("a", of_task), term("b", some, weight=0), made])
+    found = score_groups(scorer, trajectories(scorer, 1.0, 2.0, 3.0))
+    assert [one.reward.terms["rank"].value for one in found] == [0.0, None, 1.0]
+    assert found[1].reward.terms["rank"].status == "skipped"
+
+
+def test_a_shut_gate_keeps_a_rank_from_counting_and_not_from_being_compared() -> None:
+    scorer = rank(gate="a >= 2")
+    found = score_groups(scorer, trajectories(scorer, 1.0, 2.0, 3.0))
+    assert [one.reward.terms["rank"].value for one in found] == [None, 0.5, 1.0]
+
+
+def test_a_group_that_cannot_be_compared_stops_the_run_where_that_is_said() -> None:
+    def two(_: Any) -> list[Measured]:
+        return [Measured(1.0)]
+
+    def group(**keys: Any) -> Scorer:
+        return Scorer([term("a", of_task), Term(name="g", spec=RewardSpec(kind="group", **keys), measure_group=two)])
+
+    scorer = group(required=False)
+    found = score_groups(scorer, trajectories(scorer, 1.0, 2.0))
+    assert [one.reward.terms["g"].error for one in found] == ["gave 1 values for 2 answers"] * 2
+    assert totals(found) == [1.0, 2.0]
+    scorer = group(on_invalid="raise")
+    with pytest.raises(InvalidReward, match=r"rewards\.g could not be measured"):
+        score_groups(scorer, trajectories(scorer, 1.0, 2.0))
+
+
+def asked(scorer: Scorer, played: list[Trajectory], *, limit_s: float = 60.0, on_asked: Any = None) -> list[Trajectory]:
+    async def main() -> list[Trajectory]:
+        return await ask_groups(scorer, played, vars={}, shared=Scope, limit_s=lambda _: limit_s, on_asked=on_asked)
+
+    return asyncio.run(main())
+
+
+def asking(ask: Any, **keys: Any) -> Scorer:
+    return Scorer([term("a", of_task), Term(name="g", spec=RewardSpec(kind="group", **keys), ask_group=ask)])
+
+
+def test_what_a_group_asks_is_charged_to_the_answer_that_it_is_asked_for() -> None:
+    told: list[tuple[int, int]] = []
+
+    async def ask(own: Any, context: GroupContext) -> list[Measured]:
+        for number, account in enumerate(context.accounts):
+            Asking(account, "judge g").tried("m", Usage(number + 1, 0))
+        return [Measured(float(number)) for number, _ in enumerate(own)]
+
+    scorer = asking(ask, gate="a >= 2")
+    played = trajectories(scorer, 1.0, 2.0, None, 3.0) + trajectories(scorer, 5.0, index=1)
+    found = asked(
+        scorer, played, on_asked=lambda usage, left: told.append((sum(one.prompt_tokens for one in usage), left))
+    )
+    assert [[one.prompt_tokens for one in each.usage] for each in found] == [[], [1], [], [2], [1]]
+    assert totals(found) == [1.0, 2.0, None, 4.0, 5.0]
+    assert told == [(3, 1), (1, 0)]
+    told.clear()
+    assert asked(scorer, found, on_asked=lambda *given: told.append(given)) == found, "nobody is asked again"
+    assert told == []
+    with pytest.raises(UsageError, match="'g' asks models"):
+        score_groups(scorer, played)
+    assert totals(score_groups(scorer, found, keeps_asked=True)) == totals(found)
+
+
+def test_an_answer_that_nobody_could_judge_is_invalid_by_itself() -> None:
+    async def ask(own: Any, context: GroupContext) -> list[Measured | RewardError]:
+        return [Measured(1.0), RewardError("the judge is down")]
+
+    scorer = asking(ask)
+    found = asked(scorer, trajectories(scorer, 1.0, 2.0))
+    assert totals(found) == [2.0, None]
+    assert found[1].reward.terms["g"].error == "the judge is down"
+
+
+def test_a_group_that_is_not_judged_in_time_is_invalid_and_one_that_fails_says_why() -> None:
+    async def hangs(own: Any, context: GroupContext) -> list[Measured]:
+        await asyncio.Event().wait()
+        return []
+
+    async def fails(own: Any, context: GroupContext) -> list[Measured]:
+        raise TimeoutError("its own")
+
+    for ask, said in ((hangs, "not measured within 0.01 s"), (fails, "TimeoutError: its own")):
+        scorer = asking(ask, required=False)
+        found = asked(scorer, trajectories(scorer, 1.0, 2.0), limit_s=0.01 if ask is hangs else 60.0)
+        assert [one.reward.terms["g"].error for one in found] == [said] * 2
+        assert totals(found) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_a_group_is_asked_again_as_long_as_one_of_its_answers_has_no_number(tries: int) -> None:
+    made: list[int] = []
+
+    async def ask(own: Any, context: GroupContext) -> list[Measured | RewardError]:
+        made.append(1)
+        bad: list[Measured | RewardError] = [RewardError("down"), Measured(math.nan), Measured(1.0)]
+        return [Measured(1.0), bad[min(len(made), tries) - 1 if len(made) < tries else 2]]
+
+    scorer = asking(ask, on_invalid="retry")
+    assert totals(asked(scorer, trajectories(scorer, 1.0, 2.0))) == [2.0, 3.0]
+    assert len(made) == tries
+
+
+def test_groups_are_asked_about_four_at_once() -> None:
+    running, most = [0], [0]
+
+    async def ask(own: Any, context: GroupContext) -> list[Measured]:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running[0] -= 1
+        return [Measured(1.0)] * len(own)
+
+    scorer = asking(ask)
+    played = [one for index in range(9) for one in trajectories(scorer, 1.0, index=index)]
+    assert totals(asked(scorer, played)) == [2.0] * 9
+    assert most == [4]
+
+
+def test_other_weights_give_what_they_would_have_given() -> None:
+    scorer = Scorer([term("a", 2.0, weight=3.0), term("b", None), term("c", RewardError("x"), required=False)])
+    before, _ = asyncio.run(scorer.score(reward_context()))
+    lighter = Scorer([term("a", weight=0.5), term("b", weight=7.0), term("c", required=False)])
+    after, success = lighter.weighed(before.terms, turns=1)
+    assert (before.total, after.total, success) == (6.0, 1.0, True)
+    assert {name: one.weight for name, one in after.terms.items()} == {"a": 0.5, "b": 7.0, "c": 1.0}
+    assert statuses(after) == statuses(before)
+    heavy, _ = Scorer([term("a", weight=1e308), term("b"), term("c")]).weighed(before.terms, turns=1)
+    assert (heavy.total, heavy.terms["a"].status) == (None, "invalid")
