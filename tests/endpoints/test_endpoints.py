@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rlenv.concurrency.deadline import paused_for
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client, Endpoint, compile_endpoint
-from rlenv.endpoints.account import Completion
+from rlenv.endpoints.account import (
+    Account,
+    Completion,
+    UnreadableAnswer,
+    Usage,
+    as_recorded,
+    asking,
+    asks,
+    counted,
+    merged,
+    read_call,
+    read_chat,
+    usage_of,
+)
 from rlenv.errors import EndpointError, MissingVariable, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
@@ -214,3 +231,268 @@ def test_an_address_that_is_none_is_the_authors_fault(base_url: str, says: str) 
         compile_endpoint("writer", EndpointSpec(base_url=base_url, model="toy"))
     with pytest.raises(MissingVariable, match="RLENV_TEST_GONE"):
         compile_endpoint("writer", EndpointSpec(base_url="${env:RLENV_TEST_GONE}", model="toy"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {}),
+        (" \n", {}),
+        (None, {}),
+        ("{}", {}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": 1}', {"a": 1}),
+        ("[1]", "the arguments are a list; expected an object"),
+        ([1], "the arguments are a list; expected an object"),
+        ("1", "the arguments are a number; expected an object"),
+        ("{", "the arguments are not JSON"),
+        ({"a": float("nan")}, "the arguments are not JSON"),
+        ('{"a": 1} ' + " " * 4_000_000, "the arguments are too much to read"),
+        ("[" * 2_000 + "]" * 2_000, "the arguments are too much to read"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_arguments_of_a_call_are_an_object_or_said_to_be_none(arguments: Any, expected: Any) -> None:
+    call = read_call({"name": "zoom", "arguments": arguments}, "c")
+    assert (call.name, call.id) == ("zoom", "c")
+    if isinstance(expected, dict):
+        assert isinstance(call, ToolCall)
+        assert call.arguments == expected
+    else:
+        assert isinstance(call, MalformedCall)
+        assert call.reason.startswith(expected)
+        assert len(call.text) <= 10_000
+
+
+@pytest.mark.parametrize("name", ["", None, 3, "a\ud800"])
+def test_a_call_without_a_name_that_can_be_written_is_none(name: Any) -> None:
+    call = read_call({"name": name, "arguments": "{}"}, "c")
+    assert isinstance(call, MalformedCall)
+    assert "the name is not valid Unicode" in call.reason if name == "a\ud800" else "has no name" in call.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({}, "holds no choices"),
+        ({"choices": []}, "holds no choices"),
+        ({"choices": {"message": {}}}, "holds no choices"),
+        ({"choices": [3]}, "holds no choices"),
+        ({"choices": [{"text": "a"}]}, "holds no message"),
+        ({"choices": [{"message": {"tool_calls": {}}}]}, "tool calls are no list"),
+        ({"choices": [{"message": {"tool_calls": ["x"]}}]}, "tool call holds no function"),
+        ({"choices": [{"message": {"tool_calls": [{"id": "c"}]}}]}, "tool call holds no function"),
+    ],
+)
+def test_an_answer_that_is_none_says_what_it_lacks(answer: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnreadableAnswer, match=says):
+        read_chat(answer)
+
+
+def test_of_a_choice_all_is_read_that_is_of_its_form_and_nothing_else() -> None:
+    function = {"name": "zoom", "arguments": "{}"}
+    message = {
+        "content": [
+            "no part",
+            {"text": 3},
+            {"text": "a"},
+            {"image_url": f"data:image/png;base64,{PNG}"},
+            {"text": "b"},
+        ],
+        "images": [{"image_url": {"url": f"data:image/jpeg;base64,{PNG}"}}, {"image_url": {"url": "http://h/x.png"}}],
+        "tool_calls": [{"function": function, "id": 7}, {"function": function, "id": "c"}]
+        + [{"function": function}] * 1_000,
+        "refusal": "x" * 20_000,
+        "reasoning": 3,
+    }
+    completion = read_chat({"choices": [{"message": message, "finish_reason": None}]})
+    assert completion.message.content == "ab"
+    assert [image.mime for image in completion.message.images] == ["image/png", "image/jpeg"]
+    assert [call.id for call in completion.message.tool_calls[:3]] == ["call_0", "c", "call_2"]
+    assert (len(completion.message.tool_calls), len(completion.refusal)) == (1_000, 10_000)
+    assert (completion.finish_reason, completion.message.thinking, completion.usage) == ("", "", Usage())
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (None, Usage()),
+        ([], Usage()),
+        ({"prompt_tokens": 3, "completion_tokens": 0}, Usage(3, 0)),
+        ({"prompt_tokens": 0, "completion_tokens": 3}, Usage()),
+        ({"prompt_tokens": 3}, Usage()),
+        ({"completion_tokens": 3}, Usage()),
+        ({"prompt_tokens": 3, "completion_tokens": -1}, Usage()),
+        ({"prompt_tokens": True, "completion_tokens": 1}, Usage()),
+        ({"prompt_tokens": 10**9, "completion_tokens": 1}, Usage()),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(3, 2, 3)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 9}},
+         Usage(3, 2, 0, 2)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": 4}, Usage(3, 2)),
+    ],
+)  # fmt: skip
+def test_tokens_are_counted_where_a_server_says_both_sums(usage: Any, expected: Usage) -> None:
+    assert usage_of({"usage": usage}) == expected
+    assert expected.is_known is (expected.prompt_tokens > 0)
+
+
+def test_what_clients_have_cost_adds_up_by_its_parts() -> None:
+    assert Usage(1, 2, 3, 4) + Usage(10, 20, 30, 40) == Usage(11, 22, 33, 44)
+
+    async def work() -> tuple[int, int, Usage]:
+        async with FakeEndpoint([Reply(500), "two words", "and three words"]) as server:
+            client = Client(endpoint(server))
+            answers = [await client.chat([Message("user", "hi")]) for _ in range(2)]
+            await client.aclose()
+            assert client.usage == answers[0].usage + answers[1].usage
+            return client.requests, client.retries, client.usage
+
+    requests, retries, usage = run(work())
+    assert (requests, retries, usage.completion_tokens) == (3, 1, 5)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_as_many_tries_are_made_as_are_allowed_and_each_but_the_first_says_so(retries: int) -> None:
+    tried: list[str | None] = []
+
+    async def work() -> None:
+        async with FakeEndpoint([Reply(503, "down")]) as server:
+            client = Client(endpoint(server, retries=retries))
+            with pytest.raises(EndpointError, match="503: down"):
+                await client.chat([Message("user", "hi")])
+            await client.aclose()
+            tried.extend(headers.get("X-Stainless-Retry-Count") for headers in server.headers)
+
+    run(work())
+    assert tried == [None, *(str(number + 1) for number in range(retries))]
+
+
+@pytest.mark.parametrize(
+    ("asks_for", "tries"),
+    [
+        ("60", 2),
+        ("60.5", 1),
+        ("-3", 2),
+        ("nan", 2),
+        ("soon", 2),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 2),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 1),
+        ("9" * 400, 1),
+    ],
+)
+def test_a_server_is_waited_for_up_to_a_minute(asks_for: str, tries: int) -> None:
+    async def work() -> int:
+        async with FakeEndpoint([Reply(429, "later", headers={"Retry-After": asks_for}), "fine"]) as server:
+            client = Client(endpoint(server, retries=1))
+            with suppress(EndpointError):
+                await client.chat([Message("user", "hi")])
+            await client.aclose()
+            return len(server.requests)
+
+    with paused_for(0.0):
+        assert run(work()) == tries
+
+
+def test_no_try_is_begun_that_would_pass_the_deadline() -> None:
+    async def work() -> None:
+        async with FakeEndpoint([Reply(503, "down")]) as server:
+            client = Client(endpoint(server, retries=9))
+            with pytest.raises(EndpointError, match="503: down"):  # the first wait is half a second at most
+                await client.chat([Message("user", "hi")], deadline=time.monotonic() + 0.2)
+            assert len(server.requests) == 1
+            with pytest.raises(EndpointError, match="there was no time to ask the server"):
+                await client.chat([Message("user", "hi")], deadline=time.monotonic())
+            assert (len(server.requests), client.requests, client.retries) == (1, 1, 0)
+            await client.aclose()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("reply", "says", "is_garbled", "tries"),
+    [
+        (Reply(200, "<html>"), "the server's answer is not JSON", True, 2),
+        (Reply(200, "[1]"), "the server's answer is no object", True, 2),
+        (Reply(200, {"choices": []}), "the server's answer holds no choices", True, 2),
+        (Reply(200, "[" * 2_000), "the server's answer is too much", True, 1),
+        (Reply(200, "{}", headers={"Content-Encoding": "br"}), "compressed answer that was not asked for", True, 1),
+        (Reply(500, "{}", headers={"Content-Encoding": "br"}), "compressed answer that was not asked for", False, 1),
+        (Reply(drops=True), "no answer from the server", True, 2),
+        (Reply(404, "no"), "the server answered 404: no", False, 1),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_bad_answer_says_whether_it_was_of_what_was_asked_and_whether_it_is_asked_again(
+    reply: Reply, says: str, is_garbled: bool, tries: int
+) -> None:
+    async def work() -> None:
+        async with FakeEndpoint([reply]) as server:
+            client = Client(endpoint(server, retries=1))
+            with pytest.raises(EndpointError, match=says) as failed:
+                await client.chat([Message("user", "hi")])
+            await client.aclose()
+            assert (failed.value.is_garbled, failed.value.is_late, len(server.requests)) == (is_garbled, False, tries)
+
+    run(work())
+
+
+def test_an_answer_that_did_not_come_in_time_is_late() -> None:
+    with pytest.raises(EndpointError, match=r"no answer from the server within 0.05 s") as failed:
+        ask(lambda _: never(), retries=0, timeout_s=0.05)
+    assert (failed.value.is_late, failed.value.is_garbled, failed.value.status) == (True, False, None)
+
+
+def test_fields_that_are_set_win_and_those_that_are_null_are_not_sent() -> None:
+    async def work() -> list[dict[str, Any]]:
+        own = SamplingSpec(temperature=0.5, max_tokens=9, extra={"top_k": 3, "min_p": None})
+        async with FakeEndpoint(["fine"]) as server:
+            client = Client(endpoint(server, sampling=own))
+            for sampling in (None, SamplingSpec(temperature=0.0, extra={"top_k": None})):
+                await client.chat([Message("user", "hi")], sampling=sampling)
+            await client.aclose()
+            return server.requests
+
+    first, second = run(work())
+    assert [(body.get("temperature"), body["max_tokens"]) for body in (first, second)] == [(0.5, 9), (0.0, 9)]
+    assert (first["top_k"], "top_k" in second, "min_p" in first) == (3, False, False)
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "is_refused"),
+    [
+        ("http://u:p@h/v1", {"authorization": "x"}, True),
+        ("http://u:p@h/v1", {}, False),
+        ("http://h/v1", {"Authorization": "x"}, False),
+        ("http://h/v1@x", {"Authorization": "x"}, False),
+    ],
+)
+def test_a_request_has_one_login(address: str, headers: dict[str, str], is_refused: bool) -> None:
+    with pytest.raises(UsageError, match="a user and a password") if is_refused else nullcontext():
+        compile_endpoint("writer", EndpointSpec(base_url=address, model="toy", headers=headers))
+
+
+def test_what_is_asked_is_counted_for_the_role_around_it_and_for_every_account_above() -> None:
+    outer = Account()
+    with counted(outer), asks("agent a"):
+        inner = Account()
+    with counted(inner), asks("policy"):
+        who = asking()
+        assert who is not None
+        who.tried("m", Usage(1, 2), seconds=3.0)
+        who.tried("m", Usage(), failed=True)
+        who.tried("m", Usage())
+        who.unread("m")
+        who.known("m")
+        with counted(None), asks("tool t"):
+            within = asking()
+            assert within is not None
+            within.tried("m", Usage(5, 5), is_recorded=True)
+    assert asking() is None
+    first, second = inner.entries()
+    assert (first.role, second.role, second.is_recorded) == ("policy", "policy > tool t", True)
+    assert (first.requests, first.failed, first.unknown, first.cached) == (3, 2, 1, 1)
+    assert (first.prompt_tokens, first.completion_tokens, first.seconds) == (1, 2, 3.0)
+    assert [replace(one, role=one.role.removeprefix("agent a > ")) for one in outer.entries()] == [first, second]
+    assert [one.role for one in outer.entries()] == ["agent a > policy", "agent a > policy > tool t"]
+    assert all(one.is_recorded for one in as_recorded(inner.entries()))
+    assert merged((first, first, second))[0].requests == 6
