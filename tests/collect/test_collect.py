@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import hashlib
 import json
 import textwrap
 import threading
@@ -15,13 +17,15 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.collect import read_data
-from rlenv.collect.data import Candidate, choose, rows_of
+from rlenv.collect.data import Candidate, Identity, Keep, Manifest, choose, files_of, rows_of
 from rlenv.errors import UsageError
-from rlenv.messages import Message, Sampled, ToolCall
+from rlenv.messages import Message, Sampled, ToolCall, ToolResult
 from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply
+from rlenv.testing.rewards import turn
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.bound import load_tokenizer
+from rlenv.trajectory import RewardBreakdown, Trajectory
 
 SPEC = """
 rlenv: 1
@@ -313,3 +317,171 @@ def test_an_endpoints_successes_are_kept_and_its_cut_and_failed_episodes_are_not
         '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 + 3"}}\n</tool_call><|im_end|>'
         "So it is <answer>5</answer><|im_end|>"
     )
+
+
+def manifest(**changes: Any) -> Manifest:
+    given: dict[str, Any] = {
+        "environment": "toy", "spec": "spec.yaml", "digest": "d", "set": {}, "source": "s", "splits": ("train",),
+        "keep": "success", "per_task": None, "balance": None, "seed": 0, "model": "m",
+        "identity": Identity("t", "c"), "history": "append", "template_kwargs": {}, "episodes": 1, "kept": 1,
+        "rejected": {}, "kinds": {}, "tasks": 1, "rows": 1, "tokens": 2, "tokens_trained": 1, "longest": 2,
+        "turns_recorded": 0, "turns_anew": 1, "differences": 0, "rows_sha256": "", "versions": {"rlenv": "1"},
+    }  # fmt: skip
+    return Manifest(**{**given, **changes})
+
+
+def data_at(folder: Path, **changes: Any) -> None:
+    (folder / "rows.jsonl").write_text("{}\n")
+    sha256 = hashlib.sha256(b"{}\n").hexdigest()
+    manifest(**{"rows_sha256": sha256, **changes}).write(folder)
+
+
+def test_a_manifest_reads_back_as_it_was_and_leaves_no_draft(tmp_path: Path) -> None:
+    manifest(splits=("a", "b")).write(tmp_path)
+    assert Manifest.load(tmp_path) == manifest(splits=("a", "b"))
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda held: held.pop("format"), "written by another version"),
+        (lambda held: held.update(format=2), "written by another version"),
+        (lambda held: held.pop("kept"), "is no manifest"),
+        (lambda held: held.update(identity=None), "is no manifest"),
+        (lambda held: held.update(identity={"tokenizer": "t"}), "is no manifest"),
+        (lambda held: held.update(splits=3), "is no manifest"),
+        (lambda held: held.update(more=1), "is no manifest"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:
+    data_at(tmp_path)
+    held = json.loads((tmp_path / "manifest.json").read_text())
+    change(held)
+    (tmp_path / "manifest.json").write_text(json.dumps(held))
+    with pytest.raises(UsageError, match=says):
+        read_data(tmp_path)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(UsageError, match="is no manifest"):
+        read_data(tmp_path)
+
+
+def test_data_is_read_where_it_is_whole_and_of_the_model(tmp_path: Path) -> None:
+    data_at(tmp_path)
+    assert read_data(tmp_path).file == tmp_path / "rows.jsonl"
+    assert read_data(tmp_path, identity=Identity("t", "c")).manifest.kept == 1
+    with pytest.raises(UsageError, match="another tokenizer"):
+        read_data(tmp_path, identity=Identity("other", "c"))
+    with pytest.raises(UsageError, match="another chat template"):
+        read_data(tmp_path, identity=Identity("t", "other"))
+    (tmp_path / "rows.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(UsageError, match="is not what its manifest speaks of"):
+        read_data(tmp_path)
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(UsageError, match="is not what its manifest speaks of"):
+        read_data(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(UsageError, match="holds no supervised data"):
+        read_data(tmp_path)
+    (tmp_path / "trajectories.jsonl").touch()
+    with pytest.raises(UsageError, match="is not whole"):
+        read_data(tmp_path)
+
+
+def candidates(*rows: tuple[str, int, int, str, str]) -> list[Candidate]:
+    return [
+        Candidate(split, task, seed, kind, content.encode(), 0, at)
+        for at, (split, task, seed, kind, content) in enumerate(rows)
+    ]
+
+
+def test_of_equal_episodes_of_a_task_the_first_is_taken() -> None:
+    many = candidates(
+        ("b", 0, 0, "", "same"), ("a", 1, 5, "", "same"), ("a", 1, 3, "", "same"), ("a", 1, 4, "", "other"),
+        ("a", 0, 9, "", "same"), ("a", 1, 3, "", "same"),
+    )  # fmt: skip
+    found = choose(many, per_task=None, balances=False, seed=0)
+    assert [(one.split, one.task, one.seed, one.at) for one in found.taken] == [
+        ("a", 0, 9, 4), ("a", 1, 3, 2), ("a", 1, 4, 3), ("b", 0, 0, 0)
+    ]  # fmt: skip
+    assert dict(found.left_out) == {"duplicate": 2}
+
+
+@pytest.mark.parametrize(
+    ("per_task", "balances", "taken", "left_out"),
+    [
+        (None, False, {"x": 5, "y": 2}, {}),
+        (3, False, {"x": 5, "y": 2}, {}),
+        (2, False, {"x": 4, "y": 2}, {"per task": 1}),
+        (1, False, {"x": 2, "y": 1}, {"per task": 4}),
+        (None, True, {"x": 2, "y": 2}, {"balance": 3}),
+        (1, True, {"x": 1, "y": 1}, {"per task": 4, "balance": 1}),
+    ],
+)
+def test_no_task_and_no_kind_has_more_than_is_asked_for(
+    per_task: int | None, balances: bool, taken: dict[str, int], left_out: dict[str, int]
+) -> None:
+    rows = [("a", 0, seed, "x", f"{seed}") for seed in range(3)] + [("a", 1, seed, "x", f"{seed}") for seed in range(2)]
+    found = choose(candidates(*rows, *(("a", 2, seed, "y", f"{seed}") for seed in range(2))),
+                   per_task=per_task, balances=balances, seed=3)  # fmt: skip
+    assert (dict(found.kinds), dict(found.left_out), len(found.taken)) == (taken, left_out, sum(taken.values()))
+    assert list(found.taken) == sorted(found.taken, key=lambda one: (one.task, one.seed))
+    assert choose([], per_task=per_task, balances=balances, seed=3).taken == ()
+
+
+def test_records_are_named_by_their_file_or_by_the_folder_that_holds_them(tmp_path: Path) -> None:
+    (tmp_path / "some" / "trajectories").mkdir(parents=True)
+    for name in ("step-2.jsonl", "step-1.jsonl", "other.jsonl"):
+        (tmp_path / "some" / "trajectories" / name).touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "trajectories.jsonl").touch()
+    places = [tmp_path / "some", tmp_path / "data", tmp_path / "some" / "trajectories" / "other.jsonl"]
+    assert [str(path.relative_to(tmp_path)) for path in files_of([str(path) for path in places])] == [
+        "some/trajectories/step-1.jsonl",
+        "some/trajectories/step-2.jsonl",
+        "data/trajectories.jsonl",
+        "some/trajectories/other.jsonl",
+    ]
+    with pytest.raises(UsageError, match=r"there are no recorded episodes at .*dota") as told:
+        files_of([str(tmp_path / "dota")])
+    assert told.value.hint == f"did you mean {tmp_path / 'data'}?"
+    with pytest.raises(UsageError) as told:
+        files_of([str(tmp_path / "nothing like it")])
+    assert told.value.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("expression", "changes", "keys", "reason"),
+    [
+        ("success", {}, {}, ""),
+        ("turns <= 2 and turns >= 2", {}, {}, ""),
+        ("turns < 2", {}, {}, "keep: false"),
+        ("calls == 1 and calls_failed == 1 and calls_malformed == 0 and chars == 5", {}, {}, ""),
+        ("answered and terminated and not truncated and not cut and not invalid", {}, {}, ""),
+        ("reward >= 0.5", {}, {}, ""),
+        ("success", {"success": None}, {}, "keep: unknown"),
+        ("turns >= 1", {"reason": "turn_tokens"}, {}, "cut turn"),
+        ("cut", {"reason": "turn_tokens"}, {"keeps_cut": True}, ""),
+        ("turns >= 1", {"reward": RewardBreakdown.invalid({}, turns=2)}, {}, "invalid reward"),
+        ("invalid", {"reward": RewardBreakdown.invalid({}, turns=2)}, {"keeps_invalid": True}, ""),
+        ("reward >= 0", {"reward": RewardBreakdown.invalid({}, turns=2)}, {"keeps_invalid": True}, "keep: unknown"),
+    ],
+)
+def test_an_episode_is_kept_or_there_is_one_reason_against_it(
+    expression: str, changes: dict[str, Any], keys: dict[str, Any], reason: str
+) -> None:
+    call = ToolCall("t", {})
+    failed = ToolResult("t", "no", "failed")
+    made = Trajectory(
+        environment="e", split="train", task_index=0, seed=0, task={}, messages=(), answer="a", terminated=True,
+        turns=(turn("abc", calls=[call], results=[failed]), turn("de", index=1)), truncated=False, reason="answer",
+        reward=RewardBreakdown(0.5, {}, (0.0, 0.5)), success=True,
+    )  # fmt: skip
+    keep = Keep.of(expression, terms=(), **keys)
+    assert keep.reason_against(dataclasses.replace(made, **changes)) == reason
+
+
+def test_a_term_that_is_called_as_a_figure_cannot_be_asked_for() -> None:
+    assert Keep.of("turns >= 1", terms=["calls"]).expression is not None
+    with pytest.raises(UsageError, match="'calls' is a figure of every episode and a reward term"):
+        Keep.of("calls >= 1", terms=["calls"])

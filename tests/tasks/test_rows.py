@@ -14,8 +14,8 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_spec
-from rlenv.tasks.files import MAX_WHOLE_BYTES
-from rlenv.tasks.rows import PASS, Tasks, load_tasks, seed_of, shuffled
+from rlenv.tasks.files import MAX_WHOLE_BYTES, joined
+from rlenv.tasks.rows import PASS, Tasks, load_tasks, seed_of, shuffled, spread
 
 HEAD = """
 rlenv: 1
@@ -360,3 +360,143 @@ def test_a_source_that_does_not_fit_is_a_fault_at_its_key(tmp_path: Path, source
         tasks_of(tmp_path, source)[1]
     (fault,) = caught.value.faults
     assert (fault.path, says in f"{fault.message}; {fault.hint}") == (f"tasks.train.{path}", True), fault
+
+
+@pytest.mark.parametrize(
+    ("groups", "count", "places"),
+    [
+        ("", 3, []),
+        ("aaabbc", 0, []),
+        ("aaabbc", 1, [0]),
+        ("aaabbc", 3, [0, 3, 5]),
+        ("aaabbc", 4, [0, 1, 3, 5]),
+        ("aaabbc", 5, [0, 1, 3, 4, 5]),
+        ("aaabbc", 9, [0, 1, 2, 3, 4, 5]),
+        ("babab", 3, [0, 1, 2]),
+    ],
+)
+def test_tasks_are_drawn_evenly_over_their_groups(groups: str, count: int, places: list[int]) -> None:
+    assert spread(list(groups), count) == places
+
+
+@pytest.mark.parametrize("counts", [(3,), (2, 3), (0, 2, 0, 1), (1, 1, 1), (0, 0)])
+def test_rows_of_several_files_follow_one_another(counts: tuple[int, ...]) -> None:
+    parts = [(lambda index, part=part: {"at": (part, index)}, count) for part, count in enumerate(counts)]  # type: ignore[misc]
+    read, total = joined(parts)
+    assert [read(index)["at"] for index in range(total)] == [
+        (part, index) for part, count in enumerate(counts) for index in range(count)
+    ]
+
+
+def test_a_split_has_the_rows_from_0_to_its_length(tmp_path: Path) -> None:
+    write_jsonl(tmp_path)
+    tasks = tasks_of(tmp_path, "{path: rows.jsonl, limit: 4}")
+    assert [tasks.has(index) for index in (-1, 0, 3, 4)] == [False, True, True, False]
+    assert (tasks.is_endless, tasks.revision, list(tasks[1:])) == (False, "", ROWS[1:4])
+
+
+def test_rows_that_cannot_be_read_stay_and_stand_last(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"n": 2}\nbroken\n{"n": 1}\n{"n": 3}\n')
+    ordered = tasks_of(tmp_path, "{path: rows.jsonl, order: task.n}")
+    assert [ordered[place]["n"] for place in range(3)] == [1, 2, 3]
+    kept = tasks_of(tmp_path, "{path: rows.jsonl, when: task.n >= 2}")
+    assert (len(kept), kept[0]["n"], kept[2]["n"]) == (3, 2, 3)
+    for tasks, place in ((ordered, 3), (kept, 1)):
+        with pytest.raises(SpecError, match=r"rows\.jsonl:2"):
+            tasks[place]
+
+
+def test_equal_values_of_an_order_stand_as_they_stood_and_unasked_tasks_are_measured_as_nothing(tmp_path: Path) -> None:
+    write_jsonl(tmp_path)
+    tasks = tasks_of(tmp_path, "{path: rows.jsonl, order: measured.success + measured.reward + measured.episodes}")
+    assert list(tasks) == ROWS
+
+
+RETURNS = """
+from dataclasses import dataclass
+
+async def later(): return []
+def number(): return 3
+def text(): return "rows"
+def mapping(): return {"n": 1}
+def keys(): return [{3: 1}]
+def nothing(): return []
+def cut(): return ({"n": n} for n in range(5))
+def fails(): raise OSError("gone")
+
+@dataclass
+class Row:
+    n: int
+
+def objects(): return [Row(1), Row(2)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("later", "is a coroutine function"),
+        ("number", "gave a int; expected an iterable of mappings"),
+        ("text", "gave a str; expected"),
+        ("mapping", "gave a dict; expected"),
+        ("keys", "row 0 of 'make.py:keys' is no mapping with text keys"),
+        ("nothing", "found no rows"),
+        ("fails", "OSError: gone"),
+    ],
+)
+def test_a_function_that_gives_no_rows_says_what_it_gave(tmp_path: Path, function: str, says: str) -> None:
+    (tmp_path / "make.py").write_text(RETURNS)
+    with pytest.raises(SpecError, match=says):
+        tasks_of(tmp_path, f"{{function: 'make.py:{function}'}}")
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        ("limit: 2", [0, 1]),
+        ("limit: 9", [0, 1, 2, 3, 4]),
+        ("limit: 2, order: -task.n", [4, 3]),
+        ("when: task.n > 2", [3, 4]),
+    ],
+)
+def test_a_functions_rows_are_counted_after_they_are_chosen(tmp_path: Path, source: str, rows: list[int]) -> None:
+    (tmp_path / "make.py").write_text(RETURNS)
+    tasks = tasks_of(tmp_path, f"{{function: 'make.py:cut', {source}}}")
+    assert [row["n"] for row in tasks] == rows
+    assert list(tasks_of(tmp_path, "{function: 'make.py:objects'}")) == [{"n": 1}, {"n": 2}]
+
+
+def test_each_row_is_a_task_for_every_player_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(
+        HEAD + "user: {kind: players, roles: {a: {wants: 1}, b: {wants: 2}}}\n"
+        "tasks:\n  train: {rows: [{question: q, answer: 1}, {question: r, answer: 2}]}\n"
+    )
+    tasks = load_tasks(load_spec(tmp_path / "spec.yaml"), "train")
+    assert [(row["question"], row["player"], row["wants"]) for row in tasks] == [
+        ("q", "a", 1), ("q", "b", 2), ("r", "a", 1), ("r", "b", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place", "says"),
+    [
+        ("rows.csv", "a,b\n1,2\n3\n", "rows.csv:3:1", "found 1 cells; expected 2"),
+        ("rows.csv", "a,a\n", "rows.csv:1:1", "the column 'a' stands twice"),
+        ("rows.jsonl", '{"a": 1}\n3\n', "rows.jsonl:2:1", "found a int"),
+        ("rows.jsonl", '{"a": 1}\n{"a": \n', "rows.jsonl:2", "not JSON"),
+        ("rows.json", '[{"a": 1}, 3]', "rows.json:1:1", "entry 2 is a int"),
+    ],
+)
+def test_what_is_no_row_is_named_by_its_line(tmp_path: Path, name: str, text: str, place: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as caught:
+        list(tasks_of(tmp_path, f"{{path: {name}}}"))
+    assert (place in str(caught.value), says in str(caught.value)) == (True, True)
+
+
+def test_a_hint_names_the_key_of_rows_where_a_file_may_be_one_object(tmp_path: Path) -> None:
+    for name, is_told in (("rows.json", True), ("rows.jsonl", False)):
+        (tmp_path / name).write_text('{"data":\n [{"n": 1}]}')
+        with pytest.raises(SpecError) as caught:
+            tasks_of(tmp_path, f"{{path: {name}}}")[0]
+        assert ("name the key of its rows" in caught.value.faults[0].hint) is is_told
