@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from rlenv.episodes.rollout import Job, rollout
+from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
+from rlenv.messages import Message
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
@@ -179,3 +181,61 @@ def test_an_endpoint_that_fails_makes_the_reward_invalid_never_a_number(
     assert trajectory.failure is not None
     assert trajectory.failure.reason == "policy"
     assert words in trajectory.failure.message
+
+
+@pytest.mark.parametrize(
+    ("sampling", "seeded", "seed"),
+    [(None, True, 3), (None, False, None), (SamplingSpec(seed=7), True, 7), (SamplingSpec(seed=0), True, 0)],
+)
+def test_the_episodes_seed_is_sent_where_the_sampling_has_none(
+    make_environment: Any, sampling: SamplingSpec | None, seeded: bool, seed: int | None
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return chat({"role": "assistant", "content": "<answer>5</answer>"})
+
+    run(make_environment(), handler, sampling=sampling, seeded=seeded)
+    assert bodies[0].get("seed") == seed
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_policy_closes_the_connections_that_are_its_own(is_shared: bool) -> None:
+    async def main() -> bool:
+        async with FakeEndpoint(["a"]) as server:
+            own = OpenAIPolicy(server.base_url, "toy")
+            client = own.client
+            policy = OpenAIPolicy.over(client) if is_shared else own
+            assert policy.client is client
+            await client.chat([Message("user", "hi")])
+            session = client._session
+            assert session is not None
+            await policy.aclose()
+            is_open = not session.closed
+            await own.aclose()
+            await own.aclose()
+            assert session.closed
+            return is_open
+
+    assert asyncio.run(main()) is is_shared
+
+
+def test_what_a_policy_is_says_where_its_model_is_served_and_how_it_is_sampled() -> None:
+    sampling = SamplingSpec(temperature=0.5, extra={"top_k": 3})
+    facts = OpenAIPolicy("http://h:1/v1/", "toy", mode="text", sampling=sampling).facts
+    assert facts == {
+        "model": "toy",
+        "host": "h:1",
+        "mode": "text",
+        "sampling": {"temperature": 0.5, "top_p": None, "max_tokens": None, "extra": {"top_k": 3}},
+    }
+
+
+def test_a_key_is_sent_as_one_login() -> None:
+    with pytest.raises(UsageError, match="both a key and a header Authorization"):
+        OpenAIPolicy("http://h/v1", "toy", api_key="k", headers={"authorization": "x"})
+    assert OpenAIPolicy("http://h/v1", "toy", headers={"X": "y"}).client.endpoint.headers == {"X": "y"}
+    endpoint = OpenAIPolicy("http://h/v1", "toy", api_key="k").client.endpoint
+    assert endpoint.headers == {"Authorization": "Bearer k"}
+    assert (endpoint.retries, endpoint.timeout_s, endpoint.concurrency) == (3, 120.0, 64)

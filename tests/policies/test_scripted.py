@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from rlenv.checks.subject import subject_of
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
-from rlenv.errors import PolicyError
+from rlenv.errors import PolicyError, UsageError
 from rlenv.language.loader import load_spec
-from rlenv.policies.base import parameters_of, read_actions, read_calls
-from rlenv.policies.scripted import ScriptPolicy
+from rlenv.messages import Message
+from rlenv.policies.base import PolicyContext, parameters_of, read_actions, read_calls
+from rlenv.policies.scripted import ScriptPolicy, random_call, random_value
 from rlenv.trajectory import Trajectory
 
 SPEC = """
@@ -403,3 +405,123 @@ def test_positional_arguments_and_names_come_of_the_schemas() -> None:
     ((call,),) = read_calls("a.b(1, y=2)", parameters_of([schema]))
     assert (call.name, call.arguments) == ("a_b", {"x": 1, "y": 2})
     assert read_actions(None, {}) == []
+
+
+def many(schema: Any, count: int = 300, **keys: Any) -> list[Any]:
+    return [random_value(schema, random.Random(seed), **keys) for seed in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize(
+    ("bounds", "least", "most"),
+    [
+        ({}, -1000, 1000),
+        ({"minimum": 3, "maximum": 5}, 3, 5),
+        ({"minimum": 5000}, 5000, 5000),
+        ({"minimum": 990}, 990, 1000),
+        ({"maximum": -5000}, -5000, -5000),
+        ({"maximum": -995}, -1000, -995),
+        ({"maximum": 7}, -1000, 7),
+    ],
+)
+def test_random_numbers_are_drawn_from_all_that_a_schema_allows(
+    kind: str, bounds: dict[str, int], least: int, most: int
+) -> None:
+    drawn = many({"type": kind, **bounds})
+    assert all(least <= value <= most for value in drawn)
+    assert min(drawn) - least <= 0.05 * (most - least)
+    assert most - max(drawn) <= 0.05 * (most - least)
+    if kind == "integer" and most - least <= 10:
+        assert set(drawn) == set(range(least, most + 1))
+    assert all(value == round(value, 3) for value in drawn)
+
+
+def test_random_values_are_of_the_kinds_that_a_schema_names() -> None:
+    assert set(many({"enum": ["a", 1, None]})) == {"a", 1, None}
+    assert set(many({"const": "c", "type": "string"})) == {"c"}
+    assert set(many({"type": "boolean"})) == {True, False}
+    assert set(many({"type": "null"})) == set(many(True)) == {None}
+    assert {type(value) for value in many({"type": ["integer", "null"]})} == {int, type(None)}
+    assert {type(value) for value in many({"anyOf": [{"type": "integer"}, {"type": "boolean"}]})} == {int, bool}
+    assert {len(value) for value in many({"type": "array", "items": {"type": "null"}})} == {0, 1, 2, 3}
+    words = many({}, 2_000)
+    assert all(value and value == value.strip() for value in words)
+    assert {value.count(" ") for value in words if "2 + 2" not in value} == {0, 1, 2, 3}
+
+
+def test_random_objects_have_all_that_is_required_and_the_rest_by_chance_and_end_at_a_depth() -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a"]}
+    assert {tuple(value) for value in many(schema)} == {("a",), ("a", "b")}
+    assert {tuple(value) for value in many(schema, depth=3)} == {("a",), ("a", "b")}
+    assert {tuple(value) for value in many(schema, depth=4)} == {("a",)}
+    lists = {"type": "array", "items": {"const": 1}}
+    assert [max(map(len, many(lists, depth=depth))) for depth in (3, 4)] == [3, 0]
+    endless: dict[str, Any] = {"type": "object", "required": ["more"]}
+    endless["properties"] = {"more": {"type": "array", "items": endless}}
+    assert all(json.dumps(value).count("[") <= 200 for value in many(endless, 50))
+
+
+def test_equal_seeds_draw_equal_calls_of_each_tool() -> None:
+    tools = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in ("a", "b")]
+    drawn = [random_call(tools, random.Random(seed)) for seed in range(30)]
+    assert {call.name for call in drawn} == {"a", "b"}
+    assert drawn == [random_call(tools, random.Random(seed)) for seed in range(30)]
+
+
+@pytest.mark.parametrize(("index", "said"), [(0, "abbb"), (1, "cccc"), (2, "abbb"), (3, "cccc"), (-1, "abbb")])
+def test_a_script_is_that_of_the_tasks_number_and_repeats_its_last_action(
+    tmp_path: Path, index: int, said: str
+) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text('["a", "b"]\n\n["c"]\n')
+
+    async def main() -> str:
+        context = PolicyContext({}, [], {}, "", lambda _: "", task_index=index)
+        session = ScriptPolicy(path).start(context)
+        return "".join([str(await session.act([])) for _ in range(4)])
+
+    assert asyncio.run(main()) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", ":1:2: not JSON"),
+        ("[]", "expected a JSON list"),
+        ('"a"', "expected a JSON list"),
+        ("[3]", "script.jsonl:1: found a int"),
+        ("", "is empty"),
+    ],
+)
+def test_a_script_that_is_none_is_named_by_its_line(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text(line)
+    with pytest.raises(UsageError, match=says):
+        ScriptPolicy(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"role": "user", "content": "a"}, []),
+        ({"role": "assistant", "content": "a"}, ["a"]),
+        ({"content": "a"}, ["a"]),
+        ([{"role": "tool", "content": "x"}, "text", {"role": "assistant", "content": "b"}], ["text", "b"]),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_of_a_recording_the_assistants_messages_are_actions(value: Any, said: list[str]) -> None:
+    assert [one if isinstance(one, str) else one.content for one in read_actions(value, {})] == said
+
+
+def test_a_tool_may_be_called_as_the_keys_of_a_message_are() -> None:
+    (action,) = read_actions({"content": {"a": 1}}, {"content": ("a",)})
+    assert isinstance(action, Message)
+    assert [call.name for call in action.tool_calls] == ["content"]
+
+
+@pytest.mark.parametrize(("depth", "is_read"), [(16, True), (17, False)])
+def test_calls_are_read_up_to_a_depth(depth: int, is_read: bool) -> None:
+    with nullcontext() if is_read else pytest.raises(PolicyError, match="16 lists or objects in each other"):
+        assert len(read_calls(_within(None, depth, {"move": {}}), {"move": ()})) == 1

@@ -381,7 +381,7 @@ def test_tasks_are_drawn_evenly_over_their_groups(groups: str, count: int, place
 
 @pytest.mark.parametrize("counts", [(3,), (2, 3), (0, 2, 0, 1), (1, 1, 1), (0, 0)])
 def test_rows_of_several_files_follow_one_another(counts: tuple[int, ...]) -> None:
-    parts = [(lambda index, part=part: {"at": (part, index)}, count) for part, count in enumerate(counts)]  # type: ignore[misc]
+    parts = [(lambda index, part=part: {"at": (part, index)}, count) for part, count in enumerate(counts)]
     read, total = joined(parts)
     assert [read(index)["at"] for index in range(total)] == [
         (part, index) for part, count in enumerate(counts) for index in range(count)
