@@ -11,11 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.errors import SpecError
+from rlenv.endpoints.account import Usage, asking
+from rlenv.errors import SpecError, UsageError
 from rlenv.language.document import parse_source
 from rlenv.runs.schema import Facts, row_of
 from rlenv.runs.summary import summarise
-from rlenv.runs.usage import Prices, PricesSpec, Spending, asked_tokens, cost_of, prices_in, read_prices, spent
+from rlenv.runs.usage import (
+    Budget,
+    Prices,
+    PricesSpec,
+    Spending,
+    asked_tokens,
+    cost_of,
+    counting,
+    money,
+    notes_of,
+    prices_in,
+    read_prices,
+    shown,
+    spending_line,
+    spent,
+)
 from rlenv.trajectory import ModelUsage, Trajectory
 from tests.support.runs import played
 
@@ -181,3 +197,135 @@ def test_a_run_keeps_its_prices_and_reads_no_others(prices_of_prices: Prices) ->
     kept = json.loads(json.dumps({"prices": prices_of_prices.as_fact()}))
     assert prices_in(kept) == prices_of_prices
     assert [prices_in(facts) for facts in ({}, {"prices": 3}, {"prices": {"currency": "EUR"}})] == [None] * 3
+
+
+def budget(most: float | None, *, with_prices: bool = True) -> tuple[Budget, list[str]]:
+    said: list[str] = []
+    return Budget(most, prices() if with_prices else None, said.append), said
+
+
+@pytest.mark.parametrize(("most", "is_spent"), [(0.002, True), (0.003, False), (0.004, False), (0.0, True)])
+def test_a_budget_is_spent_once_more_than_it_was_asked_for_and_something_is_left(most: float, is_spent: bool) -> None:
+    (one,) = episodes((POLICY,))  # 0.003 EUR
+    for left, expected in ((1, is_spent), (0, False)):
+        own, said = budget(most)
+        own.ended(one, left=left)
+        assert (own.is_spent.is_set(), said) == (expected, [])
+        own, _ = budget(most)
+        own.asked(one.usage, left)
+        assert own.is_spent.is_set() is expected
+
+
+def test_what_episodes_and_groups_cost_adds_up() -> None:
+    own, _ = budget(0.006)
+    for left in (9, 8):
+        own.ended(episodes((POLICY,))[0], left=left)
+        assert not own.is_spent.is_set()
+    own.asked((POLICY,), 3)
+    assert own.is_spent.is_set()
+    assert own.said() == (
+        "the episodes have cost 0.009 EUR, more than --max-cost 0.006; 8 are not played: "
+        "--resume with a higher one plays them where the run is kept (-o)"
+    )
+    own.ended(episodes(())[0], left=0)
+    assert "not all answers to a task are compared" in own.said()
+
+
+def test_a_budget_says_once_what_is_in_no_sum() -> None:
+    own, said = budget(1.0)
+    for _ in range(2):
+        own.ended(episodes((JUDGE, SILENT))[0], left=1)
+    assert said == [
+        "--max-cost leaves out answers whose server says no tokens",
+        "--max-cost leaves out b, which has no price",
+    ]
+    own, said = budget(None, with_prices=False)
+    own.ended(episodes((JUDGE,))[0], left=1)
+    assert (said, own.is_spent.is_set()) == ([], False)
+
+
+@pytest.mark.parametrize(("most", "with_prices"), [(1.0, False), (-0.1, True), (float("nan"), True)])
+def test_a_budget_that_cannot_be_kept_is_refused(most: float, with_prices: bool) -> None:
+    with pytest.raises(UsageError, match="--max-cost"):
+        budget(most, with_prices=with_prices)
+    assert not budget(0.0)[0].is_spent.is_set()
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, "–"),
+        (0.0, "0.000"),
+        (0.099, "0.099"),
+        (0.00012345, "0.000123"),
+        (-0.00012345, "-0.000123"),
+        (0.1, "0.100"),
+        (1.5, "1.500"),
+    ],
+)
+def test_an_amount_has_the_digits_that_a_small_one_needs(value: float | None, written: str) -> None:
+    assert money(value) == written
+
+
+def test_a_line_says_what_was_asked_what_it_cost_and_what_is_missing() -> None:
+    recorded = replace(JUDGE, is_recorded=True)
+    assert spending_line(Spending()) == ""
+    assert spending_line(spent(episodes((POLICY,)))) == (
+        "models: 3 requests (1 failed), 100 prompt and 20 completion tokens"
+    )
+    assert spending_line(spent(episodes((POLICY, JUDGE, SILENT)), prices=prices())) == (
+        "models: 6 requests (1 failed), 1,100 prompt and 30 completion tokens, without 2 answers whose server says no "
+        "tokens; cost 0.003 EUR, without b: no price"
+    )
+    assert spending_line(spent(episodes((recorded,)))) == (
+        "models: none was asked; 1 requests are from the record and cost nothing now"
+    )
+    assert spending_line(spent(episodes((POLICY, recorded)))).endswith(
+        "; 1 requests are from the record and cost nothing now"
+    )
+    assert spending_line(spent(episodes((replace(JUDGE, requests=0, cached=2),)))) == "models: none was asked"
+
+
+def test_the_notes_of_a_role_say_what_its_figures_leave_out() -> None:
+    (plain,) = spent(episodes((POLICY,))).roles
+    assert notes_of(plain) == []
+    whole = replace(POLICY, cached=2, unknown=3, cached_tokens=40, reasoning_tokens=5, is_recorded=True)
+    (role,) = spent(episodes((whole,))).roles
+    assert notes_of(role) == [
+        "recorded: costs nothing now",
+        "2 answers kept from another",
+        "3 answers say no tokens",
+        "40 prompt tokens kept by the server",
+        "5 of reasoning",
+    ]
+    page = shown(spent(episodes((POLICY,))))
+    assert (page["requests"], page["roles"][0]["notes"]) == (3, [])
+    assert page["said"].startswith("models: 3 requests")
+
+
+def test_what_a_block_asked_for_is_said_where_it_raises_and_known_where_it_ends() -> None:
+    said: list[str] = []
+
+    def asks_one(*, fails: bool = False) -> None:
+        who = asking()
+        assert who is not None
+        who.tried("a", Usage(1_000_000, 0))
+        if fails:
+            raise KeyError
+
+    with counting(prices(), said.append) as so_far:
+        asks_one()
+    assert (so_far().cost, said) == (10.0, [])
+    with pytest.raises(KeyError), counting(prices(), said.append):
+        asks_one(fails=True)
+    with pytest.raises(KeyError), counting(prices(), said.append):
+        raise KeyError
+    assert said == ["models: 1 requests (0 failed), 1,000,000 prompt and 0 completion tokens; cost 10.000 EUR"]
+
+
+def test_tokens_and_costs_are_sums_of_what_is_asked_for_now() -> None:
+    recorded = replace(JUDGE, is_recorded=True)
+    assert asked_tokens([POLICY, JUDGE, recorded]) == (1100, 30)
+    assert asked_tokens([]) == (None, None)
+    assert cost_of([POLICY, POLICY, recorded], prices()) == pytest.approx(0.006)
+    assert (cost_of([], prices()), cost_of([POLICY], None), cost_of([POLICY, JUDGE], prices())) == (None, None, None)
