@@ -1,7 +1,9 @@
 """When two query results are the same, and when a query orders its rows."""
 
+import math
 import random
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -205,3 +207,104 @@ def test_rows_that_are_tied_have_no_order_among_themselves() -> None:
     assert not same_rows([("a", 2), ("c", 1), ("b", 1)], gold, ordered=True)
     swapped = [(2, "a"), (1, "c"), (1, "b")]
     assert same_rows(swapped, gold, ordered=True, order_keys=(1,), any_column_order=True)
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "tolerance", "are_same"),
+    [
+        (1.5, 1.5 + 1e-6, 1e-6, True),
+        (1.5, 1.5 + 3e-6, 1e-6, False),
+        (1.5, 1.5 + 1e-7, 0.0, False),
+        (1000.5, 1000.501, 1e-6, True),
+        (1000.5, 1000.502, 1e-6, False),
+        (1.0, 1.0 + 1e-7, 1e-6, False),
+        (0.0, 9e-10, 1e-6, True),
+        (0.0, 2e-9, 1e-6, False),
+        (10**18, 10**18 + 1, 1e-6, False),
+        (1, 1.0, 0.0, True),
+        (True, 1, 0.0, True),
+        ("1", 1, 1e-6, False),
+        (None, None, 1e-6, True),
+        (math.nan, None, 0.0, True),
+        (None, 0, 1e-6, False),
+        (b"a", b"a", 0.0, True),
+        (b"a", "a", 1e-6, False),
+        ([1, 2], [1, 2], 0.0, True),
+        (math.inf, math.inf, 1e-6, True),
+    ],
+)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_cells_are_near_by_a_share_and_whole_numbers_and_texts_equal(
+    mine: Any, gold: Any, tolerance: float, are_same: bool, ordered: bool
+) -> None:
+    assert same_rows([(mine,)], [(gold,)], ordered=ordered, tolerance=tolerance) is are_same
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "keys", "are_same"),
+    [
+        ([(1, "a"), (1, "b"), (2, "c")], [(1, "b"), (1, "a"), (2, "c")], (0,), True),
+        ([(1, "a"), (2, "c"), (1, "b")], [(1, "b"), (1, "a"), (2, "c")], (0,), False),
+        ([(1, "a"), (1, "c"), (2, "b")], [(1, "a"), (1, "b"), (2, "c")], (0,), False),
+        ([(1, "a"), (2, "c"), (2, "b")], [(1, "a"), (2, "b"), (2, "c")], (0,), True),
+        ([(1, "a"), (1, "b")], [(1, "b"), (1, "a")], (), False),
+        ([(1, "a"), (1, "b")], [(1, "b"), (1, "a")], (0, 1), False),
+    ],
+)
+def test_rows_keep_the_order_of_their_keys_up_to_the_last_one(
+    mine: list[Any], gold: list[Any], keys: tuple[int, ...], are_same: bool
+) -> None:
+    assert same_rows(mine, gold, ordered=True, order_keys=keys) is are_same
+    assert same_rows(mine, gold, ordered=False) is (sorted(mine) == sorted(gold))
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "are_same"),
+    [
+        ([], [], True),
+        ([(1,)], [], False),
+        ([], [(1,)], False),
+        ([(1,), (1,)], [(1,)], False),
+        ([(1,), (1,), (2,)], [(1,), (2,), (2,)], False),
+        ([(1, 2)], [(1,)], False),
+        ([(1,), (2, 3)], [(1,), (2,)], False),
+        ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], False),
+    ],
+)
+def test_rows_are_as_many_and_as_wide(mine: list[Any], gold: list[Any], are_same: bool) -> None:
+    assert same_rows(mine, gold, ordered=False) is are_same
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "are_same"),
+    [
+        ([(1, "a"), (2, "b")], [("a", 1), ("b", 2)], True),
+        ([(1, 2), (2, 1)], [(2, 1), (1, 2)], True),
+        ([(1, 1, 2), (3, 3, 4)], [(1, 2, 1), (3, 4, 3)], True),
+        ([(1, 2), (3, 4)], [(2, 1), (3, 4)], False),
+        ([(0.1, "a")], [("a", 0.1 + 1e-9)], True),
+        ([(1, 2)], [(1, 3)], False),
+    ],
+)
+def test_some_one_order_of_the_columns_fits_all_rows(mine: list[Any], gold: list[Any], are_same: bool) -> None:
+    assert same_rows(mine, gold, ordered=False, any_column_order=True) is are_same
+
+
+@pytest.mark.parametrize(
+    ("value", "table"),
+    [
+        ({"rows": [[1]], "truncated": True, "columns": ["a"]}, Table(((1,),), True, ("a",))),
+        ({"rows": []}, Table(())),
+        ([{"a": 1, "b": 2}], Table(((1, 2),), False, ("a", "b"))),
+        (({"a": 1}, (2,)), Table(((1,), (2,)), False, ("a",))),
+        ({"rows": [{"a": 1}], "columns": ["x"]}, Table(((1,),), False, ("x",))),
+        ({"rows": [[1]], "columns": "ab"}, Table(((1,),))),
+        ("rows", None),
+        (b"rows", None),
+        (3, None),
+        ([3], None),
+        ({"a": 1}, None),
+    ],
+)
+def test_a_tools_value_is_a_table_or_none(value: Any, table: Table | None) -> None:
+    assert read_table(value) == table

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from rlenv.errors import WHOSE, ResourceError, RewardError, UsageError, whose_failure
 from rlenv.messages import ToolResult
-from rlenv.rewards.base import Measured, Term
+from rlenv.rewards.base import Measured, Term, TermCompileContext
+from rlenv.rewards.comparators import CompareSpec, GoldCache, Side, compile_comparator
+from rlenv.rewards.normalise import MAX_JSON
 from rlenv.rewards.rule import UnfitAnswer
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
@@ -411,3 +414,101 @@ def test_arguments_that_a_row_cannot_fill_are_no_number_whatever_the_answer_is()
     with pytest.raises(RewardError) as raised:
         run(term, Calls({"gold": [[1]]}), answer="no comma")
     assert not isinstance(raised.value, UnfitAnswer)
+
+
+def compared(spec: Any, mine: Side, gold: Side) -> float:
+    compare = compile_comparator(TypeAdapter(CompareSpec).validate_python(spec) if isinstance(spec, dict) else spec,
+                                 TermCompileContext(Path()))  # fmt: skip
+    found = compare(mine, gold)
+    return found.value if isinstance(found, Measured) else found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "keys", "expected"),
+    [
+        ("5.1", "5", {}, 0.0),
+        ("5.1", "5", {"tolerance": 0.1}, 1.0),
+        ("5.11", "5", {"tolerance": 0.1}, 0.0),
+        ("4.9", "5", {"tolerance": 0.1}, 1.0),
+        ("101", "100", {"relative_tolerance": 0.01}, 1.0),
+        ("101.1", "100", {"relative_tolerance": 0.01}, 0.0),
+        ("-101", "-100", {"relative_tolerance": 0.01}, 1.0),
+    ],
+)
+def test_numbers_are_near_up_to_the_tolerance_itself(mine: str, gold: str, keys: Any, expected: float) -> None:
+    assert compared({"by": "number", **keys}, Side(mine), Side(gold)) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "query", "expected"),
+    [
+        ("auto", "SELECT a FROM t ORDER BY a", 0.0),
+        ("auto", "SELECT a FROM t", 1.0),
+        ("always", "SELECT a FROM t", 0.0),
+        ("never", "SELECT a FROM t ORDER BY a", 1.0),
+    ],
+)
+def test_the_order_of_rows_counts_where_the_spec_or_the_query_says_so(order: str, query: str, expected: float) -> None:
+    gold = Side("", [[1], [2]], {"sql": query})
+    assert compared({"by": "rows", "order": order}, Side("", [[2], [1]]), gold) == expected
+
+
+def test_the_query_is_the_only_text_among_the_arguments_or_the_one_that_is_named() -> None:
+    gold = Side("", [[1], [2]], {"sql": "SELECT 1 ORDER BY 1", "limit": 3, "db": "ORDER BY"})
+    with pytest.raises(RewardError, match="several arguments are text"):
+        compared("rows", Side("", [[2], [1]]), gold)
+    assert compared({"by": "rows", "query": "sql"}, Side("", [[2], [1]]), gold) == 0.0
+    for other in ("limit", "gone"):
+        assert compared({"by": "rows", "query": other}, Side("", [[2], [1]]), gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "mine", "gold", "expected"),
+    [
+        ("equal", '{"a": 1}', '{"a": 1.0}', 1.0),
+        ("equal", '{"a": 1, "b": 2}', '{"a": 1}', 0.0),
+        ("subset", '{"a": 1, "b": 2}', '{"a": 1}', 1.0),
+        ("subset", '{"a": 1}', '{"a": 1, "b": 2}', 0.0),
+        ("equal", "no JSON", "1", 0.0),
+        ("equal", " " * MAX_JSON + "1", "1", 0.0),
+        ("equal", " " * (MAX_JSON - 1) + "1", "1", 1.0),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_json_is_the_same_or_holds_the_gold(mode: str, mine: str, gold: str, expected: float) -> None:
+    assert compared({"by": "json", "mode": mode}, Side(mine), Side(gold)) == expected
+    with pytest.raises(RewardError, match="the gold result is not JSON"):
+        compared({"by": "json", "mode": mode}, Side(mine), Side("no JSON"))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 0.0), ("", 0.0), ([], 0.0), (False, 0.0), (None, 1.0)])
+def test_a_value_that_is_falsy_is_a_value(value: Any, expected: float) -> None:
+    assert compared("equal", Side("the text", value), Side("the text")) == expected
+    assert Side("the text", value).best == ("the text" if value is None else value)
+
+
+def golds(size: int, *asked: tuple[Any, Any]) -> list[int]:
+    """How often a gold result had been computed after each question: its arguments, and the version of a resource."""
+    made: list[int] = []
+    cache = GoldCache(size)
+
+    async def compute(arguments: Mapping[str, Any], context: Any) -> Side:
+        made.append(1)
+        return Side(f"{len(made)}")
+
+    async def main() -> list[int]:
+        counts = []
+        for arguments, version in asked:
+            resources = {} if version is ... else {"db": Versioned(version)}
+            await cache.get({"n": arguments}, reward_context(resources=resources), compute)
+            counts.append(len(made))
+        return counts
+
+    return asyncio.run(main())
+
+
+def test_gold_results_are_kept_by_what_they_depend_on_and_the_last_used_stay() -> None:
+    assert golds(2, (1, ...), (1, ...), (2, ...), (1, ...), (3, ...), (1, ...), (2, ...)) == [1, 1, 2, 2, 3, 3, 4]
+    assert golds(9, (1, 0), (1, 0), (1, 1), (1, ""), (1, "")) == [1, 1, 2, 3, 3]
+    assert golds(9, (1, None), (1, None), (1, []), (1, [])) == [1, 2, 3, 4], "of an unknown state"
+    assert golds(9, ({1}, ...), ({1}, ...)) == [1, 2], "no JSON"
