@@ -1,13 +1,24 @@
 """The comparisons of gates and success."""
 
+import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.language.expressions import ExpressionError, RowLimits, compile_expression
-from rlenv.language.spec import LimitsSpec
+from rlenv.errors import EpisodeError
+from rlenv.language.expressions import (
+    ExpressionError,
+    RowLimits,
+    compile_expression,
+    expected_of,
+    flaws,
+    number_of,
+    open_on,
+)
+from rlenv.language.spec import LimitsSpec, RewardSpec
 
 VALUES = {"a": 1.0, "b": 0.5, "zero": 0.0, "none": None}
 
@@ -118,3 +129,129 @@ def test_the_widest_limit_of_rows_is_none_where_one_row_has_none() -> None:
     rows = [row(turns=2, room=100), row(turns=5, room=None), row(turns=9), row(turns=3, room=50)]
     widest = [limits.widest(some) for some in (rows[::3], rows)]  # the third gives no room, and is left out
     assert [(one.turns, one.response_tokens) for one in widest] == [(3, 100), (5, None)]
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "is_taken"),
+    [
+        ("turns", 1, True),
+        ("turns", 0, False),
+        ("turns", 1.0, False),
+        ("turns", True, False),
+        ("turns", "1", False),
+        ("turns", None, False),
+        ("tool_calls", 1, True),
+        ("tool_calls", 0, False),
+        ("response_tokens", None, True),
+        ("response_tokens", 0, False),
+        ("turns_per_reply", None, True),
+        ("turn_s", None, True),
+        ("turn_s", 0.001, True),
+        ("turn_s", 0, False),
+        ("episode_s", 1, True),
+        ("episode_s", 0.0, False),
+        ("episode_s", None, False),
+        ("reward_s", math.inf, False),
+        ("reward_s", math.nan, False),
+        ("weight", 0, True),
+        ("weight", 0.0, True),
+        ("weight", -0.1, False),
+        ("weight", math.inf, False),
+        ("weight", True, False),
+        ("weight", None, False),
+    ],
+)
+def test_a_number_of_a_row_is_in_its_keys_range(key: str, given: Any, is_taken: bool) -> None:
+    assert (expected_of(key, given) == "") is is_taken
+    number = number_of("{{ task.n }}", key, {})
+    with nullcontext() if is_taken else pytest.raises(EpisodeError, match=f"{key}: the row gives") as failed:
+        assert number({"n": given}) is given or number({"n": given}) == given
+    if failed is not None:
+        assert failed.value.reason == "task"
+    with pytest.raises(EpisodeError, match=f"{key} cannot be filled from this row"):
+        number({})
+
+
+def test_limits_are_those_of_the_spec_where_rows_give_none() -> None:
+    whole = RowLimits(LimitsSpec(turns=3), {})
+    assert whole.of({}) is whole.usual
+    assert whole.widest([{}]) == whole.usual
+    some = RowLimits(LimitsSpec(turns="{{ task.turns * vars.by }}", tool_calls=7), {"by": 2})
+    assert (some.usual.turns, some.usual.tool_calls) == (LimitsSpec().turns, 7)
+    assert (some.of({"turns": 3}).turns, some.of({"turns": 3}).tool_calls) == (6, 7)
+    assert some.widest([]) == some.widest([{}, {"turns": "x"}]) == some.usual
+
+
+@pytest.mark.parametrize(
+    ("gate", "row", "is_open"),
+    [
+        (None, {}, True),
+        ("a >= 1", {"level": 0}, True),
+        ("task.level > 2", {"level": 3}, True),
+        ("task.level > 2", {"level": 2}, False),
+        ("task.level > 2 and a >= 1", {"level": 3}, True),
+        ("task.level > 2 and a >= 1", {"level": 2}, False),
+        ("task.level > 2 or a >= 1", {"level": 2}, True),
+        ("task.level > 2", {}, True),
+        ("task.level >", {"level": 2}, True),
+    ],
+)
+def test_a_gate_is_open_on_a_row_unless_the_row_alone_shuts_it(gate: str | None, row: Any, is_open: bool) -> None:
+    assert open_on(gate)(row) is is_open
+
+
+def test_a_flag_stands_without_a_comparison_and_another_name_does_not() -> None:
+    found = compile_expression(
+        "success and not cut and turns <= 3", names=("success", "cut", "turns"), flags=("success", "cut")
+    )
+    assert [found({"success": won, "cut": 0.0, "turns": 3.0}) for won in (1.0, 0.0, None)] == [True, False, None]
+    with pytest.raises(ExpressionError, match="expected a comparison"):
+        compile_expression("turns", names=("turns",), flags=("success",))
+    assert compile_expression("success == 1", names=("success",), flags=("success",))({"success": 1.0}) is True
+
+
+@pytest.mark.parametrize(("depth", "is_read"), [(64, True), (65, False)])
+def test_an_expression_is_read_up_to_a_depth_and_a_length(depth: int, is_read: bool) -> None:
+    with nullcontext() if is_read else pytest.raises(ExpressionError, match="64 levels deep"):
+        compile_expression("(" * depth + "a > 1" + ")" * depth)
+    text = "a > 1".ljust(4_000 if is_read else 4_001)
+    with nullcontext() if is_read else pytest.raises(ExpressionError, match="more than 4000 characters"):
+        compile_expression(text)
+
+
+def faults(success: str | None = None, lost: frozenset[str] = frozenset(), **rewards: Any) -> list[tuple[str, str]]:
+    specs = {name: RewardSpec(kind="rule", **keys) for name, keys in rewards.items()}
+    return [(flaw.path, flaw.hint) for flaw in flaws(specs, success, lost=lost)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"range": (0, 1)}, None),
+        ({"range": (1, 0)}, "write [0, 1]"),
+        ({"range": (2, 2)}, "write [0, 1]"),
+        ({"range": (5, 3)}, "write [3, 5]"),
+        ({"clip": (-1, 1)}, None),
+        ({"clip": (0, math.inf)}, "write [0, inf]"),
+        ({"clip": (1, 1)}, "write [0, 1]"),
+    ],
+)
+def test_bounds_are_a_lower_and_a_higher_number(keys: dict[str, Any], hint: str | None) -> None:
+    assert [one for _, one in faults(a=keys)] == ([] if hint is None else [hint])
+
+
+def test_every_flaw_of_gates_and_success_is_told_once_and_none_of_what_was_lost() -> None:
+    assert faults("a >= 1 and c >= 1", a={}, c={"gate": "a >= 1"}) == []
+    assert [path for path, _ in faults("b >= 1", a={"gate": "b >= 1 or d >= 1"})] == ["rewards.a.gate"] * 2 + [
+        "success"
+    ]
+    assert faults("b >= 1", frozenset({"rewards.b"}), a={"gate": "b >= 1"}) == []
+    assert [
+        path for path, _ in faults(a={"gate": "b > 0"}, b={"gate": "c > 0"}, c={"gate": "a > 0"}, d={"gate": "a > 0"})
+    ] == ["rewards.a.gate"]
+    assert [path for path, _ in faults(a={"gate": "a > 0"}, b={"gate": "a > 0"})] == ["rewards.a.gate"]
+    assert [path for path, _ in faults("a >", a={"weight": math.inf, "gate": "b >"})] == [
+        "rewards.a.weight",
+        "rewards.a.gate",
+        "success",
+    ]

@@ -1,8 +1,10 @@
 """Where an answer is read from, and where it is not."""
 
+import math
 import random
 import re
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -285,3 +287,72 @@ def test_no_text_holds_the_loop(source: str) -> None:
                 match(text)
                 took.append(time.thread_time() - begun)
             assert min(took) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "place"),
+    [
+        ("tag", "so <answer> 5 </answer>.", (12, 13)),
+        ("boxed", r"so \boxed{ 5 }.", (11, 12)),
+        ("last_number", "1 and 42 apples", (6, 8)),
+        ("final_message", "  5 \n", (2, 3)),
+        ("final_message", "   ", None),
+        ("tag", "<answer></answer>", (8, 8)),
+    ],
+)
+def test_an_answer_says_where_it_stands(rule: str, text: str, place: tuple[int, int] | None) -> None:
+    found = extract(AnswerSpec.model_validate({"from": rule}), ParsedAction(text))
+    assert (None if found is None else (found.start, found.end)) == place
+    if found is not None:
+        assert (text[found.start : found.end], found.call) == (found.text, -1)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>a</answer><answer>b</answer>", "b"),
+        ("<answer>a<answer>b</answer>", "a<answer>b"),
+        ("<answer>a</answer> <answer>b", "a"),
+        ("a</answer><answer>b</answer>", "b"),
+        ("</answer><answer>", None),
+        ("<answer>a</answer></answer>", "a"),
+    ],
+)
+def test_tags_pair_from_the_left_and_the_last_closed_one_counts(text: str, answer: str | None) -> None:
+    found = extract(AnswerSpec(), ParsedAction(text))
+    assert (None if found is None else found.text) == answer
+
+
+@pytest.mark.parametrize(
+    ("spec", "calls", "answer"),
+    [
+        ({"argument": "x"}, [("submit", {"x": 5, "y": 1})], "5"),
+        ({"argument": "x"}, [("submit", {"y": 1})], None),
+        ({}, [("submit", {"x": " a "})], "a"),
+        ({}, [("submit", {"x": 1, "y": 2})], None),
+        ({}, [("submit", {})], None),
+        ({}, [("other", {"x": 1})], None),
+        ({}, [("submit", {"x": 1}), ("submit", {"x": 2}), ("other", {"x": 3})], "2"),
+        ({}, [("submit", {"x": None})], "null"),
+        ({}, [("submit", {"x": 2**70})], str(2**70)),
+        ({}, [("submit", {"x": math.nan})], "null"),
+        ({}, [("submit", {"x": {"b": [1, "é"]}})], '{"b":[1,"é"]}'),
+    ],
+)
+def test_the_argument_of_the_last_call_is_the_answer_and_its_place_that_call(
+    spec: dict[str, Any], calls: list[tuple[str, dict[str, Any]]], answer: str | None
+) -> None:
+    given = AnswerSpec.model_validate({"from": "tool", "tool": "submit", **spec})
+    found = extract(given, ParsedAction("", "", tuple(ToolCall(*call) for call in calls)))
+    assert (None if found is None else found.text) == answer
+    if found is not None:
+        last = max(at for at, (name, _) in enumerate(calls) if name == "submit")
+        assert (found.call, found.start, found.end) == (last, -1, -1)
+
+
+@pytest.mark.parametrize(("spare", "is_found"), [(0, True), (1, False)])
+def test_a_box_and_a_number_are_looked_for_near_the_end(spare: int, is_found: bool) -> None:
+    for rule, text in (("boxed", r"\boxed{5}"), ("last_number", "5 ")):
+        content = text + "x" * (65_536 - len(text) + spare)
+        found = extract(AnswerSpec.model_validate({"from": rule}), ParsedAction(content))
+        assert (found is not None) is is_found, rule
