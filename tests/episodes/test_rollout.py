@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.rollout import Job, rollout
+from rlenv.episodes.rollout import Job, drive, nest, rollout, together
 from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
@@ -304,3 +304,100 @@ def _recorded(text: str, task: dict[str, Any]) -> Trajectory:
     reward = RewardBreakdown(0.0, {}, (0.0,))
     base = Trajectory("toy-v0", "train", 0, 0, {}, (), (turn,), None, True, False, "final_message", reward, False)
     return dataclasses.replace(base, task=task)
+
+
+class Structured:
+    """Says messages of a server that left calls in their text, and keeps what it heard."""
+
+    name = "structured"
+
+    def __init__(self, *said: str) -> None:
+        self.said, self.heard = iter(said), list[list[Message]]()
+
+    def start(self, context: PolicyContext) -> PolicySession:
+        return self
+
+    async def act(self, messages: Sequence[Message]) -> Message:
+        self.heard.append(list(messages))
+        return Message("assistant", next(self.said))
+
+    async def aclose(self) -> None: ...
+
+
+def test_a_call_in_a_messages_text_is_told_as_a_call_with_its_results(make_environment: Any) -> None:
+    text = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%s"}}\n</tool_call>'
+    policy = Structured(f"first {text % '1'}{text % '2'}", text % "3", "<answer>5</answer>")
+    play(make_environment(), policy, jobs(1))
+    told = policy.heard[-1][-5:]
+    assert [message.role for message in told] == ["assistant", "tool", "tool", "assistant", "tool"]
+    assert [call.id for call in told[0].tool_calls] == ["call_0_0", "call_0_1"]
+    assert [(one.tool_call_id, one.content) for one in told[1:3]] == [("call_0_0", "1"), ("call_0_1", "2")]
+    assert (told[0].content.strip(), told[3].content.strip()) == ("first", "")
+    assert ([call.id for call in told[3].tool_calls], told[4].tool_call_id) == (["call_1_0"], "call_1_0")
+
+
+def test_an_episode_that_has_ended_is_driven_no_further(make_environment: Any) -> None:
+    async def main() -> None:
+        environment = make_environment()
+        async with environment.start() as episode:
+            ended = await episode.truncate("left")
+            assert await drive(episode, _Policy(fails=[episode.seed]), limit_s=1.0) is ended
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("limit_s", "reason"), [(0.0, "time"), (1e9, "answer")])
+def test_a_policy_has_the_time_that_it_is_given(make_environment: Any, limit_s: float, reason: str) -> None:
+    async def main() -> None:
+        environment = make_environment()
+        async with environment.start() as episode:
+            policy = _Policy() if reason == "answer" else _Policy(hangs=[episode.seed])
+            ended = await drive(episode, policy, limit_s=limit_s)
+            assert (ended.reason, ended.failure) == (reason, None)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_what_one_of_several_raises_is_raised_as_it_is_once_the_others_are_over() -> None:
+    over: list[str] = []
+
+    async def hangs() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            over.append("over")
+        return 1
+
+    async def fails() -> int:
+        await asyncio.sleep(0)
+        raise PolicyError("this one")
+
+    async def gives(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    async def main() -> None:
+        with pytest.raises(PolicyError, match="this one"):
+            await together([hangs(), fails(), hangs()])
+        assert over == ["over", "over"]
+        assert await together([gives(number) for number in (3, 1, 2)]) == [3, 1, 2]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_each_trajectory_is_told_with_its_number_as_it_ends(make_environment: Any) -> None:
+    told: list[tuple[int, int]] = []
+    ended = play(make_environment(), _Policy(), jobs(5), concurrency=2,
+                 on_end=lambda index, one: told.append((index, one.seed)))  # fmt: skip
+    assert sorted(told) == [(index, index) for index in range(5)]
+    assert [one.seed for one in ended] == list(range(5))
+    assert play(make_environment(), _Policy(), []) == []
+
+
+@pytest.mark.parametrize("name", ["one.yaml", "gone.yaml"])
+def test_a_spec_that_plays_itself_or_one_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "one.yaml").write_text("")
+    says = "one.yaml -> one.yaml" if name == "one.yaml" else "there is no file 'gone.yaml'"
+    with pytest.raises(UsageError, match=says):
+        nest(tmp_path / "one.yaml", Environment, tmp_path / name, {})

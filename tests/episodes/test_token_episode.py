@@ -158,3 +158,120 @@ def test_a_prompt_that_does_not_fit_has_no_rows_and_no_reward(tmp_path: Path) ->
     assert (one.rows, one.is_ended, one.trajectory.reward.total) == ([], True, None)
     with pytest.raises(rlenv.UsageError):
         _ = one.context_ids
+
+
+def token_episode(folder: Path, work: Any, *, spec: str = SPEC, **limits: Any) -> Any:
+    """What `work` gives of an open token episode."""
+    (folder / "words.py").write_text(WORDS)
+    (folder / "spec.yaml").write_text(spec)
+    environment = rlenv.load(folder / "spec.yaml")
+    encoder = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE)
+
+    async def main() -> Any:
+        async with environment, rlenv.TokenEpisode(environment, encoder, **limits) as one:
+            return await work(one)
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def ids_of(text: str, *, ends: bool) -> list[int]:
+    ids = small_tokenizer().encode(text).ids
+    return [*ids, small_tokenizer().token_to_id("<|im_end|>")] if ends else ids
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "spare", "given", "reason"),
+    [
+        ("so it is", False, 0, None, "length"),
+        ("so it is", True, 0, None, ""),
+        ("so it is", False, 1, None, ""),
+        ("so it is", False, 1, "length", "length"),
+        ("so it is", False, 0, "stop", "stop"),
+        ("", False, 0, None, ""),
+    ],
+)
+def test_a_turn_of_all_tokens_without_an_end_was_cut_unless_the_sampler_says_otherwise(
+    tmp_path: Path, text: str, ends: bool, spare: int, given: str | None, reason: str
+) -> None:
+    ids = ids_of(text, ends=ends)
+
+    async def work(one: rlenv.TokenEpisode) -> None:
+        assert one.max_tokens == max(len(ids) + spare, 1)
+        sampled = one.take(ids, finish_reason=given)
+        assert (sampled.finish_reason, sampled.token_ids, sampled.action) == (reason, tuple(ids), text)
+
+    token_episode(tmp_path, work, turn_tokens=max(len(ids) + spare, 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits", "most"),
+    [
+        (SPEC, {}, None),
+        (SPEC, {"turn_tokens": 7}, 7),
+        (SPEC, {"max_response_tokens": 5, "turn_tokens": 7}, 5),
+        (SPEC, {"max_response_tokens": 9, "turn_tokens": 7}, 7),
+        (LIMITED, {"max_response_tokens": 90}, 80),
+        (LIMITED, {"max_response_tokens": 70}, 70),
+        (BY_ROW_LIMITED, {}, 80),
+    ],
+)
+def test_a_turn_has_the_least_of_all_rooms(tmp_path: Path, spec: str, limits: dict[str, int], most: int | None) -> None:
+    async def work(one: rlenv.TokenEpisode) -> None:
+        assert (one.max_tokens, one.sampling["max_tokens"]) == (most, most)
+
+    token_episode(tmp_path, work, spec=spec, **limits)
+
+
+def test_a_turn_whose_step_was_interrupted_is_the_last_of_the_record(tmp_path: Path) -> None:
+    async def work(one: rlenv.TokenEpisode) -> None:
+        await one.step(ids_of(CALL, ends=True))
+        one.take(ids_of("and then", ends=True))
+        trajectory = await one.truncate("straggler")
+        assert [turn.action for turn in trajectory.turns] == [CALL, "and then"]
+        assert (trajectory.reason, one.is_ended, one.trajectory) == ("straggler", True, trajectory)
+        assert one.step_s > 0
+
+    token_episode(tmp_path, work)
+
+
+def test_an_episode_that_is_left_before_a_turn_records_none(tmp_path: Path) -> None:
+    async def work(one: rlenv.TokenEpisode) -> None:
+        await one.step(ids_of(CALL, ends=True))
+        assert len((await one.truncate("left")).turns) == 1
+
+    token_episode(tmp_path, work)
+
+
+CLOSING = """
+from contextlib import contextmanager
+
+closed = []
+
+
+@contextmanager
+def world():
+    yield 1
+    closed.append(1)
+
+
+def look(word: str) -> str:
+    '''Looks.'''
+    return str(len(closed))
+"""
+
+
+def test_what_an_episode_has_open_is_closed_with_it(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(CLOSING)
+    (tmp_path / "spec.yaml").write_text(SPEC + "resources: {world: {kind: python, function: 'words.py:world'}}\n")
+    environment = rlenv.load(tmp_path / "spec.yaml")
+    encoder = rlenv.bind(small_tokenizer(), environment, chat_template=CHAT_TEMPLATE)
+
+    async def main() -> list[str]:
+        seen = []
+        for _ in range(2):
+            async with rlenv.TokenEpisode(environment, encoder) as one:
+                await one.step(ids_of(CALL, ends=True))
+                seen.append(one.episode.turns[0].results[0].text)
+        return seen
+
+    assert asyncio.run(main()) == ["0", "1"]

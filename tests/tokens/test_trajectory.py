@@ -206,3 +206,81 @@ def test_ids_of_padded_embeddings_are_a_policys_to_sample() -> None:
     with pytest.raises(UsageError, match="is no id"):
         trajectory.add_sampled([SIZE + 10])
     assert trajectory.response_ids == [SIZE + 9]
+
+
+PROMPT = len(start().prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_prompt_tokens": PROMPT}, ""),
+        ({"max_prompt_tokens": PROMPT - 1}, "prompt_tokens"),
+        ({"max_total_tokens": PROMPT + 1}, ""),
+        ({"max_total_tokens": PROMPT}, "total_tokens"),
+        ({"max_prompt_tokens": PROMPT - 1, "max_total_tokens": PROMPT}, "prompt_tokens"),
+    ],
+)
+def test_a_prompt_may_use_up_its_own_limit_and_leaves_a_token_of_the_whole(limits: dict[str, int], reason: str) -> None:
+    if not reason:
+        assert start(**limits).prompt_ids == start().prompt_ids
+        return
+    with pytest.raises(EpisodeError) as caught:
+        start(**limits)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "remaining", "named"),
+    [
+        ({}, None, ""),
+        ({"max_response_tokens": 5}, 5, "response"),
+        ({"max_total_tokens": PROMPT + 5}, 5, "total"),
+        ({"max_response_tokens": 5, "max_total_tokens": PROMPT + 5}, 5, "response"),
+        ({"max_response_tokens": 5, "max_total_tokens": PROMPT + 4}, 4, "total"),
+        ({"max_response_tokens": 3, "max_total_tokens": PROMPT + 5}, 3, "response"),
+        ({"max_response_tokens": 0}, 0, "response"),
+    ],
+)
+def test_the_smaller_room_holds_and_is_named(limits: dict[str, int], remaining: int | None, named: str) -> None:
+    trajectory = start(**limits)
+    assert trajectory.remaining == remaining
+    trajectory.add_sampled([5])
+    assert trajectory.remaining == (None if remaining is None else max(remaining - 1, 0))
+    fits = trajectory.add_observation(tools("a long result " * 20))
+    assert fits is (remaining is None)
+    assert f"{named} tokens are left" in trajectory.reason or fits
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_an_observation_may_use_up_what_is_left(spare: int) -> None:
+    free = start()
+    free.add_sampled([ENCODER.stop_id])
+    assert free.add_observation(tools("R"))
+    trajectory = start(max_response_tokens=len(free) + spare)
+    trajectory.add_sampled([ENCODER.stop_id])
+    assert trajectory.add_observation(tools("R")) is (spare >= 0)
+    assert trajectory.remaining == (spare if spare >= 0 else len(free) - 2)
+    assert (trajectory.reason == "") is (spare >= 0)
+
+
+def test_what_is_known_of_log_probabilities_is_of_all_turns() -> None:
+    trajectory = start()
+    assert trajectory.has_logprobs
+    for ids, logprobs, known in (([5], [-0.5], True), ([6], None, False), ([7], [-0.25], False)):
+        trajectory.add_sampled(ids, logprobs)
+        assert trajectory.has_logprobs is known
+    assert [repr(one) for one in trajectory.logprobs] == ["-0.5", "nan", "-0.25"]
+    assert trajectory.turn_spans == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_turn_that_nobody_sampled_ends_as_the_template_ends_it() -> None:
+    trajectory = start()
+    with pytest.raises(UsageError):
+        trajectory.end_turn()
+    trajectory.add_sampled([5], [-0.5])
+    assert trajectory.end_turn() == ENCODER.stop_id
+    assert (trajectory.response_ids, trajectory.mask) == ([5, ENCODER.stop_id], [1, 1])
+    assert (trajectory.turn_spans, trajectory.has_logprobs) == ([(0, 2)], False)
+    assert trajectory.end_turn() is None
+    assert len(trajectory) == 2
