@@ -78,9 +78,10 @@ class Session:
             UsageError: no such split or row. The session has no episode then.
         """
         await self.aclose()
+        self.episode, self.id, self._steps = None, "", 0
         episode = self.environment.start(task=task, split=split, seed=seed, cut=cut)
         await episode.open()
-        self.episode, self.id, self._steps = episode, id or uuid4().hex, 0
+        self.episode, self.id = episode, id or uuid4().hex
         text = "" if episode.is_ended else episode.prompt_text
         return Opened(self.id, episode.messages, text, episode.tool_schemas, episode.is_ended)
 
