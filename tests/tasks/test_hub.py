@@ -1,15 +1,17 @@
-"""Tasks from datasets in the layout of the Hugging Face hub."""
+"""Tasks from datasets in the layout of the Hugging Face hub, and of reasoning-gym where it is not installed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlenv
 from rlenv.cli.main import main
-from rlenv.errors import Fault, SpecError
+from rlenv.errors import Fault, MissingExtra, SpecError
 from rlenv.language.loader import load_spec
 from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 from rlenv.tasks.rows import Tasks, load_tasks
@@ -232,3 +234,21 @@ def test_a_bug_is_no_hub_that_cannot_be_reached(
         monkeypatch.setattr(huggingface_hub, name, wrong)
     with pytest.raises(TypeError):
         dataset_folder("someone/sums", base=tmp_path, revision=None)
+
+
+GENERATED = """
+rlenv: 1
+name: generated
+tasks: {train: {reasoning_gym: {name: chain_sum, limit: 3}}}
+prompt: {user: "{{ task.question }}"}
+rewards: {right: {kind: rule, rule: exact_match}}
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="reasoning-gym is installed")
+@pytest.mark.parametrize("rule", ["exact_match", "reasoning_gym"])
+def test_the_library_that_is_missing_is_named(rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "generated.yaml"
+    path.write_text(GENERATED.replace("exact_match", rule), encoding="utf-8")
+    with pytest.raises((MissingExtra, rlenv.SpecError), match="reasoning-gym"):
+        rlenv.load(path).tasks("train")
