@@ -66,6 +66,7 @@ def test_the_source_distribution_holds_what_the_tests_need(built: tuple[set[str]
     assert {"Makefile", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= names
 
 
+@pytest.mark.slow
 def test_the_metadata_has_the_version_of_the_module(built: tuple[set[str], set[str], str]) -> None:
     _, _, metadata = built
     assert f"\nVersion: {rlenv.__version__}\n" in metadata

@@ -259,6 +259,7 @@ def test_what_is_drawn_does_not_depend_on_the_order_in_which_episodes_ended() ->
     assert choose(many, per_task=1, balances=False, seed=1) != choose(many, per_task=1, balances=False, seed=2)
 
 
+@pytest.mark.slow
 def test_samples_that_a_term_compares_are_scored_together(spec: Path, model: Path, tmp_path: Path) -> None:
     spec.write_text(
         spec.read_text().replace(
@@ -290,6 +291,7 @@ def served(answers: Callable[[Mapping[str, Any]], Any]) -> Iterator[FakeEndpoint
         loop.close()
 
 
+@pytest.mark.slow
 def test_an_endpoints_successes_are_kept_and_its_cut_and_failed_episodes_are_not(
     spec: Path, model: Path, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def value_of(tree: Mapping[str, Any], key: str) -> Any:
     return tree
 
 
+@pytest.mark.slow
 def test_every_key_of_gpu_has_a_line_with_both_values_and_a_verdict() -> None:
     rows = {(key, overlay): (there, here, said) for key, overlay, there, here, said in ROW.findall(PAGE.read_text())}
     assert {(key, overlay) for key, overlay, _ in keys()} == set(rows)

@@ -75,6 +75,7 @@ def test_shuffling_keeps_the_rewards_and_leaves_failed_rows_alone(advantage: Any
     assert not torch.equal(shuffled, rewards)
 
 
+@pytest.mark.slow
 def test_shuffled_advantages_do_not_follow_the_episodes(advantage: Any) -> None:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 

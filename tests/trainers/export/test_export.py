@@ -56,6 +56,7 @@ def test_weights_are_those_of_the_checkpoint_in_the_layout_of_the_base_model(
         assert (exported.folder / name).read_bytes() == (tiny_folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_the_base_weights(run: Path, tiny_folder: Path) -> None:
     model = with_adapter(tiny_folder)
     add_checkpoint(run, 4, model, base=tiny_folder)
@@ -83,6 +84,7 @@ def test_an_adapter_alone_is_a_folder_of_peft(run: Path, tiny_folder: Path, targ
     assert all("lora_" in name and "default" not in name for name in tensors(exported.folder))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_adapter_alone_takes_the_base_from_where_the_run_did(run: Path, tiny_folder: Path) -> None:
     model = with_adapter(tiny_folder)
     actor = add_checkpoint(run, 4, model, base=tiny_folder)
@@ -183,6 +185,7 @@ def test_a_policy_acts_with_the_weights_as_they_are_whatever_the_configuration_s
     assert torch.equal(logits(policy.server.model), logits(model))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_exports_checks_and_evaluates(
     run: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]

@@ -30,6 +30,7 @@ async def asked(context):
 """
 
 
+@pytest.mark.slow
 def test_terms_that_compare_the_samples_are_measured_in_training(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     outputs = play_group(tmp_path, tokenizer, [[RIGHT], [CALL, WRONG], [WRONG]], spec=SPEC, files={"tools.py": TOOLS})
     assert [info(output)["term_best"] for output in outputs] == [1.0, 0.25, 0.25]

@@ -26,6 +26,7 @@ def run(tmp_path: Path, tokenizer: Any, actions: list[Any], *, task: int = 0, sp
     return asyncio.run(played()), server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "player"), [(0, "a"), (1, "b")])
 def test_both_players_are_sampled_and_the_tasks_own_is_trained(
     verl: Any, tmp_path: Path, tokenizer: Any, task: int, player: str

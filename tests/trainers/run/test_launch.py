@@ -50,6 +50,7 @@ def test_daemons_end_with_their_driver(tmp_path: Path, then: str, how: str) -> N
     assert "driver is up" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_at_its_limit_with_its_daemons(tmp_path: Path) -> None:
     def until_it_is_up(seconds: float) -> None:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", what="it is up")
@@ -77,6 +78,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, sign: signal.Signals
     assert is_gone(daemon)
 
 
+@pytest.mark.slow
 def test_a_file_stops_a_run_like_an_interrupt(tmp_path: Path) -> None:
     def ask(seconds: float) -> None:
         if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
@@ -168,6 +170,7 @@ while not pathlib.Path(sys.argv[2]).exists():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
 @pytest.mark.parametrize("then", ["os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
 def test_shared_memory_of_a_run_is_gone_with_it_and_that_of_others_is_not(tmp_path: Path, then: str) -> None:

@@ -189,6 +189,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_what_processes_left_open_is_sealed_once_they_are_gone(tmp_path: Path) -> None:
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], env={**os.environ, **paths}, check=True, timeout=60)

@@ -180,6 +180,7 @@ def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     assert prepared.metrics.read_bytes().count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_the_list_of_trained_tasks_ends_where_a_run_goes_on(prepared: Run) -> None:
     prepared.trained.write_bytes(b"".join(orjson.dumps({"step": step}) + b"\n" for step in (1, 2, 3, 3, 4)))
     forget_after(prepared, 3)

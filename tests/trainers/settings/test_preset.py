@@ -148,6 +148,7 @@ def test_the_command_line_wins_over_every_layer() -> None:
     assert config["trainer"]["v1"]["separate_async"]["parameter_sync_step"] == 2
 
 
+@pytest.mark.slow
 def test_an_application_of_hydra_keeps_its_own_configuration() -> None:
     from hydra import compose as theirs
     from hydra import initialize_config_module

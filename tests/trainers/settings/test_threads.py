@@ -74,6 +74,7 @@ def test_a_device_stays_the_presets_and_modules_are_added() -> None:
     assert [line.split("=")[0] for line in found.said] == ["VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_says_takes_and_keeps_the_shells_variables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

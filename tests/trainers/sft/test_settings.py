@@ -63,6 +63,7 @@ def test_a_dry_run_says_the_command_and_starts_nothing(
     assert not (tmp_path / "out" / "verl.log").exists()
 
 
+@pytest.mark.slow
 def test_run_json_says_what_any_runs_does_and_gives_the_run_back(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_run_json_says_what_any_runs_does_and_gives_the_run_back(
     assert info.ended > 0
 
 
+@pytest.mark.slow
 def test_a_supervised_run_is_not_listed_and_said_to_be_one(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_supervised_run_is_not_listed_and_said_to_be_one(
     assert "is a supervised run (stopped), which keeps no episodes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_gpus_are_started_by_torchrun(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +104,7 @@ def test_several_gpus_are_started_by_torchrun(
         main(["--resume", str(tmp_path), "--lora", "x"])
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -123,6 +126,7 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
     assert not (tmp_path / "out" / "verl.log").exists()
 
 
+@pytest.mark.slow
 def test_longer_rows_are_left_out_where_that_is_asked_for(data: Path, tiny_folder: Path, tmp_path: Path) -> None:
     lengths = [len(json.loads(line)["input_ids"]) for line in (data / "rows.jsonl").read_text().splitlines()]
     most = max(lengths) - 1
@@ -137,6 +141,7 @@ def test_longer_rows_are_left_out_where_that_is_asked_for(data: Path, tiny_folde
         RowsDataset(str(data / "rows.jsonl"), None, config)
 
 
+@pytest.mark.slow
 def test_rows_come_as_they_were_written_in_an_order_of_the_seed(data: Path) -> None:
     path = str(data / "rows.jsonl")
     written = [json.loads(line) for line in Path(path).read_text().splitlines()]
@@ -157,6 +162,7 @@ def test_rows_come_as_they_were_written_in_an_order_of_the_seed(data: Path) -> N
     assert [sum(mask) for _, mask, _ in held_out[20:]] == [0] * 4
 
 
+@pytest.mark.slow
 def test_another_models_rows_and_another_templates_are_refused(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +192,7 @@ def test_figures_are_read_while_they_are_written(tmp_path: Path) -> None:
     assert (step.number, step.loss, step.tokens, step.val) == (1, 2.0, 7, 3.0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_last_whole_checkpoint(
     data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +220,7 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(
     assert "trainer.total_epochs=3" in told
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_says_that_it_has_failed(data: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """The last thing that is looked at: whether one machine can start it."""
     argv = [str(data), "--model", str(tiny_folder), "-o", str(tmp_path / "out"), "trainer.nnodes=2"]

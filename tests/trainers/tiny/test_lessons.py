@@ -246,6 +246,7 @@ def test_no_environment_is_refused(tmp_path: Path) -> None:
         make_tiny_policy([], tmp_path, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_several_environments_share_a_tokenizer_and_a_warm_start(
     environment: Environment, queries: Environment, tmp_path: Path
@@ -259,6 +260,7 @@ def test_several_environments_share_a_tokenizer_and_a_warm_start(
         assert len(tokenizer(frame, add_special_tokens=False)["input_ids"]) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_tokenizer_survives_a_reload_and_keeps_digits_apart(tiny_folder: Path) -> None:
     # transformers rebuilds a tokenizer's pre-tokenizer for some model types once config.json stands beside it.
