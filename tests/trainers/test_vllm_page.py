@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rlenv_verl.settings.presets import flatten, load_preset
