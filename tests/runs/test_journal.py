@@ -30,7 +30,21 @@ from rlenv.runs.events import Event, Reel, dumped
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.folder import KeptRun, RunInfo, clear, open_run, read_info
-from rlenv.runs.journal import LONG_BYTES, Blobs, Journal, blob_of, clear_blobs, path_of, put_back
+from rlenv.runs.journal import (
+    LONG_BYTES,
+    Blobs,
+    Claim,
+    Journal,
+    Lines,
+    blob_of,
+    body_of,
+    clear_blobs,
+    entries_of,
+    path_of,
+    put_back,
+    read_body,
+    whole_lines,
+)
 from rlenv.runs.pack import pack
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -460,3 +474,127 @@ def test_an_entry_that_a_full_disk_takes_a_part_of_leaves_nothing(tmp_path: Path
     assert journal.put("rows", b"third\n") == len(b"first\n")
     journal.close()
     assert path_of(tmp_path, "s", "rows").read_bytes() == b"first\nthird\n"
+
+
+def test_an_entry_says_where_it_begins_and_the_size_is_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    asked: list[int] = []
+    journal = Journal(tmp_path, "s", needs=lambda: asked.append(1))
+    assert [journal.put("bodies", line) for line in (b"one\n", b"three\n", b"")] == [0, 4, 10]
+    assert (journal.put("rows", b"row\n"), journal.size, journal.is_dirty) == (0, 14, True)
+    journal.sync()
+    assert (journal.is_dirty, asked) == (False, [1])
+    journal.close()
+    journal.close()
+    assert path_of(tmp_path, "s", "bodies").read_bytes() == b"one\nthree\n"
+    with pytest.raises(FileExistsError):
+        Journal(tmp_path, "s").put("rows", b"another's\n")
+
+
+def test_lines_are_read_once_each_as_soon_as_they_are_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, ids = left_behind(tmp_path)
+    whole = rows.read_bytes()
+    first, second, third = whole.splitlines(keepends=True)
+    rows.write_bytes(first + second[:-1])
+    lines = Lines(rows)
+    assert [row["id"] for row in lines.read()] == ids[:1]
+    assert lines.read() == []
+    rows.write_bytes(first + second + b"rubbish\n\n" + third[:5])
+    assert [row["id"] for row in lines.read()] == ids[1:2]
+    rows.write_bytes(first + second + b"rubbish\n\n" + third + b"[]\n")
+    assert [row["id"] for row in lines.read()] == ids[2:]
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "1 lines of it are no entries and are left out"
+    ]
+    assert list(whole_lines(rows))[-1] == b"[]"
+    with pytest.raises(UsageError, match=":3: this line is no entry"):
+        entries_of(rows)
+
+
+@pytest.mark.parametrize(("spare", "is_taken"), [(-2, False), (-1, True)])
+def test_a_text_stands_beside_the_record_from_a_length_on(tmp_path: Path, spare: int, is_taken: bool) -> None:
+    blobs = Blobs(tmp_path, "w")
+    text = "x" * (LONG_BYTES + spare)  # with its quotes one more than fits, or as many
+    (record,), names = blobs.taken_out(json.dumps({"a": text}).encode())
+    assert (len(names), blobs.written, len(blobs.fresh)) == ((1, len(text), 1) if is_taken else (0, 0, 0))
+    assert json.loads(put_back(tmp_path, record, names)) == {"a": text}
+    assert blobs.taken_out(json.dumps({"a": text}).encode())[1] == names
+    assert blobs.written == (len(text) if is_taken else 0), "once"
+    blobs.sync()
+    assert blobs.fresh == []
+
+
+def test_a_key_and_a_text_that_spells_a_name_stay_in_the_record(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, "w")
+    long = "x" * LONG_BYTES
+    for held in ({long: 1}, {"a": long, "b": {"rlenv.text": "0" * 64}}):
+        record = json.dumps(held, separators=(",", ":")).encode()
+        assert blobs.taken_out(record) == ([record], [])
+
+
+def test_only_texts_are_put_back_where_images_are_not_wanted(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, "w")
+    picture = plain(Image.of(PICTURE))
+    written = json.dumps({"i": picture, "t": "x" * LONG_BYTES}, separators=(",", ":")).encode()
+    (record,), names = blobs.taken_out(written)
+    assert len(names) == 2
+    assert put_back(tmp_path, record, names) == written
+    assert put_back(tmp_path, record, []) == record
+    half = json.loads(put_back(tmp_path, record, names, texts_only=True))
+    assert (half["t"], set(half["i"]["base64"])) == ("x" * LONG_BYTES, {"rlenv.base64"})
+
+
+def test_a_folder_is_claimed_by_one_until_it_is_let_go(tmp_path: Path) -> None:
+    first = Claim(tmp_path)
+    assert first.is_sure
+    with pytest.raises(BlockingIOError):
+        Claim(tmp_path)
+    first.release()
+    first.release()
+    second = Claim(tmp_path)
+    with pytest.raises(BlockingIOError):
+        Claim(tmp_path)
+    second.release()
+    with pytest.raises(FileNotFoundError):
+        Claim(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_body_is_read_where_its_journal_holds_all_of_it(tmp_path: Path, cut: int) -> None:
+    record, events = b'{"a":1}', b"[1]"
+    body, lies = body_of(record, (TOKENS, TOKENS), events)
+    path = tmp_path / "bodies"
+    path.write_bytes(b"before" + body[: len(body) - cut])
+    row = {"id": "e", "at": [6, len(record), len(body)], "lies": lies}
+    with path.open("rb") as file:
+        if cut:
+            with pytest.raises(UsageError, match="does not hold the body of 'e'"):
+                read_body(file.fileno(), row)
+            return
+        held, tokens, told = read_body(file.fileno(), row)
+        assert (bytes(held), told, len(tokens)) == (record, events, 2)
+        for name in ("prompt_ids", "ids", "mask", "logprobs"):
+            assert list(getattr(tokens[1], name)) == pytest.approx(list(getattr(TOKENS, name)))
+        assert tokens[1].turns == TOKENS.turns
+        with pytest.raises(UsageError):
+            read_body(file.fileno(), {**row, "at": [6, len(record) + 1, len(body)], "lies": [*lies, [9, 9, 9, 9, []]]})
+
+
+def test_clearing_takes_the_blobs_and_nothing_else(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, "w")
+    blobs.taken_out(json.dumps({"a": "x" * LONG_BYTES}).encode())
+    (folder,) = (tmp_path / "blobs").iterdir()
+    (name,) = (path.name for path in folder.iterdir())
+    (folder / f"{name}.w.tmp").touch()
+    (folder / "notes.txt").touch()
+    clear_blobs(tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    clear_blobs(tmp_path)
+    assert not (tmp_path / "blobs").exists()
+    (tmp_path / "elsewhere" / name[:2]).mkdir(parents=True)
+    (tmp_path / "elsewhere" / name[:2] / name).touch()
+    (tmp_path / "blobs").symlink_to(tmp_path / "elsewhere")
+    clear_blobs(tmp_path)
+    assert (tmp_path / "elsewhere" / name[:2] / name).exists()
+    assert not (tmp_path / "blobs").is_symlink()
