@@ -445,3 +445,51 @@ def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
         assert measure("value", reward_context(answer=answer), value=template).value == 0
     with pytest.raises(RewardError, match="value"):
         measure("value", reward_context(), value="{{ 1 / task.none }}")
+
+
+DOWN = ToolResult("add", "down", "failed", reason="unavailable", whose="infrastructure")
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ({"min": 1}, (0, 1, 1, 1)),
+        ({"min": 2}, (0, 0, 1, 1)),
+        ({"min": 0, "max": 0}, (1, 0, 0, 0)),
+        ({"max": 2}, (0, 1, 1, 0)),
+        ({"min": 2, "max": 2}, (0, 0, 1, 0)),
+    ],
+)
+def test_a_tool_is_called_as_often_as_its_bounds_say(keys: dict[str, Any], values: tuple[int, ...]) -> None:
+    for count, expected in enumerate(values):
+        where = reward_context(turns=[turn(results=[OK] * count + [UNKNOWN, OVER])])
+        assert measure("tool_called", where, tools={"add": ADD}, tool="add", **keys).value == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"), [({"min": 1}, (0, 1, 1, 1)), ({"max": 1}, (1, 1, 0, 0)), ({"min": 2, "max": 2}, (0, 0, 1, 0))]
+)
+def test_calls_and_turns_are_as_many_as_their_bounds_say(keys: dict[str, Any], values: tuple[int, ...]) -> None:
+    for count, expected in enumerate(values):
+        turns = [turn(index=index, results=[BAD]) for index in range(count)]
+        assert measure("turn_count", reward_context(turns=turns), **keys).value == expected
+        assert measure("tool_call_count", reward_context(turns=turns), **keys).value == expected
+        whole = reward_context(turns=[turn(results=[OK] * 5), turn(index=1, results=[BAD] * count)])
+        assert measure("tool_call_count", whole, when="turn", **keys).value == expected
+
+
+def test_calls_that_code_made_count_beside_the_one_that_ran_it() -> None:
+    ran = ToolResult("run", "", details={"called": {"add": {"ok": 2, "failed": 1}, "sub": {"ok": 4}, "odd": 3}})
+    where = reward_context(turns=[turn(results=[ran, OK], calls=[ToolCall("run", {})] * 3)])
+    assert measure("tool_call_count", where, min=0).details == {"calls": 3 + 7}
+    tools = {"add": ADD}
+    assert measure("tool_called", where, tools=tools, tool="add").details == {"calls": 3}
+    assert measure("tool_called", where, tools=tools, tool="add", succeeded=False).details == {"calls": 4}
+
+
+@pytest.mark.parametrize(("most", "value"), [(0, 0.0), (1, 1.0), (2, 1.0)])
+def test_calls_that_were_lost_count_for_the_least_and_not_for_the_most(most: int, value: float) -> None:
+    calls = [ToolCall("add", {"a": 1}), ToolCall("add", {"a": 2})]
+    where = reward_context(turns=[turn(results=[OK, DOWN], calls=calls)])
+    assert measure("tool_call_count", where, tools={"add": ADD}, min=2, max=max(most, 2)).value == 1.0
+    assert measure("tool_call_count", where, tools={"add": ADD}, max=most).value == value
