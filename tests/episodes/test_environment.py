@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
-from rlenv.errors import SpecError
+from rlenv.errors import SpecError, UsageError
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import rescore
+from rlenv.tasks.rows import seed_of
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
@@ -152,7 +154,8 @@ def test_a_user_speaks_first_where_the_prompt_does_not_end_with_his_message(
     messages = asyncio.run(opened(environment))
     assert [one.role for one in messages] == roles
     assert messages[-1].content == "A hat, please."
-    assert asyncio.run(opened(environment, opening="I know."))[-1].content == "I know."
+    for known in ("I know.", ""):
+        assert asyncio.run(opened(environment, opening=known))[-1].content == known
 
     async def second() -> str:
         async with environment, environment.start() as episode:
@@ -211,3 +214,87 @@ def test_a_user_who_does_not_begin_makes_the_reward_invalid(write: Write, user: 
 def test_a_prompt_that_nobody_asks_is_refused_when_it_is_loaded(write: Write) -> None:
     with pytest.raises(SpecError, match="'user' is missing"):
         load(write("{system: a}"))
+
+
+def test_a_task_of_its_own_and_one_by_number_have_their_places_and_seeds(write: Write) -> None:
+    environment = load(write("{user: '{{ task.item }}'}"))
+    by_number, own = environment.start(), environment.start(task={"item": "hat"})
+    assert (by_number.task_index, by_number.split, by_number.seed) == (0, "train", seed_of(0, "train", 0))
+    assert (own.task_index, own.split, own.seed) == (-1, "train", 0)
+    assert [environment.start(task=task, seed=0).seed for task in (0, {"item": "hat"})] == [0, 0]
+    assert environment.start(task={"item": "hat"}, seed=5, split="other").split == "other"
+    for task in (-1, 1):
+        with pytest.raises(UsageError, match="has tasks 0 to 0"):
+            environment.start(task=task)
+    with pytest.raises(UsageError, match=r"no split 'other'.*it has train"):
+        environment.start(split="other")
+
+
+SPLITS = """
+rlenv: 1
+name: splits
+tasks:
+  train: {rows: [{q: a, k: x}, {q: b, k: x}, {q: c, k: y}, {q: d, k: x}], report_by: k}
+  plain: {rows: [{q: a}, {q: b}]}
+  lacking: {rows: [{q: a, k: x}, {q: b}], report_by: k}
+  endless: {function: "rows.py:row", report_by: k}
+prompt: {user: "{{ task.q }}"}
+rewards: {r: {kind: rule, rule: answered}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "places"),
+    [
+        ("train", None, [0, 1, 2, 3]),
+        ("train", 0, []),
+        ("train", 1, [0]),
+        ("train", 2, [0, 2]),
+        ("train", 3, [0, 1, 2]),
+        ("train", 4, [0, 1, 2, 3]),
+        ("train", 9, [0, 1, 2, 3]),
+        ("plain", 1, [0]),
+        ("plain", None, [0, 1]),
+        ("endless", 3, [0, 1, 2]),
+        ("endless", 1_001, list(range(1_001))),
+        ("endless", None, list(range(1_000))),
+    ],
+)
+def test_a_part_of_a_split_is_spread_over_its_groups(
+    tmp_path: Path, split: str, count: int | None, places: list[int]
+) -> None:
+    (tmp_path / "rows.py").write_text("def row(index): return {'q': str(index), 'k': 'same'}")
+    (tmp_path / "spec.yaml").write_text(SPLITS)
+    assert load(tmp_path / "spec.yaml").part(split, count) == places
+
+
+def test_the_groups_of_a_split_are_its_columns_values(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text("def row(index): return {'q': str(index), 'k': index % 2}")
+    (tmp_path / "spec.yaml").write_text(SPLITS)
+    environment = load(tmp_path / "spec.yaml")
+    assert environment.groups("train") == ("x", "x", "y", "x")
+    assert environment.groups("plain") is None
+    assert environment.groups("endless", 3) == ("0", "1", "0")
+    assert environment.groups("endless", 5) == ("0", "1", "0", "1", "0")
+    with pytest.raises(SpecError, match="row 1 has no column 'k'; it has q"):
+        environment.groups("lacking")
+
+
+def test_an_environment_closes_what_episodes_share_once_and_opens_it_again(write: Write) -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def opened_once() -> AsyncIterator[int]:
+        log.append("open")
+        yield 1
+        log.append("close")
+
+    async def main() -> None:
+        environment = load(write("{user: '{{ task.item }}'}"))
+        for _ in range(2):
+            assert await environment.scope().get("x", opened_once) == await environment.scope().get("x", opened_once)
+            await environment.aclose()
+            await environment.aclose()
+
+    asyncio.run(main())
+    assert log == ["open", "close"] * 2

@@ -344,3 +344,74 @@ def test_each_player_has_rows_of_tokens_of_its_own(tmp_path: Path) -> None:
         # Id for id what the template writes for the player's own conversation.
         whole = list(encoder.encode_prompt(messages[:-1], tools=seat.episode.tool_schemas))
         assert row.context_ids[: len(whole)] == whole
+
+
+GUESSING = """
+rlenv: 1
+name: guessing
+tasks: {train: {rows: [{}]}}
+prompt: {user: "You are {{ task.player }}."}
+resources: {log: {kind: python, function: "guess.py:log", run_in: loop}}
+tools: {guess: {kind: python, function: "guess.py:guess", inject: [log], run_in: loop, mutates: true}}
+user: {kind: players, roles: {a: {}, b: {}}, next: "{{ 'b' if resources.log.left else '' }}", opponent: random}
+limits: {turns: 30, invalid_actions: 30}
+rewards: {all: {kind: rule, function: "guess.py:all_of"}}
+"""
+GUESS = '''
+from typing import Literal
+
+from rlenv.errors import ToolFailed
+
+
+class Log:
+    def __init__(self):
+        self.made, self.left = [], 4
+
+
+def log():
+    return Log()
+
+
+def guess(log, n: Literal[1, 2, 3, 4]) -> str:
+    """Guesses; each number is refused but the last that is left."""
+    log.made.append(n)
+    log.left -= 1
+    raise ToolFailed("no")
+
+
+def all_of(context):
+    return float(len(set(context.resources["log"].made)))
+'''
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_opponent_by_chance_makes_no_call_again_that_was_refused(tmp_path: Path, seed: int) -> None:
+    (tmp_path / "guess.py").write_text(GUESS)
+    environment = made(tmp_path, GUESSING)
+    ended = asyncio.run(rollout(environment, Says(a=[ADD], b=[]), [Job("train", 0, seed)]))[0]
+    assert rewards(ended) == {"a": 4.0, "b": 4.0}, "four calls, each another"
+
+
+@pytest.mark.parametrize(("task", "places"), [(0, {"a": 0, "b": 1}), (1, {"a": 0, "b": 1}), (3, {"a": 2, "b": 3})])
+def test_each_player_has_the_place_of_its_own_row(tmp_path: Path, task: int, places: dict[str, int]) -> None:
+    environment = made(tmp_path, COUNTING.replace("[{end: 4}]", "[{end: 4}, {end: 4}]"))
+    ended = all_of(played(environment, Says(a=[ADD, ADD], b=[ADD, ADD]), task=task))
+    assert {player: one.task_index for player, one in ended.items()} == places
+
+
+def test_players_of_a_row_that_is_given_itself_have_no_place(tmp_path: Path) -> None:
+    environment = made(tmp_path, COUNTING)
+
+    async def main() -> Trajectory:
+        async with environment.start(task={"end": 0, "player": "b"}, others=Says(a=[], b=[])) as episode:
+            return episode.trajectory
+
+    ended = asyncio.run(main())
+    assert {player: one.task_index for player, one in all_of(ended).items()}["b"] == -1
+
+
+def test_a_failure_names_the_player_and_keeps_its_reason(tmp_path: Path) -> None:
+    down = EpisodeError("the server is down", reason="endpoint")
+    ended = all_of(played(made(tmp_path, COUNTING), Says(a=[ADD, ADD], b=[ADD, down])))
+    assert ended["a"].failure is not None
+    assert (ended["a"].failure.reason, ended["a"].failure.message) == ("endpoint", "player 'b': the server is down")
