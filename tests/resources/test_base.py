@@ -95,6 +95,17 @@ def slow():
         CLOSED.set()
 
 
+class Slowly:
+    def __enter__(self):
+        OPENING.set()
+        GO.wait(20)
+        LOG.append("open slow")
+
+    def __exit__(self, *error):
+        LOG.append("close slow")
+        CLOSED.set()
+
+
 def odd(speed):
     return speed
 
@@ -202,9 +213,10 @@ def test_resources_are_closed_where_the_episode_is_cancelled_or_fails(make_envir
         assert log[3:] == ["close third", "close second", "close first"]
 
 
-def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_environment: Make) -> None:
-    environment = made(make_environment, "first", "slow")
-    state = module(environment, "slow")
+@pytest.mark.parametrize("name", ["slow", "Slowly"])
+def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_environment: Make, name: str) -> None:
+    environment = made(make_environment, "first", name)
+    state = module(environment, "first")
 
     async def main() -> None:
         opening = asyncio.ensure_future(environment.start().open())
@@ -219,11 +231,12 @@ def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_enviro
     assert state["LOG"] == ["open first", "open slow", "close slow", "close first"]
 
 
+@pytest.mark.parametrize("name", ["slow", "Slowly"])
 def test_one_that_hangs_while_it_opens_costs_the_episode_its_time_and_is_closed_once_it_goes_on(
-    make_environment: Make,
+    make_environment: Make, name: str
 ) -> None:
-    environment = made(make_environment, "first", "slow", limits__episode_s=0.1)
-    state = module(environment, "slow")
+    environment = made(make_environment, "first", name, limits__episode_s=0.1)
+    state = module(environment, "first")
 
     async def main() -> Any:
         async with environment.start() as episode:

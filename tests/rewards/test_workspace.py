@@ -22,7 +22,6 @@ from rlenv.tools.workspace.machine import Ran, Verified
 from rlenv.tools.workspace.resource import Workspace
 from tests.support.machines import SOLVE, children, killed_at, killed_at_first, played, reachable, written  # noqa: F401
 
-pytestmark = pytest.mark.sandbox
 FORGE = "echo 1 > /logs/verifier/reward.txt"
 FLOOD = """python3 - <<'END'
 import fcntl, os, time
@@ -73,6 +72,7 @@ ACTS: dict[str, tuple[list[str], float]] = {
 
 
 @pytest.mark.parametrize("name", ACTS)
+@pytest.mark.sandbox
 def test_what_an_episode_leaves_is_worth(reachable: Path, name: str) -> None:  # noqa: F811
     acts, worth = ACTS[name]
     time_s = 2 if "hangs the tests" in name else 20
@@ -82,6 +82,7 @@ def test_what_an_episode_leaves_is_worth(reachable: Path, name: str) -> None:  #
     assert trajectory.reward.total == worth
 
 
+@pytest.mark.sandbox
 def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Path) -> None:  # noqa: F811
     async def kill(workspace: Workspace) -> None:
         os.kill(children()[0], signal.SIGKILL)
@@ -93,6 +94,7 @@ def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Pat
 
 
 @pytest.mark.parametrize("name", ["mount", "bwrap", "unshare"])
+@pytest.mark.sandbox
 def test_tests_that_are_killed_while_they_start_are_started_again(
     reachable: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -108,6 +110,7 @@ def test_tests_that_are_killed_while_they_start_are_started_again(
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("name", ["mount", "bwrap"])
 @pytest.mark.parametrize("at", [0, 1], ids=["the episode's", "the tests'"])
+@pytest.mark.sandbox
 def test_whatever_of_its_start_is_killed_a_machine_is_started_again(
     reachable: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -127,6 +130,7 @@ def test_whatever_of_its_start_is_killed_a_machine_is_started_again(
     assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
 
 
+@pytest.mark.sandbox
 def test_one_that_is_killed_in_a_command_is_invalid(reachable: Path) -> None:  # noqa: F811
     async def kill(workspace: Workspace) -> None:
         running = asyncio.ensure_future(workspace.run("touch begun; sleep 1000", 30))
@@ -149,18 +153,21 @@ def test_one_that_is_killed_in_a_command_is_invalid(reachable: Path) -> None:  #
         ({"tests": "none"}, "no folder of tests"),
     ],
 )
+@pytest.mark.sandbox
 def test_tests_that_give_no_number_anywhere_are_invalid(reachable: Path, keys: dict[str, Any], says: str) -> None:  # noqa: F811
     trajectory, _ = played(written(reachable, **keys), [SOLVE])
     assert trajectory.failure is not None
     assert says in trajectory.failure.message
 
 
+@pytest.mark.sandbox
 def test_any_other_status_is_a_number_too(reachable: Path) -> None:  # noqa: F811
     trajectory, _ = played(written(reachable, by="status", run="python3 none.py || exit 2", tests=None), [])
     assert (trajectory.failure, trajectory.reward.total) == (None, 0.0)
 
 
 @pytest.mark.parametrize(("acts", "worth"), [([], 0.0), (["echo 5 > /app/answer"], 1.0), (["echo 6 > answer"], 0.0)])
+@pytest.mark.sandbox
 def test_an_exit_status_may_be_the_number(reachable: Path, acts: list[str], worth: float) -> None:  # noqa: F811
     run = '[ "$(cat answer 2>/dev/null)" = 5 ]'
     trajectory, _ = played(written(reachable, by="status", run=run, tests=None), acts)
@@ -168,6 +175,7 @@ def test_an_exit_status_may_be_the_number(reachable: Path, acts: list[str], wort
 
 
 @pytest.mark.parametrize(("keep", "seen"), [(["/app"], "a\n"), (["/app/a", "/srv"], "a s\n"), (["/"], "a b s\n")])
+@pytest.mark.sandbox
 def test_the_tests_see_what_is_kept(reachable: Path, keep: list[str], seen: str) -> None:  # noqa: F811
     files = "[ -e /app/a ] && printf a; [ -e /app/b ] && printf ' b'; [ -e /srv/s ] && printf ' s'; echo"
     expected = "a b\n" if keep == ["/app"] else seen
@@ -191,6 +199,7 @@ PROGRAMS: dict[str, tuple[str, float]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sandbox
 def test_programs_of_the_policys_run_before_the_tests_and_without_them(reachable: Path, name: str) -> None:  # noqa: F811
     program, worth = PROGRAMS[name]
     keys: dict[str, Any] = {
@@ -205,6 +214,7 @@ def test_programs_of_the_policys_run_before_the_tests_and_without_them(reachable
     assert trajectory.reward.total == worth
 
 
+@pytest.mark.sandbox
 def test_what_is_collected_is_a_part(reachable: Path) -> None:  # noqa: F811
     with pytest.raises(SpecError, match="a part of the files"):
         played(written(reachable, collect="true", keep=["/"]), [])
@@ -233,6 +243,7 @@ LINKS = {
 
 @pytest.mark.parametrize("keep", ["/app", "/"])
 @pytest.mark.parametrize("name", LINKS)
+@pytest.mark.sandbox
 def test_no_link_leads_to_what_the_tests_hold(reachable: Path, name: str, keep: str) -> None:  # noqa: F811
     spec = written(reachable, run='[ "$(cat /app/answer)" = "$(cat /tests/expected)" ]', by="status", keep=[keep])
     (reachable / "tests" / "expected").write_text("42")
@@ -240,6 +251,7 @@ def test_no_link_leads_to_what_the_tests_hold(reachable: Path, name: str, keep: 
     assert (trajectory.reward.total, trajectory.failure) == (0.0, None)
 
 
+@pytest.mark.sandbox
 def test_other_links_are_kept(reachable: Path) -> None:  # noqa: F811
     run = '[ "$(cat /app/a/link /app/twice /logs/artifacts/x)" = "$(printf "42\n42\n43")" ] && test -x /app/python'
     spec = written(reachable, run=run, by="status", keep=["/"])
@@ -249,6 +261,7 @@ def test_other_links_are_kept(reachable: Path) -> None:  # noqa: F811
     assert (trajectory.reward.total, trajectory.failure) == (1.0, None)
 
 
+@pytest.mark.sandbox
 def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F811
     _, shown = played(written(reachable), ["ls /tests /logs 2>&1; find / -name test.sh 2>/dev/null; echo end"])
     assert "test.sh" not in shown[0]
@@ -280,6 +293,31 @@ def test_the_episode_never_sees_the_tests(reachable: Path) -> None:  # noqa: F81
 )
 def test_the_number_is_read(files: dict[str, bytes], by: str, value: Any) -> None:
     assert value_of(Verified(Ran(1, b""), files), by) == value
+
+
+@pytest.mark.parametrize(
+    ("weights", "value"),
+    [
+        (None, (1.0, {"a": 0.5, "b": 0.25})),
+        ({"a": 1.0}, (0.5, {"a": 0.5, "b": 0.25})),
+        ({"a": 2.0, "b": 4.0}, (2.0, {"a": 0.5, "b": 0.25})),
+        ({"reward": 0.5, "b": 1.0}, (0.75, {"a": 0.5, "b": 0.25})),
+        ({"a": 1.0, "c": 1.0}, (None, {})),
+        ({"c": 1.0}, (None, {})),
+    ],
+)
+def test_the_number_is_the_sum_of_weighted_keys_that_are_all_there(
+    weights: dict[str, float] | None, value: Any
+) -> None:
+    files = {"reward.json": b'{"reward": 1, "a": 0.5, "b": 0.25}'}
+    assert value_of(Verified(Ran(0, b""), files), "file", weights) == value
+
+
+@pytest.mark.parametrize(
+    ("code", "value"), [(0, 1.0), (1, 0.0), (-9, 0.0), (125, 0.0), (126, None), (127, None), (128, 0.0), (None, None)]
+)
+def test_a_status_is_the_number_where_the_command_was_run(code: int | None, value: float | None) -> None:
+    assert value_of(Verified(Ran(code, b""), {"reward.txt": b"0.5"}), "status") == (value, {})
 
 
 LOGS = Path(__file__).parent / "logs"
@@ -342,6 +380,7 @@ PARTS = {"go.mod": "module example\ngo 1.19\n", "Cargo.toml": '[package]\nname =
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.sandbox
 def test_what_a_framework_prints_here_is_read(tmp_path: Path, name: str) -> None:
     format, source, argv = FRAMEWORKS[name]
     if shutil.which(argv[0]) is None:
@@ -430,6 +469,7 @@ BY_NAME: dict[str, tuple[str, float, float]] = {
 
 @pytest.mark.parametrize("credit", ["all", "share"])
 @pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.sandbox
 def test_tests_by_name_are_worth(reachable: Path, name: str, credit: str) -> None:  # noqa: F811
     act, whole, share = BY_NAME[name]
     of = "(__main__.TestTotal)"
@@ -452,12 +492,14 @@ def test_tests_by_name_are_worth(reachable: Path, name: str, credit: str) -> Non
         ({}, "FAIL_TO_PASS"),
     ],
 )
+@pytest.mark.sandbox
 def test_a_row_without_names_of_tests_is_invalid(reachable: Path, log: dict[str, Any], says: str) -> None:  # noqa: F811
     trajectory, _ = played(written(reachable, log={"format": "pytest", **log}), [])
     assert trajectory.failure is not None
     assert says in trajectory.failure.message
 
 
+@pytest.mark.sandbox
 def test_keys_of_the_reward_may_have_weights(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, weights={"works": 0.75, "short": 0.25}, run="cat /app/found > /logs/verifier/reward.json")
     trajectory, _ = played(spec, ['echo \'{"works": 1, "short": 0, "other": 5}\' > found'])
@@ -474,6 +516,7 @@ def begins_with(spec: Path, name: str, text: str) -> None:
     spec.write_text(json.dumps(held), encoding="utf-8")
 
 
+@pytest.mark.sandbox
 def test_tests_that_never_ran_are_the_tasks_fault_where_some_pass_all_along(reachable: Path) -> None:  # noqa: F811
     log = {"format": "unittest", "fail_to_pass": ["test_a (m.C)"], "pass_to_pass": ["test_b (m.C)"]}
     trajectory, _ = played(written(reachable, log=log, run="python3 -m no_such_framework"), [SOLVE])
@@ -481,6 +524,7 @@ def test_tests_that_never_ran_are_the_tasks_fault_where_some_pass_all_along(reac
     assert "not even over the untouched image" in trajectory.failure.message
 
 
+@pytest.mark.sandbox
 def test_what_breaks_the_tests_earns_nothing_where_they_need_what_the_machine_began_with(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, run="cat /app/needed > /logs/verifier/reward.txt")
     begins_with(spec, "needed", "1\n")
@@ -518,6 +562,7 @@ OVER: dict[str, tuple[str, float]] = {
 
 
 @pytest.mark.parametrize("name", OVER)
+@pytest.mark.sandbox
 def test_the_files_of_a_patch_stand_over_what_was_left(reachable: Path, name: str) -> None:  # noqa: F811
     act, worth = OVER[name]
     run = "sh tests/new/helper.sh && sh tests/test_a.sh"
@@ -527,6 +572,7 @@ def test_the_files_of_a_patch_stand_over_what_was_left(reachable: Path, name: st
     assert (trajectory.failure, trajectory.reward.total) == (None, worth)
 
 
+@pytest.mark.sandbox
 def test_a_patch_that_cannot_be_applied_is_the_tasks_fault(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, by="status", run="true", tests=None, patch=PATCH)
     trajectory, _ = played(spec, ["mkdir tests; echo exit 1 > tests/test_a.sh"])
@@ -534,6 +580,7 @@ def test_a_patch_that_cannot_be_applied_is_the_tasks_fault(reachable: Path) -> N
     assert "the patch cannot be applied to the untouched image" in trajectory.failure.message
 
 
+@pytest.mark.sandbox
 def test_tests_of_machines_in_which_nothing_was_done_are_run_once_a_task(reachable: Path) -> None:  # noqa: F811
     async def play() -> list[tuple[Any, bool]]:
         found = []
@@ -570,6 +617,7 @@ def with_rows(spec: Path, rows: list[dict[str, Any]], **keys: str) -> list[Any]:
     return asyncio.run(play())
 
 
+@pytest.mark.sandbox
 def test_a_number_is_no_other_machines(reachable: Path) -> None:  # noqa: F811
     is_right = '[ "$RIGHT" = 1 ] && [ "$(stat -c %u .)" = 0 ] && [ "$PWD" = /app ]'
     base = {"env": {"RIGHT": "1"}, "who": "", "at": "/app"}
@@ -585,6 +633,7 @@ def test_a_number_is_no_other_machines(reachable: Path) -> None:  # noqa: F811
     assert [term.value for term in with_rows(spec, rows, **keys)] == [1.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.sandbox
 def test_a_number_of_tests_that_were_stopped_is_not_kept(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, command="echo 1 > /logs/verifier/reward.txt; sleep 60", time_s=0.5)
     terms = with_rows(spec, [{"id": "a"}, {"id": "b"}])
@@ -592,6 +641,7 @@ def test_a_number_of_tests_that_were_stopped_is_not_kept(reachable: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["keep", "exclude"])
+@pytest.mark.sandbox
 def test_a_row_with_a_text_in_the_place_of_paths_is_invalid(reachable: Path, key: str) -> None:  # noqa: F811
     keys: dict[str, Any] = {key: "{{ task.paths }}"}
     spec = written(reachable, **keys)
