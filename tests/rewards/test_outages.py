@@ -16,11 +16,11 @@ import pytest
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, paused_for, running_under
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError
-from rlenv.messages import ToolResult
+from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
-from rlenv.rewards.outages import Lost, known_call, settled, settling
-from rlenv.testing.rewards import reward_context
+from rlenv.rewards.outages import Lost, count_against, known_call, settled, settling
+from rlenv.testing.rewards import reward_context, turn
 from rlenv.tools.base import Tool
 from tests.support.clock import passes, run_skipping
 
@@ -400,3 +400,82 @@ def test_a_call_that_fells_what_others_fell_too_is_the_policys(share: float) -> 
         return [await settled(lost, TOOL, reward_context(call=call)) for _ in range(20)]
 
     assert {result.whose for result in run_skipping(main())} == {"policy"}
+
+
+def lost_call(q: str, reason: str = "server_error", whose: Any = "unclear") -> Lost:
+    return Lost("tool", {"q": q}, ToolResult("tool", "no", "failed", reason=reason, whose=whose))
+
+
+@pytest.mark.parametrize(
+    ("known", "whose"),
+    [
+        (ToolResult("tool", "well", "ok"), "policy"),
+        (ToolResult("tool", "no", "failed", reason="server_error", whose="unclear"), ""),
+        (ToolResult("tool", "late", "timeout", reason="late", whose="unclear"), ""),
+        (ToolResult("tool", "no", "failed", reason="unavailable", whose="infrastructure"), ""),
+        (ToolResult("tool", "no such city", "failed", reason="failed", whose="policy"), ""),
+    ],
+    ids=lambda one: one.reason if isinstance(one, ToolResult) else one,
+)
+def test_a_failure_is_the_policys_beside_a_known_call_that_goes_well_alone(known: ToolResult, whose: str) -> None:
+    asked = {"known": 0, "very": 0}
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked[arguments["q"]] += 1
+        return known if arguments["q"] == "known" else lost_call("very").result
+
+    async def main() -> str:
+        try:
+            return (await settled(lost_call("very"), TOOL, reward_context(call=call))).whose
+        except RewardError:
+            return ""
+
+    assert run_skipping(main()) == whose
+    if known.reason == "failed":  # a known call that is no such call tells nothing, however often it is asked
+        assert asked["known"] == 1
+    if known.reason == "late":
+        assert asked["known"] > 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "turns", "says"),
+    [
+        (None, (), "it changes state"),
+        (replace(TOOL, mutates=True), (), "it changes state"),
+        (replace(TOOL, example=None), (), "give the tool an `example`"),
+    ],
+)
+def test_a_call_that_cannot_be_tried_is_nobodys(tool: Tool | None, turns: Any, says: str) -> None:
+    with pytest.raises(RewardError, match=says):
+        run_skipping(settled(lost_call("very"), tool, reward_context(turns=turns)))
+
+
+def test_a_call_of_the_episode_that_went_well_is_the_known_one_where_there_is_no_example() -> None:
+    asked: list[str] = []
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked.append(arguments["q"])
+        return ToolResult(name, "well", "ok") if arguments["q"] != "very" else lost_call("very").result
+
+    calls = [ToolCall("tool", {"q": q}) for q in ("first", "bad", "last")]
+    results = [ToolResult("tool", "", outcome) for outcome in ("ok", "failed", "ok")]
+    turns = [turn(calls=calls, results=results), turn(index=1, calls=calls[1:2], results=results[1:2])]
+    found = run_skipping(
+        settled(lost_call("very"), replace(TOOL, example=None), reward_context(call=call, turns=turns))
+    )
+    assert (found.whose, set(asked)) == ("policy", {"first", "very"})
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9])
+def test_calls_that_are_the_policys_after_all_are_counted_up_to_a_number(most: int) -> None:
+    asked: set[str] = set()
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked.add(arguments["q"])
+        is_well = arguments["q"] in ("known", "c")
+        return ToolResult(name, "well", "ok") if is_well else lost_call("").result
+
+    lost = [lost_call("a"), lost_call("x", "unavailable", "infrastructure"), *map(lost_call, "bcde")]
+    found = run_skipping(count_against(lost, {"tool": TOOL}, reward_context(call=call), most=most))
+    assert found == min(most, 4)
+    assert asked - {"known"} == set("abcde"[: {1: 1, 2: 2, 3: 4, 9: 5}[most]])
