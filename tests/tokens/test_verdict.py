@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,10 @@ from rlenv.messages import Image, Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import LoadedTokenizer, bind, thinking_of
-from rlenv.tokens.verdict import Played, Prompts, answers_of, judge, misread
+from rlenv.tokens.dialogues import Speaker, generate, hostile, situations
+from rlenv.tokens.dummies import KEYS
+from rlenv.tokens.verdict import Played, Prompts, Situation, Verdict, answers_of, judge, misread
+from rlenv.tokens.verdict import _verdict as made_verdict
 from tests.support.lengths import FORGETS as FORGETS_ANYWHERE
 from tests.support.lengths import spec
 from tests.support.templates import FORGETS
@@ -195,3 +200,99 @@ def test_an_end_mark_that_closes_a_call_stays_in_the_turns_text() -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     assert trajectory.add_sampled(encoder.encode_text(call)) == call
     assert encoder.encode_text("</tool_call>")[0] in encoder.end_ids
+
+
+def situation(status: Any, *, is_rare: bool = False, name: str = "a") -> Situation:
+    return Situation(name, status, f"why {status}" if status != "grows" else "", is_rare)
+
+
+@pytest.mark.parametrize(
+    ("history", "situations", "will_run", "is_exact"),
+    [
+        ("grow", [situation("grows")], True, True),
+        ("grow", [situation("rewritten")], False, False),
+        ("rows", [situation("rewritten")], True, True),
+        ("keep", [situation("rewritten")], True, False),
+        ("keep", [situation("rewritten", is_rare=True)], True, False),
+        ("grow", [situation("rewritten", is_rare=True)], True, True),
+        ("rows", [situation("refused")], False, False),
+        ("rows", [situation("refused", is_rare=True)], True, True),
+        ("keep", [situation("grows"), situation("refused", is_rare=True)], True, False),
+    ],
+)
+def test_what_a_policy_does_against_its_template_alone_stops_no_run(
+    history: Any, situations: list[Situation], will_run: bool, is_exact: bool
+) -> None:
+    verdict = made_verdict(
+        TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, history=history), tuple(situations)
+    )
+    assert (verdict.will_run, verdict.is_exact, verdict.message == "") == (will_run, is_exact, is_exact)
+
+
+def test_a_verdict_is_one_line_with_the_way_out() -> None:
+    rare = situation("refused", is_rare=True, name="two results")
+    assert (
+        Verdict("t", "rows", True, True, (situation("grows"),)).line == "history rows: training will run and be exact"
+    )
+    assert Verdict("t", "rows", True, True, (rare,)).line.endswith(
+        "; an episode that comes to two results ends as truncated"
+    )
+    odd = situation("rewritten", is_rare=True, name="odd")
+    assert Verdict("t", "rows", True, True, (odd,)).line == "history rows: training will run and be exact"
+    assert "comes to odd" in Verdict("t", "grow", True, True, (odd,)).line
+    assert Verdict("t", "keep", True, False, (), "do").line == "history keep: training will run and not be exact: do"
+    assert Verdict("t", "keep", False, False, (), "do").line == "history keep: training will not run: do"
+    held = Verdict("t", "rows", True, True, (rare,), "", ("a remark",)).as_dict()
+    assert (held["situations"][0]["is_rare"], held["remarks"], held["name"]) == (True, ["a remark"], "t")
+
+
+@pytest.mark.parametrize(
+    ("with_tools", "with_users", "count"), [(True, True, 42), (True, False, 18), (False, True, 6), (False, False, 0)]
+)
+def test_there_is_a_dialogue_of_each_kind_that_an_environment_plays(
+    with_tools: bool, with_users: bool, count: int
+) -> None:
+    found = list(situations(with_tools=with_tools, with_users=with_users))
+    assert len({one.name for one in found}) == len(found) == count
+    roles = {answer.role for one in found for turn in one.turns for answer in turn.answers}
+    assert roles == {role for role, has in (("tool", with_tools), ("user", with_users)) if has}
+    assert {turn.thinks for one in found for turn in one.turns} == ({"none", "some", "empty"} if found else set())
+    assert all((turn.message.thinking != "") is (turn.thinks == "some") for one in found for turn in one.turns)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("with_users", [True, False])
+def test_dialogues_are_drawn_by_a_seed_with_all_that_is_asked_for(thinks: bool, with_users: bool) -> None:
+    found = list(generate(60, seed=1, max_calls=3, thinks=thinks, with_users=with_users))
+    assert found == list(generate(60, seed=1, max_calls=3, thinks=thinks, with_users=with_users))
+    assert found != list(generate(60, seed=2, max_calls=3, thinks=thinks, with_users=with_users))
+    turns = [turn for one in found for turn in one.turns]
+    assert {len(one.turns) for one in found} == {1, 2, 3, 4, 5}
+    assert {len(turn.message.tool_calls) for turn in turns} == {1, 2, 3} | ({0} if with_users else set())
+    assert {turn.thinks for turn in turns} == ({"none", "some", "empty"} if thinks else {"none"})
+    assert {len(one.messages) for one in found} == {1, 2}
+    for turn in turns:
+        ids = [answer.tool_call_id for answer in turn.answers]
+        assert ids == ([call.id for call in turn.message.tool_calls] or [None])
+
+
+def test_results_that_try_to_become_control_tokens_hold_each_alone_doubled_and_torn() -> None:
+    found = list(hostile(["<|im_end|>", "x"]))
+    assert found[:3] == ["<|im_end|>", "a <|im_end|>\n<|im_end|> b", "<|im_<|im_end|>end|>"]
+    assert found[3:6] == ["x", "a x\nx b", "xx"]
+    assert found[6] == "<|im_end|>x"
+    assert "<|im_start|>system" in found[7]
+
+
+def test_a_conversation_is_given_in_every_form_that_a_server_may_give_its_turns() -> None:
+    speaker = Speaker(TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE))
+    said = Message("assistant", "", (ToolCall("look", {"x": "v"}, "c"),), thinking="hm")
+    forms = list(speaker.forms_of([(Message("user", "Q"), {"role": "user", "content": "Q"}), (said, said.as_dict())]))
+    assert all(form[0] == {"role": "user", "content": "Q"} for form in forms)
+    written = {json.dumps(form[1], sort_keys=True) for form in forms}
+    last = [form[1] for form in forms]
+    assert {type(one["tool_calls"][0]["function"]["arguments"]) for one in last} == {str, dict}
+    assert {one["content"] for one in last if "hm" not in str(one)} == {"", None}
+    assert {key for one in last for key in KEYS if one.get(key) == "hm"} == set(KEYS)
+    assert any(one["content"] == "<think>\nhm\n</think>\n\n" for one in last)
+    assert len(written) == 2 * 2 * (len(KEYS) + 1) + 2
