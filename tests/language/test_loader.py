@@ -9,7 +9,7 @@ import pytest
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_document, load_spec
 from rlenv.language.schema import json_schema
-from rlenv.language.type_faults import ELSEWHERE
+from rlenv.language.type_faults import ELSEWHERE, found, listed
 from rlenv.language.yamlwords import FORMER
 from rlenv.tools.calculator import CalculatorSpec
 
@@ -199,3 +199,73 @@ def test_a_key_of_another_library_is_told_where_this_language_says_it(tmp_path: 
     assert told == {key: f"write it under '{ELSEWHERE[key]}'" for key in theirs}
     known = json_schema()["properties"]
     assert {ELSEWHERE[key].partition(".")[0] for key in theirs} <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("set_", "message", "hint"),
+    [
+        ({"limits.turns": 0}, "found 0; expected a number of 1 or more", "write 1 or more"),
+        ({"limits.turns": 1.0}, "found 1.0; expected", "write 1"),
+        ({"limits.turns": True}, "found true; expected", "write a number such as 8"),
+        ({"limits.turns": None}, "found nothing; expected", "write a value, or remove the key"),
+        ({"limits.episode_s": 0}, "expected a number above 0", "write 1"),
+        ({"tools.calculate.mutates": "yes"}, 'found the text "yes"; expected', "write true"),
+        ({"tools.calculate.mutates": "OFF"}, 'found the text "OFF"; expected', "write false"),
+        ({"tools.calculate.mutates": "perhaps"}, 'found the text "perhaps"; expected', ""),
+        ({"description": 3}, "found 3; expected text", "put it in quotes"),
+        ({"description": "{}"}, "found an empty mapping; expected text", 'put a template in quotes: "{{ … }}"'),
+        ({"answer.from": "tga"}, 'found the text "tga"; expected', "did you mean 'tag'"),
+        ({"answer.from": 3}, "found 3; expected", "write tag"),
+        ({"limits.trns": 3}, "unknown key", "did you mean 'turns'?"),
+        ({"max_turns": 3}, "unknown key", "write it under 'limits.turns'"),
+        ({"rewards.correct.clip": "[0]"}, "a list of 1; expected one that is longer", "item 2 too, as in [0, 1]"),
+        ({"name": "My Env!"}, "expected text that matches", "write 'my-env'"),
+        ({"name": "!!!"}, "expected text that matches", ""),
+    ],
+)  # fmt: skip
+def test_a_fault_names_what_was_found_what_was_expected_and_the_nearest_fix(
+    tmp_path: Path, set_: dict[str, object], message: str, hint: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(tmp_path), set=set_)
+    (fault,) = caught.value.faults
+    assert (message in fault.message, hint in fault.hint, bool(fault.hint)) == (True, True, bool(hint)), fault
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("a", 'the text "a"'),
+        ("x" * 60, f'the text "{"x" * 60}"'),
+        ("x" * 61, f'the text "{"x" * 57}..."'),
+        ("é\n", 'the text "é\\n"'),
+        (None, "nothing"),
+        (True, "true"),
+        (False, "false"),
+        (0, "0"),
+        (1.5, "1.5"),
+        ({}, "an empty mapping"),
+        ({"a": 1}, "a mapping"),
+        ([], "an empty list"),
+        ([1, 2], "a list of 2"),
+    ],
+)
+def test_a_value_is_named_as_a_person_would(value: object, name: str) -> None:
+    assert found(value) == name
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "shown"),
+    [
+        (0, 3, ""),
+        (1, 3, "a"),
+        (2, 3, "a or b"),
+        (3, 3, "a, b or c"),
+        (4, 3, "a, b, c and 1 more"),
+        (6, 3, "a, b, c and 3 more"),
+    ],
+)
+def test_options_are_listed_up_to_a_number(count: int, most: int, shown: str) -> None:
+    assert listed("abcdef"[:count], most=most) == shown
+    assert listed(map(str, range(12))).endswith("10 or 11")
+    assert listed(map(str, range(13))).endswith("11 and 1 more")

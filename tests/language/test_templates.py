@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,56 @@ def test_a_macro_that_calls_itself_for_ever_is_a_template_that_cannot_be_rendere
 
 def test_an_expression_may_begin_with_a_sign() -> None:
     assert [as_template(text).value(n=3) for text in ("-n", "+n", "{{ -n }}", "n")] == [-3, 3, -3, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_given"),
+    [
+        ("{{ 2 ** 100_000 }}", False),
+        ("{{ 2 ** 50_000 > 1 }}", True),
+        ("{{ 2 ** 50_001 > 1 }}", False),
+        ("{{ 2.0 ** 3 }}", True),
+        ("{{ 'a' * 10 }}", True),
+        ("{{ ('a' * 1000) * 1000 * 1000 }}", False),
+        ("{{ 1000 * ([0] * 1000) * 1000 }}", False),
+        ("{{ 'a' * -5 }}", True),
+    ],
+)
+def test_products_and_powers_are_bounded(source: str, is_given: bool) -> None:
+    with nullcontext() if is_given else pytest.raises(TemplateError, match="too large"):
+        compile_template(source).value()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_constant", "folder"),
+    [
+        ("data/rows.jsonl", True, "data/"),
+        ("rows.jsonl", True, ""),
+        ("{{ vars.base }}/a/{{ task.name }}/b.sqlite", False, "here/a/"),
+        ("data/db-{{ task.name }}.sqlite", False, "data/"),
+        ("{{ task.name }}/x", False, ""),
+        ("{{ vars.base }}", True, ""),
+    ],
+)
+def test_the_folder_of_a_path_is_what_stands_before_what_a_row_says(
+    source: str, is_constant: bool, folder: str
+) -> None:
+    template = compile_template(source)
+    assert (template.is_constant, template.folder(vars={"base": "here"})) == (is_constant, folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "authors"),
+    [
+        ("plain", ["plain"]),
+        ("", []),
+        ("a {{ x }} b", ["a ", " b"]),
+        ("{{ x }}", []),
+        ("{{ x }}{{ x }}!", ["!"]),
+        ("{% if x %}yes {{ x }}{% endif %}", ["yes "]),
+    ],
+)
+def test_the_authors_own_parts_of_a_text_are_known(source: str, authors: list[str]) -> None:
+    text, spans = compile_template(source).written(x="<X>")
+    assert text == compile_template(source).text(x="<X>")
+    assert [text[start:end] for start, end in spans] == authors
