@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +139,66 @@ def test_what_could_not_be_kept_is_said_once_and_in_the_summary_and_the_exit_cod
     assert done.returncode == 1
     assert (done.stdout + done.stderr).count("writes failed") == 1
     assert f"RUN: {lost} writes failed" in done.stderr
+
+
+HERE = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("attempts", "state"),
+    [
+        ((), "running"),
+        ((Attempt(0, host=HERE, pid=0),), "running"),  # nobody knows its process
+        ((Attempt(0, host=HERE, pid=os.getpid()),), "running"),
+        ((Attempt(0, host=HERE, pid=1),), "running"),
+        ((Attempt(0, host=HERE, pid=2**31 - 1),), "lost"),
+        ((Attempt(0, host="elsewhere", pid=2**31 - 1),), "running"),
+        ((Attempt(0, host=HERE, pid=2**31 - 1), Attempt(1, host=HERE, pid=os.getpid())), "running"),
+        ((Attempt(0, host=HERE, pid=os.getpid()), Attempt(1, host=HERE, pid=2**31 - 1)), "lost"),
+    ],
+)
+def test_a_run_is_lost_once_the_process_of_its_last_attempt_is_gone_from_here(
+    tmp_path: Path, attempts: tuple[Attempt, ...], state: str
+) -> None:
+    write_info(tmp_path, RunInfo("eval", attempts=attempts, state="running"))
+    assert [one.state for one in [read_info(tmp_path)] if one] == [state]
+    write_info(tmp_path, RunInfo("eval", attempts=attempts, state="ended"))
+    assert [one.state for one in [read_info(tmp_path)] if one] == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("before", "asks", "refused"),
+    [
+        (None, {}, ""),
+        (None, {"overwrite": True}, ""),
+        (None, {"resume": True}, "holds no run that could go on"),
+        (RunInfo("eval", state="ended"), {}, "holds a run already"),
+        (RunInfo("eval", state="ended"), {"overwrite": True}, ""),
+        (RunInfo("eval", state="ended"), {"resume": True}, ""),
+        (RunInfo("eval", state="lost"), {"resume": True}, ""),
+        (RunInfo("train", state="ended"), {"resume": True}, "holds a run of kind train"),
+        (RunInfo("train", state="ended"), {"overwrite": True}, ""),
+        (RunInfo("eval", state="running"), {"overwrite": True}, "is still running"),
+    ],
+)
+def test_a_folder_takes_a_run_that_fits_what_it_holds(
+    tmp_path: Path, before: RunInfo | None, asks: dict[str, Any], refused: str
+) -> None:
+    if before is not None:
+        keep(tmp_path, 1, attempt=0, facts=Facts())
+        write_info(tmp_path, before)
+    if refused:
+        with pytest.raises(UsageError, match=refused):
+            KeptRun(tmp_path, RunInfo("eval"), **asks)
+        assert len(recorded(tmp_path) if before is not None else []) == (before is not None), "nothing is lost"
+        return
+    with KeptRun(tmp_path, RunInfo("eval"), **asks) as run:
+        assert len(run.info.attempts) == 1
+        assert [one.kind for one in [read_info(tmp_path)] if one] == ["eval"]
+
+
+def test_what_another_command_wrote_is_neither_replaced_nor_gone_on_with(tmp_path: Path) -> None:
+    write_info(tmp_path, RunInfo("train", state="ended"))
+    for asks in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(UsageError, match="holds what another command wrote"):
+            KeptRun(tmp_path, RunInfo("eval"), **asks)  # type: ignore[arg-type]

@@ -288,3 +288,25 @@ def test_a_reader_from_before_finds_the_bodies_of_a_packed_run(tmp_path: Path) -
     before = RunReader(tmp_path)
     pack(tmp_path)
     assert [before.body(id).trajectory() for id in ids] == [episode(number) for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "lives"),
+    [
+        ("{here}-{own}", True),
+        ("{here}-{dead}", False),
+        ("{here}{kernel}-{dead}", False),
+        ("{here}-1", True),  # of somebody else, who may not be told from here
+        ("{here}-9999999999999999999999", True),
+        ("{here}-x{dead}", True),
+        ("elsewhere-{dead}", True),
+        ("{here}other-{dead}", True),
+    ],
+)
+def test_a_writer_lives_unless_its_process_is_known_to_be_gone(owner: str, lives: bool) -> None:
+    names = {"here": host_name(), "kernel": kernel_name(), "own": os.getpid(), "dead": dead()}
+    assert is_alive(f"{owner.format(**names)}-1-2") is lives
+
+
+def test_a_name_that_no_writer_gives_is_left_alone() -> None:
+    assert is_alive(f"{host_name()}-{dead()}-1")

@@ -11,7 +11,7 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.recorded import LinesReader, expected_of
+from rlenv.runs.recorded import LinesReader, expected_of, file_of
 from tests.support.runs import played
 
 LOCK = "0123456789ab"
@@ -217,3 +217,42 @@ def test_what_is_no_trajectory_is_named(tmp_path: Path) -> None:
     files.write(tmp_path / "u.jsonl", [played()])
     with pytest.raises(UsageError, match="no episode"):
         LinesReader(tmp_path / "u.jsonl").body("line-2")
+
+
+def test_a_name_that_is_no_file_is_refused_with_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UsageError, match="is no run and has no trajectories") as none:
+        file_of(tmp_path / "runs")
+    assert not none.value.hint
+    (tmp_path / "runs" / "b.jsonl").write_text("")
+    with pytest.raises(UsageError) as one:
+        file_of(tmp_path / "runs")
+    assert one.value.hint == f"name what is in it, such as {tmp_path / 'runs' / 'b.jsonl'}"
+    with pytest.raises(UsageError, match="there are no recorded trajectories") as near:
+        file_of(tmp_path / "runs" / "bb.jsonl")
+    assert near.value.hint == f"did you mean {tmp_path / 'runs' / 'b.jsonl'}?"
+    with pytest.raises(UsageError) as far:
+        file_of(tmp_path / "runs" / "something else")
+    assert not far.value.hint
+    (tmp_path / "runs" / "trajectories.jsonl").write_text("")
+    assert file_of(tmp_path / "runs") == tmp_path / "runs" / "trajectories.jsonl"
+    assert file_of(tmp_path / "runs" / "b.jsonl") == tmp_path / "runs" / "b.jsonl"
+
+
+@pytest.mark.parametrize("deep", ["lists", "mappings"])
+def test_a_line_is_read_up_to_a_depth(tmp_path: Path, deep: str) -> None:
+    def nested(levels: int) -> Any:
+        found: Any = 0
+        for _ in range(levels):
+            found = [0, found] if deep == "lists" else {"a": 0, "b": found}
+        return found
+
+    whole = json.loads(line())
+    for levels, reads in ((200, True), (254, True), (255, False)):
+        path = tmp_path / f"{levels}.jsonl"
+        path.write_text(json.dumps({**whole, "task": {"deep": nested(levels)}}) + "\n")
+        if reads:
+            assert len(list(files.read(path))) == 1
+        else:
+            with pytest.raises(UsageError, match="nested more than 256 levels deep"):
+                list(files.read(path))

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
+from rlenv.messages import Message
 from rlenv.runs import files, schema
 from rlenv.runs.folder import open_run
 from rlenv.runs.recorded import LinesReader
@@ -138,3 +140,22 @@ def test_a_column_that_is_there_or_has_no_name_is_refused(name: str) -> None:
         add_column(name, "int32", lambda trajectory, facts: 0)
     with pytest.raises(UsageError, match="the column 'fine' is of 'number'; string, bool, int16 to int64"):
         add_column("fine", "number", lambda trajectory, facts: 0)
+
+
+def test_equal_prompts_and_only_these_are_asked_alike() -> None:
+    def asked(*messages: Message) -> object:
+        one = replace(episode(), messages=messages)
+        return row_of(one, Facts(), id="a-0", attempt=0, lock="")["asked"]
+
+    prompts = [
+        (),
+        (Message("user", "ab"),),
+        (Message("user", "a"), Message("user", "b")),
+        (Message("user", "a"), Message("user", "")),
+        (Message("system", "a"), Message("user", "b")),
+        (Message("user", "a1:b"),),
+        (Message("user", "\ud800"),),
+    ]
+    found = [asked(*one) for one in prompts]
+    assert len(set(found)) == len(prompts)
+    assert [asked(*one) for one in prompts] == found

@@ -6,13 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlenv.cli.main import main
+from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.events import Reel
 from rlenv.runs.recorded import recorded
+from rlenv.runs.stage import Stage
 
 
 def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +66,27 @@ def test_what_could_not_be_written_is_told_at_the_end(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 1, ran.stderr
     assert re.search(r"run: \d+ writes failed, and what they held of the run is not kept\n", ran.stderr)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, ""),
+        ({"out": "run"}, ""),
+        ({"out": "run", "overwrite": True}, ""),
+        ({"out": "run", "resume": True}, ""),
+        ({"out": "run", "record": True}, ""),
+        ({"out": "run", "overwrite": True, "resume": True}, "--resume goes on with the run that --overwrite"),
+        ({"overwrite": True}, "--overwrite is about the run in the folder of -o"),
+        ({"resume": True}, "--resume is about the run in the folder of -o"),
+        ({"record": True}, "--record needs a folder"),
+        ({"max_cost": 1.0}, "--max-cost needs to know"),
+    ],
+)
+def test_an_option_about_a_kept_run_needs_its_folder(tmp_path: Path, options: dict[str, Any], refused: str) -> None:
+    given = {**options, **({"out": tmp_path / options["out"]} if "out" in options else {})}
+    if refused:
+        with pytest.raises(UsageError, match=f"^{re.escape(refused)}"):
+            Stage(kind="eval", **given)
+    else:
+        Stage(kind="eval", **given)

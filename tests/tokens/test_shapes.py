@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Any, Literal
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.shapes import Reader
+from rlenv.tokens.dummies import TurnShape
+from rlenv.tokens.shapes import Reader, Story, shorter
 from tests.tokens.kinds import KINDS, TOOLS, VALUES, Kind, tokenizer
 
 READER = Reader(
@@ -203,3 +205,124 @@ def test_marks_of_several_tokens_are_found_as_one() -> None:
     encoder = TokenEncoder(made, chat_template=source, template_kwargs={**VALUES, "think": named})
     assert encoder.growth.reader.thinking[0] == tuple(named)
     assert refused(encoder, f"{named[0]}hm{named[1]}\nAns.", "user") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (CALL, ""),
+        (f" \n{CALL}\n ", ""),
+        (f"So. {CALL}", "before"),
+        (f"{CALL} So.", "behind"),
+        (f"So. {CALL} So.", "both"),
+        (f"{CALL} and {CALL}", ""),  # between calls nothing is looked at
+        (f"{CALL}{CALL} So.", "behind"),
+        ("So.", ""),  # the call could not be read
+        ("So. <tool_call>{", "before"),
+        (f"<think>hm</think>{CALL}", ""),
+        (f"<think>hm</think>So. {CALL}", "before"),
+        (f"So. <think>hm</think>{CALL}", "before"),
+        (f"<think>{CALL}</think>", ""),
+    ],
+)
+def test_where_text_stands_beside_calls(text: str, where: str) -> None:
+    assert READER.turn(text, ("tool",), (), is_open=False).text == where
+    assert READER.turn(text, ("user",), (2,), is_open=False)[2:] == (("user",), (2,))
+
+
+def test_without_a_closing_mark_nothing_stands_behind_calls() -> None:
+    reader = Reader((), opener="<tool_call>")
+    assert [reader.turn(text, ("tool",), (), is_open=False).text for text in (f"{CALL} So.", f"a {CALL}")] == [
+        "",
+        "before",
+    ]
+
+
+@pytest.mark.parametrize(("text", "where"), [("", ""), (" \n", ""), ("H", ""), ("H So.", "before"), ("So.", "before")])
+def test_what_a_template_writes_before_a_turn_is_no_text_of_it(text: str, where: str) -> None:
+    assert Reader((), header="H").turn(text, ("user",), (), is_open=False).text == where
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "kind"),
+    [
+        ("", False, "none"),
+        ("So.", False, "none"),
+        ("<think>", False, "some"),
+        ("<think></think>", False, "empty"),
+        ("</think>", False, "closed"),
+        ("</think>", True, "empty"),
+        ("<|eom|>", False, "empty"),  # which does not name what it closes
+    ],
+)
+def test_the_blocks_before_a_turns_own_words(text: str, is_open: bool, kind: str) -> None:
+    assert READER.blocks(text, is_open=is_open) == kind
+    assert READER.closes(text) == ("</think>" in text or "<|eom|>" in text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [("<think>", True), ("<think>\n\n", True), ("<think>a", False), ("</think>", False), ("", False)],
+)
+def test_a_prompt_that_ends_with_an_opening_mark_leaves_a_block_open(prompt: str, is_open: bool) -> None:
+    assert READER.is_left_open("x" * 500 + prompt) is is_open
+
+
+@pytest.mark.parametrize(
+    ("roles", "kept"),
+    [
+        (("tool",), ("tool",)),
+        (("tool",) * 2, ("tool",) * 2),
+        (("tool",) * 5, ("tool",) * 2),
+        (("tool", "tool", "tool", "user"), ("tool", "tool", "user")),
+        (("tool", "user") * 2, ("tool", "user") * 2),
+        (("tool",) * 3 + ("user",) * 3, ("tool", "tool", "user", "user")),
+    ],
+)
+def test_of_answers_of_one_role_in_a_row_two_are_told(roles: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    assert shorter(TurnShape("some", "before", roles, (3,))) == TurnShape("some", "before", kept, ())
+
+
+def test_a_conversation_is_told_by_its_shapes_once_before_the_last_reply_and_twice_since() -> None:
+    call, other, reply = (
+        TurnShape("none", "", ("tool",)),
+        TurnShape("some", "", ("tool",)),
+        TurnShape("none", "before", ("user",)),
+    )
+    story = Story([{"role": "user", "content": "Q"}], (), datetime(2000, 1, 1))
+    for turn, told in [
+        (call, [call]),
+        (call, [call, call]),
+        (call, [call, call]),
+        (other, [call, call, other]),
+        (call, [call, call, other]),
+        (reply, [call, other, reply]),
+        (reply, [call, other, reply]),
+        (other, [call, other, reply, other]),
+    ]:
+        before = story
+        story = story.after(turn)
+        assert sorted(story.told()) == sorted(told)
+        assert len(before.turns) == len(story.turns) - 1
+    assert story.told()[-1] == other
+    assert story.history != story.after(call).history
+    assert story.after(other).history != story.history == story.after(other).after(reply).after(other).history
+
+
+def test_prompts_of_one_shape_have_one_key() -> None:
+    def key(*messages: Any, tools: Any = ()) -> Any:
+        return Story(messages, tools, datetime(2000, 1, 1)).of_prompt()
+
+    user, system, said = ({"role": role, "content": "a"} for role in ("user", "system", "assistant"))
+    assert key(user) == key({**user, "content": "b"})
+    keys = [
+        key(user),
+        key(system),
+        key(system, user),
+        key(user, tools=[{"name": "a"}]),
+        key(user, tools=[{"name": "b"}]),
+    ]
+    keys += [key({**user, "content": [{"type": "text"}]}), key(user, said), key(user, {**said, "content": "b"})]
+    assert len(set(keys)) == len(keys)
+    odd = Story([user], [{"name": object()}], datetime(2000, 1, 1))
+    assert odd.of_prompt() == odd.of_prompt() != key(user, tools=[{"name": object()}])

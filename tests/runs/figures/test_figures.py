@@ -231,3 +231,10 @@ def test_equal_tasks_leave_an_interval_as_wide_as_their_samples_do() -> None:
     one = pass_curve("at", [(4, 16)] * 20, samples=16)[4]
     assert one.interval is not None
     assert one.interval == pytest.approx(wilson((one.value or 0) * 80, 80, quantile=student(19)))  # 20 · 16 / 4 choices
+
+
+def test_no_trials_leave_the_whole_range() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert clustered([]) == (0.0, 1.0)
+    assert clustered([[]]) == (0.0, 1.0)
+    assert score_interval([], -2.0, 3.0) == (-2.0, 3.0)

@@ -166,3 +166,33 @@ def test_runs_with_nothing_in_common_have_no_change() -> None:
     found = compared(snapshot(row(0)), snapshot(row(1)))
     assert (found["pairs"], found["success"]["change"], found["success"]["p"]) == (0, None, 1.0)
     assert found["unpaired"] == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ((False, 0.0), (True, 0.0), "fixed"),
+        ((True, 0.0), (False, 1.0), "broken"),  # whatever its reward says
+        ((None, 0.0), (True, 1.0), "better"),
+        ((True, 1.0), (None, 0.0), "worse"),
+        ((True, None), (True, 1.0), "same"),
+        ((True, 1.0), (True, None), "same"),
+        ((True, 0.5), (True, 0.5 + 1e-12), "same"),
+        ((True, 0.5), (True, 0.5 + 1e-6), "better"),
+    ],
+)
+def test_a_pair_changed_by_its_success_where_both_are_known_or_else_by_its_reward(
+    before: tuple[bool | None, float | None], after: tuple[bool | None, float | None], kind: str
+) -> None:
+    a, b = (snapshot(row(0, success=success, reward=reward)) for success, reward in (before, after))
+    assert [one["kind"] for one in compared(a, b)["tasks"]] == [kind]
+
+
+def test_pairs_stand_in_the_order_of_their_tasks_however_they_were_paired() -> None:
+    def run(*seeds: int) -> Snapshot:
+        tasks = (5, 3, 5, 3)
+        return snapshot(*(row(at, task=tasks[at], seed=seed, mode="sampled") for at, seed in enumerate(seeds)))
+
+    found, alone_a, alone_b = pairs(run(1, 2, 3, 4), run(7, 2, 3, 8))
+    assert [(one.task, one.a, one.b) for one in found] == [(3, 1, 1), (3, 3, 3), (5, 0, 0), (5, 2, 2)]
+    assert (alone_a, alone_b) == (0, 0)
