@@ -230,8 +230,9 @@ def quick(record: Callable[_P, _T]) -> Callable[_P, _T]:
     cls: Any = record
     if not hasattr(cls, "__dataclass_fields__") or "__slots__" not in vars(cls) or hasattr(cls, "__post_init__"):
         raise TypeError(f"{cls!r} is not a slotted dataclass without __post_init__")
-    names = [field.name for field in dataclasses.fields(cls)]
-    values: dict[str, Any] = {"draft": type(f"_{cls.__name__}", (), {"__slots__": tuple(names)}), "record": cls}
+    # A class below it with the same slots, which may be written to: the class of what is made is changed at once.
+    plain = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
+    values: dict[str, Any] = {"draft": type(f"_{cls.__name__}", (cls,), {"__slots__": (), **plain}), "record": cls}
     values["MISSING"] = dataclasses.MISSING
     arguments: list[str] = []
     # Source as dataclasses itself makes it for __init__: plain assignments are what is quick.

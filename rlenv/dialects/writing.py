@@ -25,8 +25,6 @@ You may call one or more of these functions:
 Write each call like this:
 {example}"""
 
-_RESULTS_ALONE: Final = {"tool"}
-
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
@@ -305,7 +303,7 @@ class Writer:
         """The end of the assistant's turn, the messages and the generation prompt."""
         if self.same_turn is not None:
             return "".join(self._in_turn(message, self.same_turn) for message in messages)
-        if {message.role for message in messages} == _RESULTS_ALONE:  # nearly every observation
+        if len(messages) == 1 and messages[0].role == "tool":  # nearly every observation
             return f"{self._turn_close}{self._results(messages)}{self._generation}"
         out = [self._turn_close]
         for index, message in enumerate(messages):

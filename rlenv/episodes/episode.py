@@ -347,7 +347,9 @@ class Episode:
         messages = result_messages(results, show, self.cut, self.task, len(self.turns), images)
         observation = self._observation(messages, results)
         self._add_turn(text, parsed, begun, results, observation, malformed)
-        return await self._go_on(observation, deadline)
+        if (reason := self._limit_reached(observation, deadline)) or self._reward.scorer.has_turn_terms:
+            return await self._go_on(observation, reason)
+        return _step(observation, 0.0)
 
     async def read(self, action: str | Message) -> tuple[str, ParsedAction]:
         """The action's text and its reading; the slowest text of a megabyte takes seconds, and several come at once."""
@@ -377,21 +379,26 @@ class Episode:
         observation = self._observation((Message("user", said),))
         self._add_turn(text, parsed, begun, (), observation)
         self._heard = len(self.turns)
-        return await self._go_on(observation, deadline)
+        return await self._go_on(observation, self._limit_reached(observation, deadline))
 
-    async def _go_on(self, observation: Observation, deadline: float) -> Step:
-        """The step of a turn that was not the last, or the end where it reached a limit."""
-        limits, reason = self.limits, ""
+    def _limit_reached(self, observation: Observation, deadline: float) -> str:
+        """The limit that ends the episode behind this observation; "" where it goes on."""
+        limits, turns = self.limits, len(self.turns)
         self._chars += len(observation.text)
-        quiet = len(self.turns) - self._heard
-        if len(self.turns) >= limits.turns or (limits.turns_per_reply is not None and quiet >= limits.turns_per_reply):
-            reason = "turns"
-        elif self._invalid_streak >= limits.invalid_actions:
-            reason = "invalid_actions"
-        elif self.now() >= deadline:
-            reason = "time"
-        elif limits.response_tokens is not None and self.environment.is_text_only(self.cut):
-            reason = "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
+        if turns >= limits.turns or (
+            limits.turns_per_reply is not None and turns - self._heard >= limits.turns_per_reply
+        ):
+            return "turns"
+        if self._invalid_streak >= limits.invalid_actions:
+            return "invalid_actions"
+        if self.now() >= deadline:
+            return "time"
+        if limits.response_tokens is None or not self.environment.is_text_only(self.cut):
+            return ""
+        return "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
+
+    async def _go_on(self, observation: Observation, reason: str) -> Step:
+        """The step of a turn that was not the last, or the end where it reached a limit."""
         if reason:
             return await self._finish(terminated=False, reason=reason, observation=observation)
         reward = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -139,10 +139,10 @@ class EpisodeTools:
             self._scope = Scope()
         return self._scope
 
-    async def run(
+    def run(
         self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
-    ) -> tuple[ToolResult, ...]:
-        """The results of the policy's calls, in their order; those over a limit are not run, and told so.
+    ) -> Coroutine[Any, Any, tuple[ToolResult, ...]]:
+        """The results of the policy's calls, in their order, to be awaited; those over a limit are not run, and say so.
 
         A call that ends the episode is run though the limit is reached, as an answer would be taken, and the details
         of its result say so (`ends`).
@@ -156,12 +156,18 @@ class EpisodeTools:
         if left_in_all < allowed:
             allowed = max(left_in_all, 0)
         context = self._context(deadline, turn=turn)
+        if self.answered is not None or len(calls) > allowed:
+            return self._some(calls, allowed, context)
+        self._made_in_turn = len(calls)
+        self.made += len(calls)
+        return self._run(calls, context)
+
+    async def _some(
+        self, calls: Sequence[ToolCall | MalformedCall], allowed: int, context: ToolContext
+    ) -> tuple[ToolResult, ...]:
+        """The results of calls of which some were answered elsewhere, or are more than a limit allows."""
         if self.answered is not None:
             return tuple([await self._given(*pair, context) for pair in zip(calls, self.answered, strict=True)])
-        if len(calls) <= allowed:
-            self._made_in_turn = len(calls)
-            self.made += len(calls)
-            return await self._run(calls, context)
         self._made_in_turn = allowed
         self.made += allowed
         left = calls[allowed:]
