@@ -1,20 +1,23 @@
-"""Checks of the things that a spec names outside of itself: files for every row, and pinned servers."""
+"""Checks of the things that a spec names outside of itself: files for every row, pinned servers and functions."""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
-from rlenv._base.text import did_you_mean, nearest
-from rlenv.checks.subject import Subject
+from rlenv._base.text import did_you_mean, nearest, strings_in
+from rlenv.checks.subject import PATTERNS, Subject
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
-from rlenv.language.kinds import CompileContext
+from rlenv.language.kinds import CompileContext, kind_of
 from rlenv.language.spec import ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.secrets import redact
@@ -22,6 +25,11 @@ from rlenv.tasks.files import task_files
 from rlenv.tools.mcp import McpSpec, changes
 
 _MOST_ROWS = 1_000
+_TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array"}
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_ISOLATED: Final = "read the text as what it is, or take a tool of kind code or a command with sandbox: bubblewrap"
+_SEEDED: Final = "draw from random.Random(seed), and fix what is told of time"
+_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove setdefault update".split())
 
 _KEYS = ("path", "init")
 _ROOTS = "take such rows out, or name the folder under the spec's key 'roots'"
@@ -179,18 +187,38 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
 
 def check_stores(subject: Subject) -> Iterator[Finding]:
     """Warnings of corpora without the columns that are searched, and of folders that hold the tasks themselves."""
-    warn, loaded = subject.document.warning, subject.loaded
+    loaded = subject.loaded
     for name, spec in loaded.spec.tools.items():
         if spec.kind == "search":
             yield from _corpus(subject, f"tools.{name}", spec)
+    yield from _machines(subject)
     sources = {path.absolute() for name in subject.splits for _, path in task_files(loaded, name)}
     for name, resource in loaded.spec.resources.items():
         copied = getattr(resource, "path", None) if resource.kind in _FOLDERS else None
         folder = loaded.base_of(f"resources.{name}.path") / (copied or "")
         held = next((one for one in sources if copied and one.is_relative_to(folder.absolute())), None)
         if held is not None:
-            message = f"the model's folder holds {held.name}, the tasks with their answers"
-            yield warn(f"resources.{name}.path", message, "copy a folder of its own", "gold-in-prompt")
+            yield subject.say("gold-in-prompt/model-s", f"resources.{name}.path", held.name)
+
+
+def _machines(subject: Subject) -> Iterator[Finding]:
+    """What tests compare with, in the machine or the folder that the policy works in."""
+    loaded = subject.loaded
+    prompt = str(subject.document.get("prompt"))
+    for name, one in loaded.spec.resources.items():
+        folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
+        setup = str(getattr(one, "setup", None) or "")
+        files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
+        shown = [file.name for file in files if PATTERNS.solved.fullmatch(file.name)]
+        for key, reward in loaded.spec.rewards.items():
+            tests = str(getattr(reward, "tests", None) or "").partition("{")[0]
+            if tests and (loaded.base_of(f"rewards.{key}.tests") / tests).absolute().is_relative_to(folder.absolute()):
+                shown.append(tests)
+            command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
+            paths = {*PATTERNS.path.findall(setup)} & {*PATTERNS.path.findall(command)}
+            shown += sorted(path for path in paths if path not in prompt)
+        if shown:
+            yield subject.say("gold-in-prompt/policy-can", f"resources.{name}", shown[0], at="key")
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
@@ -210,3 +238,146 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
             at = place if document.has(place) else f"{path}.corpus"
             yield document.warning(at, f"no document has the column '{column}'", hint, "odd-column")
             return
+
+
+def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
+    """A tool's own Python function beside its entry: parameters, types, what it raises and what it changes."""
+    path, warn, inject = f"tools.{name}", subject.document.warning, tuple(getattr(entry, "inject", ()))
+    node = next(iter(_reached(subject, path, str(getattr(entry, "function", "")))), None)
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    hints = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
+    read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context", *inject}
+    is_stub = any(kind_of("rewards", one).of_calls for one in subject.loaded.spec.rewards.values())
+    lost = [one for one in names if one not in read and not one.startswith("_")]
+    if lost and len(node.body) > 1 and not is_stub:
+        yield subject.say("unread-parameter/function-never", f"{path}.function", lost[0])
+    worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
+    if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
+        yield subject.say("unread-parameter/model-fills", f"{path}.function", lost[0])
+    tool = subject.tools.get(name)
+    for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
+        kind = schema.get("type") if isinstance(schema, Mapping) else None
+        wanted, kinds = _TYPES.get(hints.get(argument, ""), kind), kind if isinstance(kind, list) else [kind]
+        if wanted not in kinds and not (wanted == "number" and "integer" in kinds):
+            message = f"'{argument}' is declared as {kind}, and the function takes {hints[argument]}"
+            place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
+            yield warn(place, message, f"write {wanted}", "other-type", at="key")
+    if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
+        yield subject.say("odd-policy/every-bug", f"{path}.errors", broad[0], at="key")
+    if raises := _undeclared(node, entry.errors):
+        yield subject.say("odd-policy/raises-errors", f"{path}.function", raises)
+    changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
+    if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
+        yield subject.say("odd-policy/function-changes", f"{path}.function", shared[0])
+    given = dict(zip(reversed(node.args.args), reversed(node.args.defaults), strict=False))
+    lasting = {arg.arg for arg, value in given.items() if isinstance(value, ast.List | ast.Dict | ast.Set)}
+    lasting |= {one for part in ast.walk(node) if isinstance(part, ast.Global) for one in part.names}
+    own = {*names, *(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))}
+    counted = {_root(one.target) for one in ast.walk(node) if isinstance(one, ast.AugAssign)}
+    # What does not mutate may keep what it has found, and counts nothing.
+    kept = sorted((changed | counted if entry.mutates else counted | (changed & lasting)) - (own - lasting) - {""})
+    if kept:
+        yield subject.say("shared-state/function-changes", f"{path}.function", kept[0])
+
+
+def check_code(subject: Subject) -> Iterator[Finding]:
+    """Warnings of the author's Python functions: what they draw, run, hide, compare and never read."""
+    for name, entry in subject.loaded.spec.tools.items():
+        if entry.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
+            yield from _function(subject, name, entry)
+    for path, place in strings_in(subject.document.data, ()):
+        if path[0] in ("tools", "resources", "rewards", "user") and path[-1] == "function":
+            nodes = _reached(subject, ".".join(map(str, path[:-1])), place)
+            message, hint, code = next(_oddities(subject, str(path[0]), nodes), ("", "", "")) if nodes else ("", "", "")
+            if message:
+                yield subject.document.warning(path, f"the function {message}", hint, code)
+
+
+def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Iterator[tuple[str, str, str]]:
+    """What is odd in a function of that group and in those of its file that it uses: message, hint and code."""
+    parts = [part for node in nodes for part in ast.walk(node)]
+    calls = {ast.unparse(one.func): one for one in parts if isinstance(one, ast.Call)}
+    names = {one.id for one in parts if isinstance(one, ast.Name)}
+    for name, call in calls.items():
+        given = " ".join(ast.unparse(one) for one in call.args if not isinstance(one, ast.Constant))
+        is_shell = any(one.arg == "shell" and ast.unparse(one.value) == "True" for one in call.keywords)
+        written = group == "tools" or re.search(r"answer|message|text|action|said", given)
+        if (PATTERNS.runs_text.fullmatch(name) or is_shell) and given and written:
+            yield f"runs what the model writes by {name}(), with all rights of the trainer", _ISOLATED, "no-sandbox"
+        if PATTERNS.draws.fullmatch(name) and "random.seed" not in calls:
+            yield f"calls {name}(): equal calls differ, and no seed repeats an episode", _SEEDED, "unsteady"
+    for one in parts:
+        if isinstance(one, ast.ExceptHandler) and (broad := ast.unparse(one.type or ast.Name("Exception"))) in (
+            "Exception",
+            "BaseException",
+        ):
+            last = one.body[-1]
+            value = last.value if isinstance(last, ast.Return) else None
+            is_mute = isinstance(last, ast.Pass | ast.Continue | ast.Return) and len(one.body) == 1
+            is_none = value is None or ast.unparse(value) in ("None", "''", "[]", "{}", "()", "0", "False")
+            is_paid = isinstance(value, ast.Constant) and isinstance(value.value, int | float) and value.value > 0
+            if is_mute and (is_paid if group == "rewards" else is_none and group != "user"):
+                yield f"makes a result of every bug (except {broad})", "name what is meant to fail", "odd-policy"
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq) and (column := _unequal(subject, one)):
+            message = f"compares the answer, a text, with task['{column}'], which is none: they never are equal"
+            yield message, f"write str(task['{column}'])", "never-pays"
+    arguments = getattr(nodes[0], "args", ast.arguments([], [], None, [], [], None, []))
+    lost = [one.arg for one in arguments.args if one.arg in ("task", "context") and one.arg not in names]
+    if lost and (group == "resources" or (group == "rewards" and len(arguments.args) == 1)):
+        yield f"never reads '{lost[0]}': it is the same for every task", "read it, or take it out", "unread-parameter"
+
+
+def _unequal(subject: Subject, node: ast.Compare) -> str:
+    """The column of no texts that the answer is compared with as it is; "" for none."""
+    sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+    column = next((match[1] for side in sides if (match := PATTERNS.of_task.fullmatch(side))), "")
+    values = [row[column] for _, row in subject.each() if column in row]
+    is_answer = any(re.fullmatch(r"\w+\.answer", side) for side in sides)
+    return column if is_answer and values and not any(isinstance(value, str) for value in values) else ""
+
+
+def _reached(subject: Subject, path: str, place: str) -> list[_Definition]:
+    """The function or class behind `file.py:name` and those of its file that it names; [] where it cannot be read."""
+    file, _, name = place.partition(":")
+    try:
+        module = ast.parse((subject.loaded.base_of(f"{path}.function") / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return []  # reported where it is compiled
+    defined = {one.name: one for one in module.body if isinstance(one, _Definition)}
+    reached = [name] if name in defined else []
+    for one in reached:
+        used = {part.id for part in ast.walk(defined[one]) if isinstance(part, ast.Name)}
+        reached += [other for other in defined if other in used and other not in reached]
+    return [defined[one] for one in reached]
+
+
+def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
+    """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
+    caught = {part for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers
+              for statement in one.body for part in ast.walk(statement)}  # fmt: skip
+    types = tuple(getattr(builtins, one, Exception) for one in declared)
+    for one in ast.walk(node):
+        if isinstance(one, ast.Raise) and one.exc is not None and one not in caught:
+            name = ast.unparse(getattr(one.exc, "func", one.exc))
+            raises = getattr(builtins, name, None)
+            if isinstance(raises, type) and not issubclass(raises, types):
+                return name
+    return ""
+
+
+def _changes(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions that a statement changes in place."""
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):
+        yield node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
+        yield node.func.value
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

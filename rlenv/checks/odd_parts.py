@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, strings_in
-from rlenv.checks.subject import Subject
-from rlenv.errors import EpisodeError, Finding
-from rlenv.language.kinds import is_own, kind_of
-from rlenv.language.spec import ToolSpec
+from rlenv.checks.subject import PATTERNS, WORDS, Subject
+from rlenv.errors import EpisodeError, Finding, RlenvError
+from rlenv.language.expressions import compile_expression, open_on
+from rlenv.language.kinds import gold_in, is_own, kind_of
+from rlenv.language.spec import OracleStep, ToolSpec
+from rlenv.language.templates import TemplateError, compile_value
+from rlenv.messages import ToolCall
+from rlenv.policies.base import holds, read_calls
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
 _LOOKED_AT: Final = 200
 _READS_ARGS: Final = ("http", "command", "model", "agent")
-_TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array"}
-_IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove setdefault update".split())
-_NO_WORDS: Final = re.compile(r"(?i)\b(?:TODO|FIXME|TBD)\b|^\s*(?:a |the )?(?:tool|function)\W*$")
-_RUNS: Final = re.compile(r"(?:ba|z|da|k)?sh|python[\d.]*|node|perl|ruby|php|Rscript")
-_SHELL_SIGN: Final = re.compile(r"\||\|\||&&?|;|>{1,2}|<|2>&1|\$\(.*\)|`.*`")
-
-_RANGES: Final = (
-    (r"(?:calls|limits|tools\.[^.]+|endpoints\.[^.]+)\.(?:timeout_s|turn_s|reward_s|attempt_s)", 0.05, 3_600, "limits"),
-    (r"limits\.episode_s", 5, 21_600, "limits"),
-    (r"(?:endpoints|rewards)\.[^.]+(?:\.judges\.\d+)?\.timeout_s", 0.5, 3_600, "limits"),
-    (r".*\.start_timeout_s", 0.2, 600, "limits"),
-    (r".*\.(?:time_s|cpu_s)", 0.05, 1_800, "limits"),
-    (r".*\.breaker\.reset_s", 0.1, 86_400, "odd-policy"),
-    (r".*\.breaker\.failures", 2, 1_000, "odd-policy"),
-    (r".*\.cache\.ttl_s", 1, 2_600_000, "idle-cache"),
-    (r".*\.faults\.(?:garble|oversize)", 0, 0.5, "never-runs"),
-    (r".*\.retries", 0, 15, "odd-policy"),
-    (r".*\.(?:shared_)?concurrency", 1, 10_000, "odd-policy"),
-    (r".*\.workers", 1, 256, "odd-policy"),
-    (r".*\.rate_per_s", 0.001, 100_000, "odd-policy"),
-    (r".*\.temperature", 0, 1.5, "odd-sampling"),
-    (r".*\.top_p", 0.05, 1, "odd-sampling"),
-    (r"rewards\..*\.sampling\.temperature", 0, 1, "odd-sampling"),
-    (r"rewards\..*\.max_tokens", 40, 200_000, "odd-sampling"),
-    (r"(?:endpoints|tools|user)\..*\.max_tokens", 8, 200_000, "odd-sampling"),
-    (r"observation\.max_tokens", 16, 1_000_000, "limits"),
-    (r"observation\.max_chars", 64, 10_000_000, "limits"),
-    (r"tools\.[^.]+\.max_chars", 40, 10_000_000, "limits"),
-    (r"tools\.[^.]+\.max_rows", 2, 10_000, "limits"),
-    (r"tools\.[^.]+\.top_k", 1, 100, "limits"),
-    (r".*\.max_bytes", 200, 1_000_000_000, "limits"),
-    (r".*\.(?:memory_mb|disk_mb)", 24, 262_144, "limits"),
-    (r"limits\.(?:tool_calls|calls_per_turn)", 1, 100_000, "limits"),
-    (r"limits\.(?:turns|invalid_actions)", 1, 1_000, "limits"),
-    (r"limits\.response_tokens", 16, 10_000_000, "limits"),
-    (r"rewards\.[^.]+\.weight", -100, 100, "lost-weight"),
-    (r"rewards\.[^.]+\.(?:relative_|compare\.(?:relative_)?)tolerance", 0, 0.5, "any-answer"),
-    (r"rewards\.[^.]+\.pairwise\.limit", 1, 64, "odd-policy"),
-    (r"tools\.[^.]+\.turns", 2, 1_000, "limits"),
-    (r"tasks\.[^.]+\.limit", 2, 1_000_000_000, "limits"),
-)  # fmt: skip
-"""Keys with numbers, the least and the most that anybody means, and the code of what is outside."""
-_UNFILLED: Final = re.compile(
-    r"(?i)<[a-z][a-z _-]*>|Bearer (?:TOKEN|KEY|API_KEY)$|\b(?:change[-_ ]?me|placeholder)\b"
-    r"|\byour[-_ ](?:\w+[-_ ])?(?:key|model|server|host|token|name|url)\b"
-)
-_FAR: Final = re.compile(
-    r"http://(?!127\.|10\.|192\.168\.|172\.)[\w-]+(?:\.[\w-]+)*\.(?!local\b|internal\b|lan\b|test\b)\w+"
-)
-"""An address without TLS of a host that is neither here nor in a private net."""
 
 
 def check_parts(subject: Subject) -> Iterator[Finding]:
@@ -79,25 +32,22 @@ def check_parts(subject: Subject) -> Iterator[Finding]:
         yield from _policies(subject, name, spec)
         if spec.kind == "command":
             yield from _command(subject, f"tools.{name}", spec)
-        if spec.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
-            yield from _function(subject, name, spec)
+    yield from _conditions(subject)
+    yield from _values(subject)
     yield from _limits(subject)
     for path, value, outer, most in _nested(subject):
         if most is not None and value > most:
-            message = f"{value:g} is allowed, and {outer} ends it at {most:g}"
-            yield subject.document.warning(path, message, f"make it at most {most:g}, or raise {outer}", "limits")
+            yield subject.say("limits/allowed-ends", path, value, outer, most)
     yield from _state(subject)
     observation = subject.loaded.spec.observation.template
     if observation is not None and "result" not in observation:
-        message = "the template never shows 'result': the model does not learn what a call gave"
-        yield subject.document.warning("observation.template", message, "add {{ result }}", "no-result")
+        yield subject.say("no-result/template-never", "observation.template")
     yield from _numbers(subject)
     yield from _texts(subject)
     yield from _addresses(subject)
     for index, root in enumerate(subject.loaded.spec.roots):
         if root == "/":
-            message = "rows may name any file of the machine"
-            yield subject.document.warning(f"roots.{index}", message, "name the folder of the files", "unused-roots")
+            yield subject.say("unused-roots/rows-name", f"roots.{index}")
 
 
 def _unused(subject: Subject) -> Iterator[Finding]:
@@ -108,13 +58,10 @@ def _unused(subject: Subject) -> Iterator[Finding]:
     had = {tool.entry or tool.name for split in subject.splits.values() for row in split.rows[:_LOOKED_AT]
            for tool in _toolset(subject, row)}  # fmt: skip
     offered = {name: one for name, one in spec.tools.items() if one.offered is not True and name not in had}
-    groups: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-        ("tools", offered, "tool"),
-        ("vars", spec.vars, "constant"),
-        ("resources", spec.resources, "resource"),
-        ("endpoints", spec.endpoints, "endpoint"),
-    )
-    for group, entries, word in groups:
+    groups: dict[str, tuple[Mapping[str, Any], str]] = {
+        "tools": (offered, "tool"), "vars": (spec.vars, "constant"),
+        "resources": (spec.resources, "resource"), "endpoints": (spec.endpoints, "endpoint")}  # fmt: skip
+    for group, (entries, word) in groups.items():
         for name in entries:
             named = re.compile(rf"\b{re.escape(name)}\b")
             elsewhere = [text for path, text in texts if path[:2] != (group, name)]
@@ -146,16 +93,14 @@ def _tool(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
         if isinstance(given, Mapping):
             check = ArgumentCheck(tool.parameters, tool=tool.name)
             if not check.fits(dict(given)):
-                message = f"the example is no call that '{tool.name}' takes: {check.explain(given)}"
-                yield document.warning(f"{path}.example", message, "write one that works", "odd-example")
+                yield subject.say("odd-example/call-takes", f"{path}.example", tool.name, check.explain(given))
     takes_all = spec.kind == "agent" and not document.has(f"{path}.task")  # its row is what the model gives
     is_filled = getattr(spec, "preset", None) is None and not takes_all
     if made and spec.kind in _READS_ARGS and is_filled:
         yield from _unread(subject, path, made[0])
     described = spec.description or (made[0].description if made else "")
-    if spec.description and _NO_WORDS.search(spec.description):
-        message = f"'{spec.description.strip()[:40]}' tells the model nothing"
-        yield document.warning(f"{path}.description", message, "say what the tool does", "no-description")
+    if spec.description and PATTERNS.no_words.search(spec.description):
+        yield subject.say("no-description/tells-model", f"{path}.description", spec.description.strip()[:40])
     if not described and not isinstance(getattr(spec, "tools", None), str):  # rows tell it
         yield document.warning(path, "the model is told nothing of the tool", "add 'description:'", "no-description")
 
@@ -183,125 +128,136 @@ def _policies(subject: Subject, name: str, spec: ToolSpec) -> Iterator[Finding]:
     path, document, tool = f"tools.{name}", subject.document, subject.tools.get(name)
     method = getattr(spec, "method", None)
     if tool is not None and not tool.mutates and method in ("DELETE", "PUT", "PATCH"):
-        message = f"a {method} request changes something, and 'mutates' is false: calls of one turn run at once"
-        yield document.warning(path, message, "write mutates: true", "odd-policy", at="key")
+        yield subject.say("odd-policy/request-changes", path, method, at="key")
+    retries = spec.retries if spec.retries is not None else subject.loaded.spec.calls.retries
+    does = PATTERNS.acts.search(f"{name} {spec.description}".replace("_", " "))
+    posts = method == "POST" or (method is None and getattr(spec, "body", None) is not None)
+    if tool is not None and tool.idempotent and not tool.mutates and posts and does and retries != 0:
+        yield subject.say("odd-policy/idempotent-entry", path, does[0], at="key")
+    timeout_s = spec.timeout_s or subject.loaded.spec.calls.timeout_s
+    if spec.rate_per_s is not None and 1 / spec.rate_per_s > timeout_s:
+        yield subject.say("limits/call-waits", f"{path}.rate_per_s", 1 / spec.rate_per_s, timeout_s)
+    kinds = [kind_of("rewards", one) for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
+    asks = any(kind.reads_answer or kind.gold for kind in kinds) and not all(kind.of_calls for kind in kinds)
+    ends = tool is not None and spec.ends is True and subject.loaded.spec.answer.from_ != "tool"
+    if ends and asks and not PATTERNS.last_call.fullmatch(name):
+        yield subject.say("ends-early/first-call", f"{path}.ends")
     failing = sorted({one for one in getattr(spec, "expect", None) or () if one >= 500 or one == 429})
     if failing and spec.kind == "http":
-        message = f"{failing[0]} counts as an answer: an outage is shown as one, and scored"
-        yield document.warning(f"{path}.expect", message, f"take {failing[0]} out", "odd-policy")
+        yield subject.say("odd-policy/counts-answer", f"{path}.expect", failing[0])
     cache = spec.cache or subject.loaded.spec.calls.cache
     entry = {key: value for key, value in (document.get(path) or {}).items() if key != "description"}
     if cache is not None and cache.key == "arguments" and "task" in str(entry):
         place = f"{path}.cache.key" if spec.cache is not None else "calls.cache.key"
-        message = "it reads the task, and its results are kept by the arguments alone"
-        yield document.warning(place, message, "write key: task", "shared-state")
+        yield subject.say("shared-state/reads-task", place)
     if spec.cache is not None and tool is not None and (tool.mutates or not tool.idempotent):
-        message = "nothing is kept of a tool that changes something or may not be repeated"
-        hint = "take it out, or write idempotent: true"
-        yield document.warning(f"{path}.cache", message, hint, "idle-cache", at="key")
+        yield subject.say("idle-cache/nothing-kept", f"{path}.cache", at="key")
 
 
 def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     """Programs that run what the model writes, and a shell's signs where there is no shell."""
-    argv, warn = tuple(getattr(spec, "command", ())), subject.document.warning
+    argv = tuple(getattr(spec, "command", ()))
     name, rest = argv[0].rpartition("/")[2], argv[1:]
     runs = {"-c", "-e", "-lc", "--eval"} & {*rest} and any(re.search(r"\bargs\b", one) for one in rest)
     is_free = getattr(spec, "sandbox", "none") == "none"
-    if _RUNS.fullmatch(name) and is_free and (runs or re.search(r"\bargs\b", str(getattr(spec, "stdin", "")))):
-        message = f"{name} runs what the model writes, with all rights of the trainer"
-        yield warn(f"{path}.command", message, "write sandbox: bubblewrap, or take kind: code", "no-sandbox")
+    if PATTERNS.runs.fullmatch(name) and is_free and (runs or re.search(r"\bargs\b", str(getattr(spec, "stdin", "")))):
+        yield subject.say("no-sandbox/runs-model", f"{path}.command", name)
+    secrets = [key for key, text in getattr(spec, "env", {}).items() if text in subject.filled.secrets]
+    if secrets and (name in ("env", "printenv", "set") or (PATTERNS.runs.fullmatch(name) and runs)):
+        yield subject.say("told-secret/model-read", f"{path}.env", secrets[0], name, at="key")
     for index, text in enumerate(rest, start=1):
-        if _SHELL_SIGN.fullmatch(text) and not _RUNS.fullmatch(name):
-            message = f"'{text}' is a shell's sign, and there is no shell: the program gets it as an argument"
-            hint = "write command: [sh, -c, …], or do it in the program"
-            yield warn(f"{path}.command.{index}", message, hint, "no-shell")
+        if PATTERNS.shell_sign.fullmatch(text) and not PATTERNS.runs.fullmatch(name):
+            yield subject.say("no-shell/s-sign", f"{path}.command.{index}", text)
         is_empty = getattr(spec, "cwd", "") == "temp" and "{" not in text
         if is_empty and not text.startswith(("/", "-")) and (subject.loaded.base_of(path) / text).is_file():
-            message = f"'{text}' lies beside the spec, and the program starts in an empty folder"
-            yield warn(f"{path}.command.{index}", message, "write cwd: .", "no-file")
+            yield subject.say("no-file/lies-beside", f"{path}.command.{index}", text)
 
 
-def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
-    """A tool's own Python function beside its entry: parameters, types, what it raises and what it changes."""
-    path, warn, inject = f"tools.{name}", subject.document.warning, tuple(getattr(entry, "inject", ()))
-    node = _definition(subject, path, str(getattr(entry, "function", "")))
-    if node is None:
-        return
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    hints = {one.arg: ast.unparse(one.annotation) for one in node.args.args if one.annotation is not None}
-    read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context", *inject}
-    is_stub = any(kind_of("rewards", one).of_calls for one in subject.loaded.spec.rewards.values())
-    lost = [one for one in names if one not in read and not one.startswith("_")]
-    if lost and len(node.body) > 1 and not is_stub:
-        message = f"the function never reads its parameter '{lost[0]}'"
-        yield warn(f"{path}.function", message, "use it, or take it out", "unread-parameter")
-    worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
-    if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
-        message = f"the model fills in '{lost[0]}', which has the name of a resource: the function never sees that one"
-        yield warn(f"{path}.function", message, f"write inject: [{lost[0]}]", "unread-parameter")
-    tool = subject.tools.get(name)
-    for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
-        kind = schema.get("type") if isinstance(schema, Mapping) else None
-        wanted, kinds = _TYPES.get(hints.get(argument, ""), kind), kind if isinstance(kind, list) else [kind]
-        if wanted not in kinds and not (wanted == "number" and "integer" in kinds):
-            message = f"'{argument}' is declared as {kind}, and the function takes {hints[argument]}"
-            place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
-            yield warn(place, message, f"write {wanted}", "other-type", at="key")
-    if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
-        message = f"'{broad[0]}' is every bug too, which the model is shown as its own mistake"
-        yield warn(f"{path}.errors", message, "name the exceptions that a call can cause", "odd-policy", at="key")
-    if raises := _undeclared(node, entry.errors):
-        message = f"it raises {raises}, which 'errors' does not name: the model reads no more than that it failed"
-        yield warn(f"{path}.function", message, f"write errors: [{raises}], or raise ToolFailed", "odd-policy")
-    changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
-    if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
-        message = f"the function changes '{shared[0]}', and 'mutates' is false: calls of one turn run at once"
-        yield warn(f"{path}.function", message, "write mutates: true", "odd-policy")
-    own = {*names, *(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))}
-    if entry.mutates and (kept := sorted(changed - own - {""})):  # what does not mutate may keep what it has found
-        message = f"the function changes '{kept[0]}' of its file, which all episodes share"
-        yield warn(f"{path}.function", message, "keep it in a resource, and name that in inject", "shared-state")
+def _values(subject: Subject) -> Iterator[Finding]:
+    """Gold calls that no tool of the row takes, and values of rows that a parameter's list lacks."""
+    spec, warn = subject.loaded.spec, subject.document.warning
+    of_calls = {name: one for name, one in spec.rewards.items() if kind_of("rewards", one).of_calls}
+    for name, reward in of_calls.items():
+        fill = compile_value(gold_in(reward))
+        for where, row in subject.each(_LOOKED_AT):
+            offered = subject.tools.values() if "user_turn" in str(spec.tools) else _toolset(subject, row)
+            tools = {tool.name: tool.parameters.get("properties", {}) for tool in offered}
+            try:
+                groups = read_calls(fill(task=row, vars=spec.vars), {key: (*value,) for key, value in tools.items()})
+            except (TemplateError, RlenvError, TypeError):
+                continue
+            calls = [call for group in groups for call in group]
+            lost = next((call for call in calls if call.name not in tools), None)
+            argument = next(
+                (key for call in calls for key in call.arguments if key not in tools.get(call.name, {key})), ""
+            )
+            if lost is not None or argument or len(calls) > subject.limits.tool_calls:
+                known = [*tools] if lost else [key for call in calls for key in tools.get(call.name, ())]
+                what = f"calls '{lost.name}', which is no tool" if lost else f"gives '{argument}', which no tool takes"
+                message = f"the gold value of {where} {what if lost or argument else f'makes {len(calls)} calls'}"
+                hint = did_you_mean(lost.name if lost else argument, known, otherwise="mend the row, or the limit")
+                yield warn(f"rewards.{name}", message, hint, "gold-calls", at="key")
+                break
+    for tool in subject.compiled.tools.values():
+        for key, schema in tool.parameters.get("properties", {}).items():
+            known = (
+                [one for one in schema.get("enum") or () if isinstance(one, str)] if isinstance(schema, Mapping) else []
+            )
+            columns = {column for split in subject.splits.values() for column in split.columns}
+            for column in sorted(columns) if known else ():
+                given = [(where, row[column]) for where, row in subject.each() if isinstance(row.get(column), str)]
+                lost_rows = [(where, value) for where, value in given if value not in known]
+                if lost_rows and (2 * len(lost_rows) <= len(given) or key == column):
+                    where, value = lost_rows[0]
+                    message = f"'{key}' takes {', '.join(known)[:60]}, and task.{column} of {where} is {value[:40]!r}"
+                    hint = did_you_mean(value, known, otherwise="add it")
+                    yield warn(f"tools.{tool.entry or tool.name}", message, hint, "odd-enum", at="key")
+                    break
 
 
-def _definition(subject: Subject, path: str, place: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The function behind `file.py:name`; None where it cannot be read, which is reported where it is compiled."""
-    file, _, name = place.partition(":")
+def _conditions(subject: Subject) -> Iterator[Finding]:
+    """Conditions over the row that hold for no row, or for all, and rows that no term pays."""
+    spec, warn, rows = subject.loaded.spec, subject.document.warning, list(subject.each())
+    paid = {name: one for name, one in spec.rewards.items() if one.usual_weight > 0}
+    gates = [open_on(one.gate) for one in paid.values() if not kind_of("rewards", one).form]
+    asked = [(f"rewards.{name}.gate", one.gate, open_on(one.gate)) for name, one in spec.rewards.items() if one.gate]
+    asked += [(f"oracle.{index}.when", step.when, partial(_takes, subject, step))
+              for index, step in enumerate(spec.steps)
+              if step.when and "results" not in step.when and step.for_each is None]  # fmt: skip
+    for path, source, is_held in asked:
+        columns, opened = re.findall(r"\btask\.(\w+)", source), {bool(is_held(row)) for _, row in rows}
+        is_idle = (
+            opened == {True} and len(rows) > 3 and path.endswith("gate") and compile_expression(source, by_row=True)
+        )
+        if columns and (opened == {False} or (is_idle and not is_idle.names)):
+            values = list(dict.fromkeys(str(row.get(columns[0])) for _, row in rows))[:5]
+            known = f"task.{columns[0]} is {', '.join(values)}"[:100]
+            said = "every row: it decides nothing" if is_idle else "no row: it never counts"
+            near = did_you_mean("".join(re.findall(r"['\"]([^'\"]*)['\"]", source)[:1]), values, otherwise=known)
+            yield warn(path, f"'{source}' holds for {said}; {known}", near, "idle-gate" if is_idle else "never-pays")
+    closed = [where for where, row in rows if gates and not any(is_open(row) for is_open in gates)]
+    if closed and len(closed) < len(rows):
+        yield subject.say("never-pays/term-paid", "rewards", len(closed), closed[0], at="key")
+    if spec.success is not None and any(one.gate for one in spec.rewards.values()):
+        expression = compile_expression(spec.success, names=spec.rewards, by_row=True)
+        opens = {name: open_on(spec.rewards[name].gate) for name in expression.names}
+        each = [({name: 1.0 if is_open(row) else None for name, is_open in opens.items()}, row) for _, row in rows]
+        can = rows and expression(dict.fromkeys(opens, 1.0), rows[0][1])
+        if can and len(opens) > 1 and not any(expression(values, row) for values, row in each):
+            yield subject.say("never-pays/row-opens", "success")
+    for name, split in subject.splits.items():
+        told = [row["measured"].get("success") for row in split.rows if isinstance(row.get("measured"), Mapping)]
+        shares = [share for share in told if isinstance(share, (int, float))]
+        if shares and "measured" in str(spec.tasks[name].when) and (min(shares) >= 0.9 or max(shares) <= 0):
+            what = "solved nearly always" if min(shares) > 0 else "never solved"
+            yield subject.say("idle-limit/keeps-tasks", f"tasks.{name}.when", what)
+
+
+def _takes(subject: Subject, step: OracleStep, row: Mapping[str, Any]) -> bool:
     try:
-        module = ast.parse((subject.loaded.base_of(f"{path}.function") / file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError):
-        return None
-    functions = (one for one in module.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return next((one for one in functions if one.name == name), None)
-
-
-def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
-    """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
-    caught = {part for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers
-              for statement in one.body for part in ast.walk(statement)}  # fmt: skip
-    types = tuple(getattr(builtins, one, Exception) for one in declared)
-    for one in ast.walk(node):
-        if isinstance(one, ast.Raise) and one.exc is not None and one not in caught:
-            name = ast.unparse(getattr(one.exc, "func", one.exc))
-            raises = getattr(builtins, name, None)
-            if isinstance(raises, type) and not issubclass(raises, types):
-                return name
-    return ""
-
-
-def _changes(node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions that a statement changes in place."""
-    if isinstance(node, (ast.Assign, ast.Delete)):
-        yield from (one for one in node.targets if isinstance(one, (ast.Subscript, ast.Attribute)))
-    elif isinstance(node, ast.AugAssign) and isinstance(node.target, (ast.Subscript, ast.Attribute)):
-        yield node.target
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _IN_PLACE:
-        yield node.func.value
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+        return holds(step, {"task": row, "vars": subject.loaded.spec.vars})
+    except (TemplateError, RlenvError):
+        return True
 
 
 def _limits(subject: Subject) -> Iterator[Finding]:
@@ -312,8 +268,7 @@ def _limits(subject: Subject) -> Iterator[Finding]:
     # The calls alone are what single-call data asks for, whose rows declare their tools.
     offered = [tool for tool in subject.compiled.tools.values() if spec.tools[tool.entry].offered is not False]
     if not all(tool.ends for tool in offered):
-        message = "with one turn no result of a tool is ever read"
-        yield warn("limits.turns", message, "allow at least 2, or take the tools out", "limits")
+        yield subject.say("limits/turn-result", "limits.turns")
     if spec.user is not None:
         yield warn("limits.turns", "with one turn the user never replies", "allow more", "limits")
 
@@ -355,8 +310,7 @@ def _state(subject: Subject) -> Iterator[Finding]:
     """Resources, and servers of MCP, that all episodes share, and that a tool changes."""
     servers = {name for name, one in subject.loaded.spec.tools.items() if getattr(one, "scope", "") == "process"}
     for tool in [one for one in subject.tools.values() if one.mutates and one.entry in servers][:1]:
-        message = f"'{tool.name}' changes what all episodes share: there is one session of the server"
-        yield subject.document.warning(f"tools.{tool.entry}", message, "write scope: episode", "shared-state", at="key")
+        yield subject.say("shared-state/changes-episodes", f"tools.{tool.entry}", tool.name, at="key")
     for name, spec in subject.loaded.spec.resources.items():
         if spec.scope != "process":
             continue
@@ -384,7 +338,7 @@ def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 def _numbers(subject: Subject) -> Iterator[Finding]:
     for path, value in _leaves(subject.document.data):
         dotted = ".".join(map(str, path))
-        for pattern, least, most, code in _RANGES:
+        for pattern, least, most, code in WORDS["ranges"]:
             if not re.fullmatch(pattern, dotted) or least <= value <= most:
                 continue
             message, hint = f"{value:g} is more than anybody means", f"write {most:g} at most"
@@ -398,53 +352,94 @@ def _numbers(subject: Subject) -> Iterator[Finding]:
 
 def _texts(subject: Subject) -> Iterator[Finding]:
     """Places that nobody has filled in, and texts that a comment cuts."""
-    warn = subject.document.warning
     for path, text in strings_in(subject.document.data, ()):
         is_address = path[-1] in ("model", "base_url", "api_key", "url") or "headers" in path or path[0] == "vars"
-        if is_address and path[0] not in ("tasks", "prompt", "user") and (blank := _UNFILLED.search(text)):
-            message = f"'{blank[0]}' stands for something that nobody has filled in"
-            yield warn(path, message, "fill it in", "unfinished")
+        if is_address and path[0] not in ("tasks", "prompt", "user") and (blank := PATTERNS.unfilled.search(text)):
+            yield subject.say("unfinished/stands-something", path, blank[0])
         if path[0] in ("prompt", "user", "oracle") or path[-1] == "description":
             span = subject.document.value_span(path)
             raw = span.source.text[span.start :] if span.source is not None else ""
             is_cut = re.match(r" #", raw[span.end - span.start :]) and raw[:1] not in ("'", '"', "|", ">")
             if is_cut and re.search(r"[\w,;]$", text) and len(text.split()) > 3:
-                message = f"' #' begins a comment: the text ends with '{text[-30:]}'"
-                yield warn(path, message, "put the text in quotes", "unfinished")
+                yield subject.say("unfinished/begins-comment", path, text[-30:])
 
 
 def _addresses(subject: Subject) -> Iterator[Finding]:
     """Keys that are sent in clear or twice, and servers without a path."""
-    spec, warn = subject.loaded.spec, subject.document.warning
+    spec = subject.loaded.spec
     for name, endpoint in spec.endpoints.items():
         path = f"endpoints.{name}"
         if not re.search(r"/v\d+\w*/?$|\{|\$", endpoint.base_url) and endpoint.base_url.count("/") <= 3:
-            message = "the address has no path, and '/chat/completions' is added to it"
-            yield warn(f"{path}.base_url", message, "most servers want …/v1", "address")
+            yield subject.say("address/has-path", f"{path}.base_url")
         if endpoint.api_key is not None and "authorization" in {key.lower() for key in endpoint.headers}:
-            message = "'api_key' and a header 'Authorization' are sent, and one of them decides"
-            yield warn(f"{path}.headers", message, "take one of them out", "idle-key", at="key")
-        if endpoint.api_key is not None and _FAR.match(endpoint.base_url):
-            message = "the key is sent in clear to another machine"
-            yield warn(f"{path}.base_url", message, "write https://", "address")
+            yield subject.say("idle-key/api-header", f"{path}.headers", at="key")
+        if endpoint.api_key is not None and PATTERNS.far.match(endpoint.base_url):
+            yield subject.say("address/key-sent", f"{path}.base_url")
     for name, entry in spec.tools.items():
         keys = [key for key in getattr(entry, "headers", ()) if re.search(r"(?i)auth|key|token|secret", key)]
-        if keys and _FAR.match(str(getattr(entry, "url", ""))):
-            message = f"the header '{keys[0]}' is sent in clear to another machine"
-            yield warn(f"tools.{name}.url", message, "write https://", "address")
+        if keys and PATTERNS.far.match(str(getattr(entry, "url", ""))):
+            yield subject.say("address/header-sent", f"tools.{name}.url", keys[0])
 
 
-def unmeasurable(subject: Subject, ways: Mapping[str, Mapping[tuple[str, int], Trajectory]]) -> Iterator[Finding]:
-    """The first of the author's own terms that a way to play makes invalid: a policy would choose what is trained on.
+_Episodes = Mapping[tuple[str, int], Trajectory]
+"""Episodes by split and row."""
 
-    `ways` has the episodes of each way by split and row.
-    """
+
+def unmeasurable(subject: Subject, ways: Mapping[str, _Episodes], oracle: _Episodes) -> Iterator[Finding]:
+    """The first term that a way to play makes invalid: a policy would choose what is trained on."""
     for way, results in ways.items():
-        for (split, index), got in results.items():
+        for key, got in results.items():
+            is_known = key in oracle and oracle[key].reward.total is not None
             for name, term in got.reward.terms.items():
-                if term.status == "invalid" and is_own(subject.loaded.spec.rewards[name]):
-                    where = f"row {index + 1} of split '{split}'"
-                    message = f"'{name}' cannot be measured for {way} ({where}): {term.error}"
-                    hint = "mend the function, or return 0 for what a policy can cause"
-                    yield subject.document.warning(f"rewards.{name}", message[:300], hint, "unmeasured", at="key")
+                if term.status == "invalid" and (is_known or is_own(subject.loaded.spec.rewards[name])):
+                    slug = "self-masking/wrong-answers" if is_known else "unmeasured/any-answers"
+                    yield subject.say(
+                        slug, f"rewards.{name}", name, way, key[1] + 1, key[0], term.error[:160], at="key"
+                    )
                     return
+
+
+def told_by_tools(subject: Subject, told: Mapping[str, Sequence[str]], oracle: _Episodes) -> Iterator[Finding]:
+    """Tools that tell what is right whatever they are asked, and those that tell the oracle the same each time."""
+    golds, called = [one.answer or "" for one in oracle.values()], dict[str, list[tuple[str, str]]]()
+    places = {name: f"tools.{subject.tools[name].entry or name}" for name in told}
+    for name, results in told.items():
+        pairs = [*zip(golds, results, strict=False)]
+        shows = [len(gold) > 1 and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text) for gold, text in pairs]
+        if len(pairs) > 1 and len({*results}) > 1 and all(shows):
+            yield subject.say("gold-in-tool/call-any", places[name], results[0][:60], at="key")
+    for turn in (turn for got in oracle.values() for turn in got.turns):
+        for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+            if isinstance(call, ToolCall) and result.name in told and not subject.tools[call.name].mutates:
+                called.setdefault(call.name, []).append((str(call.arguments), result.text.strip()))
+    for name, calls in called.items():
+        if len({given for given, _ in calls}) > 2 and len({text for _, text in calls}) == 1:
+            yield subject.say("empty-result/each-calls", places[name], len(calls), calls[0][1][:40], at="key")
+
+
+Told = Iterator[tuple[str, tuple[str | int, ...], str, str, str]]
+"""What is odd in an episode: a key that is said once, place, message, hint and code."""
+
+
+def cut_answers(got: Trajectory, where: str) -> Told:
+    """Results that are cut just where the answer stood, or a part of it."""
+    answer = (got.answer or "").strip()
+    told = [message.content for turn in got.turns if turn.observation for message in turn.observation.messages]
+    full = [result.text for turn in got.turns for result in turn.results]
+    parts = [part for part in re.split(r"\s*[,;\n]\s*", answer) if len(part) > 1]
+    unseen = [part for part in (answer, *parts) if not any(part in text for text in told)]
+    lost = [part for part in unseen if len(part) > 1 and any(part in text for text in full)]
+    if len(parts) > 2 and 0 < len({*parts} & {*unseen}) < len(parts) and re.search(r"\(\d+ more rows?\)", str(told)):
+        lost = [part for part in parts if part in unseen]
+    if lost:
+        message = f"the results that the model sees of {where} do not show {lost[0][:40]!r}, which they hold"
+        yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
+
+
+def empty_golds(got: Trajectory, where: str) -> Told:
+    """Gold calls of a table that give no row: whatever finds nothing is right."""
+    for name, term in got.reward.terms.items():
+        told = term.details.get("verified_results", {}).get("expected", ())
+        if term.details.get("gold_rows") == 0 or any(text.endswith("\n(no rows)") for text in told):
+            message = f"the gold query of {where} gives no row: whatever finds nothing earns '{name}'"
+            yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"

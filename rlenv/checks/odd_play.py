@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import random
@@ -12,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rlenv.checks.odd_parts import unmeasurable
+from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
 from rlenv.checks.odd_rows import all_golds, gold_term
-from rlenv.checks.subject import ReadSplit, Subject, step_in
+from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, step_in
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding, RlenvError
@@ -34,13 +35,8 @@ _UNKNOWN: Final = "\u2026 not called by validation \u2026"
 _ROWS, _OTHERS = 16, 3
 """So many rows of each split the oracle plays, and so many of the first everything else."""
 _WITHIN_S: Final = 8.0
-_ANEW: Final = "draw from the seed, and let the world begin anew with each episode"
+_WRONG: Final = ("an empty message", "a refusal", f"the answer '{_NOISE}'", "the answer '{}'")
 _WORK: Final = ("the oracle's work", "the answer of", "a list of")  # what begins with what the oracle does
-_REACHES_OUT: Final = re.compile(
-    r"^\s*(?:import|from)\s+(?:aiohttp|boto3|ftplib|http|httpx|openai|paramiko|requests|shutil|smtplib|socket"
-    r"|subprocess|urllib3?|websockets?)\b|\bos\.(?:system|remove|rename|unlink|popen|exec|spawn)",
-    re.MULTILINE,
-)
 _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("raised", default=None)
 """What tools raised in the episodes of this context, by name; None where nothing is played."""
 
@@ -53,8 +49,10 @@ class Plays:
     ways: dict[str, dict[tuple[str, int], Trajectory]] = field(default_factory=dict)
     examples: dict[str, Trajectory] = field(default_factory=dict)
     """The call that each tool gives as its example, on the first row."""
-    again: Trajectory | None = None
-    """The oracle on the first row, played once more with the seed of the first time."""
+    twice: tuple[Trajectory, Trajectory] | None = None
+    """The oracle on the first row, else a wrong answer, played twice with one seed."""
+    told: dict[str, list[str]] = field(default_factory=dict)
+    """The results of a call of each tool with arguments of chance, by row."""
     unknown: frozenset[str] = frozenset()
     raised: dict[str, str] = field(default_factory=dict)
     """What tools raised that they do not declare, by name."""
@@ -75,13 +73,13 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     for name, got in played.examples.items():
         result = got.turns[0].results[0] if got.turns and got.turns[0].results else None
         if result is not None and result.is_error and result.whose != "infrastructure":
-            message = f"the call of the example fails: {result.text[:100]}"
-            yield subject.document.warning(f"tools.{name}.example", message, "write one that works", "odd-example")
+            yield subject.say("odd-example/call-fails", f"tools.{name}.example", result.text[:100])
     yield from _again(subject, played)
+    yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
     yield from (found := unread or list(_oracles(subject, played) if has_oracle else _unearned(subject, played)))
-    yield from () if found else unmeasurable(subject, played.ways)
+    yield from () if found else unmeasurable(subject, played.ways, played.oracle)
     told = {key: got for key, got in played.oracle.items() if not any(_UNKNOWN in turn.action for turn in got.turns)}
     played.oracle = told
     yield from () if found or hasattr(subject.loaded.spec.user, "roles") else _worth(subject, played)
@@ -94,7 +92,7 @@ def _may_play(subject: Subject) -> bool:
         one.faults is not None and one.faults.is_on for one in (spec.calls, *spec.tools.values())
     ):
         return False
-    return subject.code is not None and _REACHES_OUT.search(subject.code) is None
+    return subject.code is not None and PATTERNS.reaches_out.search(subject.code) is None
 
 
 def _run(subject: Subject, played: Plays) -> None:
@@ -141,14 +139,16 @@ async def _play(subject: Subject, played: Plays) -> None:
                 elif (right := _right(subject, split, index, parts.tools)) is not None:
                     played.oracle[name, index] = await _once(environment, name, index, [right])
         name, split = next(iter(subject.splits.items()))
-        if spec.oracle and (name, 0) in played.oracle:
-            played.again = await play(environment, environment.oracle(), Job(name, 0))
         rows = range(min(len(split.rows), _OTHERS))
-        for tool in tools.values():
-            is_called = tool.name in spec.tools and spec.tools[tool.name].offered is not False  # as a policy would
-            if tool.example is not None and _is_local(subject, tool) and not tool.mutates and is_called:
-                call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
-                played.examples[tool.name] = await _once(environment, name, 0, [call])
+        noise = written(subject, _NOISE, parts.tools)
+        if spec.oracle and (name, 0) in played.oracle:
+            played.twice = played.oracle[name, 0], await play(environment, environment.oracle(), Job(name, 0))
+        elif noise is not None:
+            first, second = [await _once(environment, name, 0, [noise]) for _ in range(2)]
+            played.twice = first, second
+        if spec.oracle is None and not played.oracle and any(is_own(one) for one in spec.rewards.values()):
+            await _from_columns(subject, environment, played, name, parts.tools)
+        await _call_tools(subject, environment, played, name, rows)
         for way, actions in _ways(subject, parts.tools):
             got = played.ways.setdefault(way, {})
             for index in rows:
@@ -172,6 +172,40 @@ async def _play(subject: Subject, played: Plays) -> None:
                 if action is not None and (before or text != _NOISE):
                     kept = played.ways.setdefault(way, {})
                     kept[name, index] = await _once(environment, name, index, [*before, action])
+
+
+async def _call_tools(subject: Subject, environment: Environment, played: Plays, name: str, rows: range) -> None:
+    """Calls each local tool by its example, and each Python function with arguments of chance."""
+    spec = subject.loaded.spec
+    for tool in environment.parts.tools.values():
+        is_called = _is_local(subject, tool) and tool.name in spec.tools  # as a policy would
+        if not is_called or spec.tools[tool.name].offered is False:
+            continue
+        if tool.example is not None and not tool.mutates:
+            call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
+            played.examples[tool.name] = await _once(environment, name, 0, [call])
+        if tool.kind != "python" or tool.ends or tool.name == spec.answer.tool:
+            continue
+        with contextlib.suppress(ValueError):  # nothing fits its schema
+            given = random_value({"type": "object", **tool.parameters}, random.Random(0))
+            blind = Message("assistant", "", (ToolCall(tool.name, given if isinstance(given, dict) else {}),))
+            played.told[tool.name] = []
+            for turns in [(await _once(environment, name, index, [blind])).turns for index in rows]:
+                results = [result.text for turn in turns for result in turn.results]
+                played.told[tool.name].append("".join(results))
+
+
+async def _from_columns(
+    subject: Subject, environment: Environment, played: Plays, split: str, tools: Mapping[str, Tool]
+) -> None:
+    """Plays each column as the answer; the one that earns most is taken for what is right, if it earns anything."""
+    for index, row in enumerate(subject.splits[split].rows[:_OTHERS]):
+        texts = [str(value) for value in row.values() if isinstance(value, (str, int, float))][: _OTHERS * 3]
+        actions = [action for text in texts if (action := written(subject, text, tools)) is not None]
+        got = [await _once(environment, split, index, [action]) for action in actions]
+        best = max(got, key=lambda one: one.reward.total or 0.0, default=None)
+        if best is not None and (best.reward.total or 0.0) > 0:
+            played.oracle[split, index] = best
 
 
 def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
@@ -235,8 +269,9 @@ def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Mes
 def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
     yield "an empty message", [""]
     yield "a refusal", ["I cannot answer that."]
-    if (noise := written(subject, _NOISE, tools)) is not None:
-        yield f"the answer '{_NOISE}'", [noise]
+    for text in (_NOISE, "{}"):
+        if (action := written(subject, text, tools)) is not None:
+            yield f"the answer '{text}'", [action]
 
 
 async def _once(environment: Environment, split: str, index: int, actions: Sequence[str | Message]) -> Trajectory:
@@ -270,9 +305,7 @@ def _oracles(subject: Subject, played: Plays) -> Iterator[Finding]:
                 yield warn(path, message, hint, code)
 
 
-def _of_oracle(
-    subject: Subject, played: Plays, got: Trajectory, where: str
-) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
+def _of_oracle(subject: Subject, played: Plays, got: Trajectory, where: str) -> Told:
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
     for result, _ in calls:
@@ -317,8 +350,8 @@ def _of_oracle(
     if got.success is False and _is_known(subject, played):
         message = f"{where}, as the oracle plays it, is no success"
         yield "success", ("success" if spec.success else "rewards",), message, "mend the comparison", "wrong-success"
-    yield from _shown(subject, got, where)
-    yield from _nothing(subject, got, where)
+    yield from cut_answers(got, where)
+    yield from empty_golds(got, where)
 
 
 def _asked_by_success(subject: Subject) -> list[str]:
@@ -335,29 +368,6 @@ def _is_known(subject: Subject, played: Plays) -> bool:
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
 
 
-def _shown(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
-    """Results that are cut just where the answer stood."""
-    answer = (got.answer or "").strip()
-    if len(answer) < 2:
-        return
-    told = [message.content for turn in got.turns if turn.observation for message in turn.observation.messages]
-    full = [result.text for turn in got.turns for result in turn.results]
-    if any(answer in text for text in full) and not any(answer in text for text in told):
-        message = f"the results that the model sees of {where} do not show {answer[:40]!r}, which they hold"
-        yield "cut", ("observation",), message, "raise observation.max_chars, or show more", "cut-answer"
-
-
-def _nothing(
-    subject: Subject, got: Trajectory, where: str
-) -> Iterator[tuple[str, tuple[str | int, ...], str, str, str]]:
-    """Gold calls of a table that give no row: whatever finds nothing is right."""
-    for name, term in got.reward.terms.items():
-        told = term.details.get("verified_results", {}).get("expected", ())
-        if term.details.get("gold_rows") == 0 or any(text.endswith("\n(no rows)") for text in told):
-            message = f"the gold query of {where} gives no row: whatever finds nothing earns '{name}'"
-            yield f"empty {name}", ("rewards", name, "expect"), message, "mend the row", "gold-query"
-
-
 def _unread_golds(subject: Subject, played: Plays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
@@ -370,20 +380,18 @@ def _unread_golds(subject: Subject, played: Plays) -> Iterator[Finding]:
 
 def _again(subject: Subject, played: Plays) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
-    first = next(iter(played.oracle.values()), None)
-    if first is None or played.again is None:
+    if played.twice is None:
         return
+    first, second = played.twice
     for name, term in first.reward.terms.items():
-        other = played.again.reward.terms[name]
+        other = second.reward.terms[name]
         is_same = (term.value, term.status) == (other.value, other.status)
         if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
-            message = f"the same episode, played twice, earns {term.value} and then {other.value} of '{name}'"
-            yield subject.document.warning(f"rewards.{name}", message, _ANEW, "unsteady", at="key")
+            yield subject.say("unsteady/same-episode", f"rewards.{name}", term.value, other.value, name, at="key")
             return
-    told = [[result.text for turn in one.turns for result in turn.results] for one in (first, played.again)]
+    told = [[result.text for turn in one.turns for result in turn.results] for one in (first, second)]
     if told[0] != told[1]:
-        message = "the same calls, made in a second episode, give something else"
-        yield subject.document.warning("tools", message, _ANEW, "unsteady", at="key")
+        yield subject.say("unsteady/same-calls", "tools", at="key")
 
 
 def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
@@ -396,9 +404,9 @@ def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
     for way, got in played.ways.items() if judges else ():
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
-        if known and totals and all(a is not None and b is not None and b >= a for a, b in totals):
-            message = f"{way} earns {totals[0][1]:g}, and what is right {totals[0][0]:g}"
-            yield warn("rewards", message, "pay for what only a right answer has", "paid-for-nothing", at="key")
+        as_much = [(a, b) for a, b in totals if a is not None and b is not None and b >= a]
+        if known and as_much and (len(as_much) == len(totals) or (way in _WRONG and as_much[0][0] > 0)):
+            yield subject.say("paid-for-nothing/earns-right", "rewards", way, as_much[0][1], as_much[0][0], at="key")
             return
         if got and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
@@ -406,15 +414,6 @@ def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
             message = f"{way} is a success" + (f": '{names[0]}' holds for it" if names else "")
             yield warn(place, message, "ask for what only a right answer has", "free-success")
             return
-    for way, got in played.ways.items():
-        for key, one in got.items():
-            broken = next((term for term in one.reward.terms.values() if term.status == "invalid"), None)
-            if broken is not None and key in played.oracle and played.oracle[key].reward.total is not None:
-                masked = f"invalid, so that whoever is wrong is masked: {broken.error[:120]}"
-                message = f"{way} makes '{broken.name}' {masked}"
-                hint = "give 0 for what an answer can cause"
-                yield warn(f"rewards.{broken.name}", message, hint, "self-masking", at="key")
-                return
     for name, reward in spec.rewards.items():
         if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
             continue
@@ -423,12 +422,10 @@ def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
         measured = [value for value in others if value is not None]
         values = {value for value in golds if value is not None} | {*measured}
         if len(values) == 1 and len(measured) > 2:
-            message = f"'{name}' is {values.pop():g} for the oracle, for silence and for a wrong answer alike"
-            yield warn(f"rewards.{name}", message, "let it tell them apart", "constant-term", at="key")
+            yield subject.say("constant-term/oracle-silence", f"rewards.{name}", name, values.pop(), at="key")
         highest = max((value for value in golds if value is not None), default=None)
         if reward.usual_weight > 0 and highest is not None and measured and highest < (least := min(measured)):
-            message = f"'{name}' is {highest:g} for the oracle, and {least:g} for no answer or a wrong one"
-            yield warn(f"rewards.{name}", message, "turn it around, or give it a gate", "paid-for-nothing", at="key")
+            yield subject.say("paid-for-nothing/oracle-answer", f"rewards.{name}", name, highest, least, at="key")
 
 
 def _unearned(subject: Subject, played: Plays) -> Iterator[Finding]:
@@ -437,11 +434,9 @@ def _unearned(subject: Subject, played: Plays) -> Iterator[Finding]:
     for (split, index), got in played.oracle.items():
         value = _value_of(got, term.name) if term is not None else None
         if term is not None and value is not None and value < 1 and term.spec.range is None:
-            at = subject.gold_at(term)
-            message = f"the gold value of row {index + 1} of split '{split}', given as the answer, earns {value:g}"
-            hint = f"the answer that is read from it is {got.answer and got.answer[:60]!r}"
+            at, read = subject.gold_at(term), got.answer and got.answer[:60]
             key = "value" if at.count(".") > 1 else "key"
-            yield subject.document.warning(at, message, hint, "gold-not-earned", at=key)
+            yield subject.say("gold-not-earned/own-value", at, index + 1, split, value, read, at=key)
             return
 
 

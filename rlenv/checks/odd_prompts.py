@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,33 +11,25 @@ from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
 from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text
-from rlenv.checks.subject import Subject, prompt_texts
-from rlenv.errors import Finding, RlenvError
+from rlenv.checks.subject import PATTERNS, WORDS, Subject, prompt_texts
+from rlenv.episodes.compile import messages_of
+from rlenv.errors import EpisodeError, Finding, RlenvError, UsageError
 from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
-from rlenv.messages import Message, ToolCall
+from rlenv.messages import Message, ParsedAction, ToolCall
 from rlenv.policies.scripted import random_value
-from rlenv.rewards.answer import compile_pattern
+from rlenv.rewards.answer import compile_pattern, extract
 from rlenv.users.base import stops_of
 
 __all__ = ["check_prompts"]
 
 _EXPRESSIONS: Final = frozenset(("gate", "success", "for_each", "report_by", "function", "path", "pattern"))
-_LONE: Final = re.compile(r"(?:task|vars|resources)(?:\.\w+)+")
-_SINGLE: Final = re.compile(r"(?<![{\w])(?:\$?\{|%\(|\$|<<|\[\[)\s*((?:(?:task|vars)\.)?[A-Za-z_]\w*)(?:\s*[}\])>]|\b)")
-_FILLED: Final = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
-_TAG: Final = re.compile(r"<([A-Za-z_][\w-]*)>")
-_NAME: Final = re.compile(r"`(\w{3,})(?:\(.*?\))?`|(?<![<\w/.-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
-"""A name in back quotes, or one that is written as code is."""
-_ANY_TOOL: Final = re.compile(r"\b(?:use|call|using|calling)\b[^.\n]{0,40}\btools?\b", re.IGNORECASE)
-_CONTROL: Final = re.compile(
-    r"<\|[a-z_]{2,30}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|</s>|(?m:^(?:Human|Assistant|ASSISTANT|USER):\s*$)"
-    r"|(?m:^#{2,3} ?(?:Human|Assistant|User|Instruction|Response):)"
-)
-_UNFINISHED: Final = re.compile(
-    r"\b(?:TODO|FIXME|XXX|TBD)\b|\b[Ll]orem ipsum\b|\[(?:INSERT|insert|Insert|your|YOUR|QUESTION)\b[^\]]*\]"
-)
 _MOST_SHOWN: Final = 1_000
+_MOST_ROWS: Final = 100
+_NUMBERS: Final = "two three four five six seven eight nine ten eleven twelve".split()
+_USUAL: Final = frozenset(
+    "right given following same only appropriate available first second other single proper best".split()
+)
 
 
 def check_prompts(subject: Subject) -> Iterator[Finding]:
@@ -47,8 +41,7 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
     for lost in (path[1] for template in templates for path in template.paths if path[0] == "task" and len(path) == 2):
         near = nearest(str(lost), sorted(map(str, columns))) if lost not in columns else None
         if near is not None:  # another data set may have a guarded column of another name
-            message = f"no row has the column '{lost}' that it asks for; did you mean {near}?"
-            yield subject.document.warning("prompt", message, f"write task.{near}", "odd-column", at="key")
+            yield subject.say("odd-column/row-has", "prompt", lost, near, at="key")
     for one in asked:
         yield from _shown_badly(subject, templates, one)
     yield from _keys(subject)
@@ -57,9 +50,11 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
         yield from _answer_form(subject, text)
         yield from _marks(subject, text)
         yield from _tools(subject, text)
-        if (blank := _UNFINISHED.search(f"{text} {subject.loaded.spec.description}")) is not None:
-            message = f"the prompt says '{blank[0]}'"
-            yield subject.document.warning("prompt", message, "finish it", "unfinished", at="key")
+        if (blank := PATTERNS.unfinished.search(f"{text} {subject.loaded.spec.description}")) is not None:
+            yield subject.say("unfinished/prompt-says", "prompt", blank[0], at="key")
+        yield from _promises(subject, text)
+        yield from _examples(subject, asked)
+        yield from _untold(subject, asked)
     yield from _answer(subject)
     yield from _descriptions(subject)
     yield from _user(subject)
@@ -70,20 +65,17 @@ def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:
     for path, text in strings_in(subject.document.data, ()):
         if path[0] in ("tasks", "dialect", "name") or path[-1] in _EXPRESSIONS or "parameters" in path:
             continue
-        if _LONE.fullmatch(text):
-            message = f"'{text}' is a text here, and not the value of that name"
-            yield subject.document.warning(path, message, f'write "{{{{ {text} }}}}"', "no-braces")
+        if PATTERNS.lone.fullmatch(text):
+            yield subject.say("no-braces/text-here", path, text)
             continue
-        text = _FILLED.sub(" ", text)
-        for found in _SINGLE.finditer(text):
+        text = PATTERNS.filled.sub(" ", text)
+        for found in PATTERNS.single.finditer(text):
             name = found[1].removeprefix("task.")
             is_known = found[1].startswith(("task.", "vars."))
             is_closed = name in columns and found[0][-1] in "}])>" and found[0][0] != "$"
             if is_known or is_closed or (name in columns and path[0] == "prompt" and found[0][0] == "$"):
                 whole = found[1] if "." in found[1] else f"task.{found[1]}"
-                message = f"'{found[0].strip()}' is shown as it stands: nothing fills it in"
-                hint = f"write {{{{ {whole} }}}}"
-                yield subject.document.warning(path, message, hint, "single-braces", find=found[0])
+                yield subject.say("single-braces/shown-stands", path, found[0].strip(), whole, find=found[0])
                 break
 
 
@@ -106,8 +98,7 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
     if subject.loaded.spec.user is None:
         for index, text in enumerate(asked.users):
             if not text.strip() and not spec.images:
-                message = f"row {index + 1} of split '{asked.split.name}' asks nothing: the user's message is empty"
-                yield subject.document.warning("prompt.user", message, "fill the column", "empty-prompt")
+                yield subject.say("empty-prompt/row-split", "prompt.user", index + 1, asked.split.name)
                 return
 
 
@@ -141,11 +132,15 @@ def _reads_answer(subject: Subject) -> bool:
 def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
     answer, document = subject.loaded.spec.answer, subject.document
     place = "answer" if document.has("answer") else "prompt"
-    for tag in dict.fromkeys(_TAG.findall(text)) if answer.from_ == "final_message" and _reads_answer(subject) else ():
+    for tag in (
+        dict.fromkeys(PATTERNS.tag.findall(text)) if answer.from_ == "final_message" and _reads_answer(subject) else ()
+    ):
         if f"</{tag}>" in text and _is_of_message(subject, tag):
-            message = f"the prompt asks for <{tag}>, and the whole final message is the answer, tags included"
-            yield document.warning(place, message, "write from: tag", "answer-form", at="key")
+            yield subject.say("answer-form/prompt-asks", place, tag, at="key")
             break
+    paired = [tag for tag in PATTERNS.tag.findall(text) if f"</{tag}>" in text and _is_of_message(subject, tag)]
+    if answer.from_ == "tool" and _reads_answer(subject) and paired and str(answer.tool) not in text:
+        yield subject.say("answer-form/prompt-asks-read", place, paired[-1], answer.tool, at="key")
     if not _reads_answer(subject) or answer.from_ not in ("tag", "boxed", "regex"):
         return
     wanted = {"tag": f"<{answer.tag}>", "boxed": "\\boxed{…}"}.get(answer.from_, f"what fits {answer.pattern}")
@@ -156,7 +151,7 @@ def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
         says = re.search(rf"</?{re.escape(answer.tag)}\b" if answer.from_ == "tag" else r"boxed", text) is not None
     if says:
         return
-    others = [tag for tag in _TAG.findall(text) if f"</{tag}>" in text and tag != "think"]
+    others = [tag for tag in PATTERNS.tag.findall(text) if f"</{tag}>" in text and tag != "think"]
     other = f"<{others[-1]}>" if others else "\\boxed" if "\\boxed" in text else ""
     if other:
         message = f"the prompt asks for {other}, and the answer is read from {wanted}"
@@ -175,24 +170,19 @@ def _is_of_message(subject: Subject, tag: str) -> bool:
 
 def _marks(subject: Subject, text: str) -> Iterator[Finding]:
     """Marks of thinking, calls and turns that are not those of the dialect, and tools that it cannot call."""
-    parts, warn = subject.compiled.parts, subject.document.warning
+    parts = subject.compiled.parts
     if parts is None:
         return
     name, dialect = getattr(parts.dialect, "name", "inline"), parts.dialect
     if "<think>" in text and not dialect.parse("<think>zq</think>x", parts.tools).thinking:
-        message = f"the prompt asks for <think>, which the dialect '{name}' reads as plain text: what is thought counts"
-        hint = "take a dialect with these marks, or take them out of the prompt"
-        yield warn("prompt", message, hint, "think-marks", at="key")
+        yield subject.say("think-marks/prompt-asks", "prompt", name, at="key")
     own = dialect.render_action(Message("assistant", "", (ToolCall("zq", {}),)))
     for mark in ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", '"arguments"'):
         if mark in text and mark not in own:
-            message = f"the prompt shows '{mark}', which the dialect '{name}' does not write calls with"
-            yield warn("prompt", message, "leave the form of calls to the dialect", "call-marks", at="key")
+            yield subject.say("call-marks/prompt-shows", "prompt", mark, name, at="key")
     for key in ("system", "user"):
-        if (token := _CONTROL.search(getattr(subject.loaded.spec.prompt, key) or "")) is not None:
-            message = f"it holds '{token[0]}', a control token of chat templates"
-            hint = "take it out: the template writes its own"
-            yield warn(f"prompt.{key}", message, hint, "control-token", find=token[0])
+        if (token := PATTERNS.control.search(getattr(subject.loaded.spec.prompt, key) or "")) is not None:
+            yield subject.say("control-token/holds-chat", f"prompt.{key}", token[0], find=token[0])
     written: dict[str, str] = {}
     for tool in parts.tools.values():
         try:
@@ -206,36 +196,123 @@ def _marks(subject: Subject, text: str) -> Iterator[Finding]:
         except Exception:  # a dialect that cannot write the call
             read = []
         if tool.name not in read:
-            message = f"the dialect cannot write a call of '{tool.name}'"
-            yield warn(("tools", tool.name), message, "add a form for it", "unreachable-tool", at="key")
+            yield subject.say("unreachable-tool/dialect-cannot", ("tools", tool.name), tool.name, at="key")
     offered = [tool for tool in parts.tools.values() if tool.name != subject.loaded.spec.answer.tool]
     shown = dialect.render_prompt([Message("user", "zq")], [tool.schema for tool in offered])
     opens = re.match(r"\s*(\S+?>|\S+)", written.get(offered[0].name, "") if offered else "")
     if opens is not None and offered[0].name not in shown and opens[1] not in text:
-        message = f"the dialect tells the model of no tools, and the prompt never says to write {opens[1]}"
-        yield warn("prompt", message, "explain the call in the prompt", "untold-tool", at="key")
+        yield subject.say("untold-tool/dialect-tells", "prompt", opens[1], at="key")
 
 
 def _tools(subject: Subject, text: str) -> Iterator[Finding]:
     """Tools that the prompt speaks of where there are none, and names that are nothing in the spec."""
     warn, spec = subject.document.warning, subject.loaded.spec
     if not subject.tools:
-        if (speaks := _ANY_TOOL.search(text)) is not None:
-            message = f"the prompt says '{speaks[0]}', and there are no tools"
-            yield warn("prompt", message, "add them under 'tools:'", "no-tools", at="key")
+        if (speaks := PATTERNS.any_tool.search(text)) is not None:
+            yield subject.say("no-tools/prompt-says", "prompt", speaks[0], at="key")
         return
     rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
     keys = {name for tool in subject.tools.values() for name in (tool.name, *tool.parameters.get("properties", {}))}
     rows = [row for split in subject.splits.values() for row in split.rows[:50]]
     schemas = [str(getattr(reward, "schema_", None) or "") for reward in spec.rewards.values()]
     known = f"{subject.code or ''} {rest} {keys} {rows} {list(spec.vars)} {list(spec.resources)} {schemas}"
-    for match in _NAME.finditer(fixed_text(subject)):
+    for match in PATTERNS.name.finditer(fixed_text(subject)):
         name = match[1] or match[2]
         if not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE):
             message = f"the prompt names '{name}', which is no tool, argument or column"
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
             yield warn("prompt", message, hint, "unknown-tool", at="key")
             return
+
+
+def _promises(subject: Subject, text: str) -> Iterator[Finding]:
+    """Numbers of calls, turns, words and seconds, and calls at once, that the prompt speaks of and a limit forbids."""
+    limits, tools = subject.limits, subject.tools
+    calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if tools else math.inf
+    most = {
+        "limits.tool_calls": calls, "limits.response_tokens": (limits.response_tokens or math.inf) / 1.3,
+        "limits.turns": max(limits.turns, calls if tools and subject.loaded.spec.user is None else 0),
+        "limits.episode_s": limits.episode_s}  # fmt: skip
+    for pattern, key, size in WORDS["promises"]:
+        for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(_NUMBERS)})"), text):
+            count = int(found[1]) if found[1].isdecimal() else 2 + _NUMBERS.index(found[1].lower())
+            if count * size > most[key]:
+                yield subject.say("limits/prompt-says", key, found[0], key)
+                break
+    for sentence in re.split(r"(?<=[.!?;])\s+|\n", text) if tools and limits.calls_per_turn == 1 else ():
+        if re.search(r"(?i)\bcall|\btool|\bsearch|\blook", sentence) and (at_once := PATTERNS.at_once.search(sentence)):
+            yield subject.say("limits/prompt-says-each", "limits.calls_per_turn", at_once[0])
+            break
+    lengths = [int(found[1]) for found in re.finditer(r"\b(\d+)[- ]words?\b", text)]
+    for name, reward in subject.loaded.spec.rewards.items():
+        least, longest = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or math.inf
+        is_words = getattr(reward, "rule", "") == "length" and getattr(reward, "unit", "") == "words"
+        if is_words and reward.usual_weight > 0 and lengths and not any(least <= one <= longest for one in lengths):
+            yield subject.say("limits/prompt-asks", f"rewards.{name}", lengths[0], least, longest, at="key")
+        is_long = re.search(r"(?i)len|words|chars|tokens|long", f"{reward.model_dump()}") and reward.kind == "group"
+        if is_long and reward.gate is None and reward.usual_weight > 0 and (brief := PATTERNS.brief.search(text)):
+            yield subject.say("wrong-sign/prompt-says", f"rewards.{name}", brief[0], at="key")
+
+
+def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+    """Worked examples that give no answer in the form that is read, and those that are rows of a split."""
+    spec, said = subject.loaded.spec, list[Message]()
+    values = {"task": asked[0].split.rows[0], "vars": spec.vars, "resources": {}}
+    with contextlib.suppress(EpisodeError, UsageError):
+        said = [message for one in subject.compiled.prompt if one.role for message in messages_of(one, values)][:-1]
+    is_read = spec.answer.from_ in ("tag", "boxed", "regex") and _reads_answer(subject) and spec.user is None
+    for message in said:
+        is_answer = message.role == "assistant" and not message.tool_calls and message.content.strip()
+        if is_answer and is_read and extract(spec.answer, ParsedAction(message.content)) is None:
+            yield subject.say(
+                "answer-form/example", "prompt.messages", message.content[:40], spec.answer.from_, at="key"
+            )
+            break
+    fixed, shown = fixed_text(subject), {one.content.strip() for one in said if one.role == "user"}
+    for one in asked:
+        for index, user in enumerate(one.users[:_MOST_SHOWN]):
+            row = one.split.rows[index]
+            whole = [str(value) for value in row.values() if isinstance(value, str) and len(value) > 14]
+            if (user.strip() in shown and len(one.users) > 1) or any(value in fixed for value in whole if " " in value):
+                yield subject.say("gold-in-prompt/example", "prompt", index + 1, one.split.name, at="key")
+                return
+
+
+def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+    """Tools that a prompt tells of and a row has not, networks that no machine has, tables and pictures unseen."""
+    spec, fixed = subject.loaded.spec, fixed_text(subject)
+    sources = f"{prompt_texts(spec.prompt)} {[tool.description for tool in subject.tools.values()]}"
+    for one in asked:
+        for index, row in enumerate(one.split.rows[:_MOST_ROWS]):
+            try:
+                offered = subject.toolset(row).tools
+            except EpisodeError:
+                continue
+            for name in [name for name in subject.tools if name not in offered and "user_turn" not in str(spec.tools)]:
+                names = rf"(?i)\b(?:tools?|call|use|with|by)(?: the)? [`'\"]?{name}\b|\b{name}\W? tool\b"
+                if re.search(names, one.texts[index]):
+                    known = ", ".join(offered)
+                    yield subject.say(
+                        "unknown-tool/prompt-names", "prompt", name, index + 1, one.split.name, known, at="key"
+                    )
+                    return
+    told = " ".join(f"{tool.name} {tool.kind} {tool.description}" for tool in subject.tools.values()).lower()
+    for name in PATTERNS.the_tool.findall(fixed) if subject.tools else ():
+        if name.lower() not in _USUAL and name.lower()[:4] not in told:
+            yield subject.say("unknown-tool/prompt-says", "prompt", name, ", ".join(subject.tools), at="key")
+    machines = any(one.kind == "workspace" for one in spec.resources.values())
+    reaches = any(tool.kind in ("http", "mcp", "search", "verl") for tool in subject.tools.values())
+    for path in ("prompt", "resources", "rewards") if machines and not reaches else ():
+        text = fixed if path == "prompt" else str([text for _, text in strings_in(subject.document.get(path), ())])
+        if (found := PATTERNS.network.search(text)) is not None and "no network" not in text:
+            yield subject.say("no-network/says-workspace", path, found[0], at="key")
+    for tool in subject.tools.values():
+        if tool.kind == "sql" and not PATTERNS.of_tables.search(f"{sources} {[*subject.tools]}"):
+            resource = getattr(spec.tools[tool.entry], "resource", "db")
+            yield subject.say("untold-schema/which-tables", "prompt", resource, at="key")
+            break
+    if not spec.prompt.images and not re.search(r"image\b", sources) and (found := PATTERNS.seen.search(fixed)):
+        yield subject.say("no-picture/says-shows", "prompt", found[0], at="key")
 
 
 def _keys(subject: Subject) -> Iterator[Finding]:
@@ -255,20 +332,17 @@ def _keys(subject: Subject) -> Iterator[Finding]:
         if len(named) < len(keys) and (named or (re.search(r"(?i)\bkeys?\b", said) and "{{" not in said)):
             lost = next(key for key in keys if key not in named)
             told = f"the keys {', '.join(named)}, and not" if named else "keys, and not"
-            message = f"the prompt names {told} '{lost}', which '{name}' asks for"
-            yield subject.document.warning("prompt", message, "name all keys", "answer-form", at="key")
+            yield subject.say("answer-form/prompt-names", "prompt", told, lost, name, at="key")
             return
 
 
 def _answer(subject: Subject) -> Iterator[Finding]:
-    answer, document = subject.loaded.spec.answer, subject.document
+    answer = subject.loaded.spec.answer
     if answer.from_ == "regex" and answer.pattern is not None:
         pattern = compile_pattern(answer.pattern)
         match = pattern.last_at("It is a cat.\n")[0]
         if match is not None and match[1 if pattern.groups else 0] in ("", None):
-            message = "the pattern fits no text at all too, and the last match counts: the answer is often empty"
-            hint = "let its group match one character at least"
-            yield document.warning("answer.pattern", message, hint, "any-answer")
+            yield subject.say("any-answer/pattern-fits", "answer.pattern")
 
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:
@@ -277,20 +351,22 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
         text = " ".join(tool.description.split())
         path = f"tools.{tool.entry or tool.name}"
         if text and text in seen and tool.kind != "mcp":
-            message = f"'{tool.name}' has the description of '{seen[text]}': the model cannot tell them apart"
-            yield subject.document.warning(path, message, "say what each does", "same-description", at="key")
+            yield subject.say("same-description/has-model", path, tool.name, seen[text], at="key")
         seen.setdefault(text, tool.name)
 
 
 def _user(subject: Subject) -> Iterator[Finding]:
-    spec, document = subject.loaded.spec, subject.document
+    spec = subject.loaded.spec
     user = spec.user
     if user is None:
         return
-    replies = getattr(user, "replies", ())
-    if len(replies) >= subject.limits.turns:
-        message = f"{len(replies)} replies, and limits.turns is {subject.limits.turns}: the last ones are never said"
-        yield document.warning("user.replies", message, f"raise limits.turns to {len(replies) + 1}", "limits")
+    replies, stops = getattr(user, "replies", ()), stops_of(user)
+    said = max((_said(subject, replies, row) for _, row in subject.each(_MOST_ROWS)), default=len(replies))
+    if said >= subject.limits.turns:
+        yield subject.say("limits/replies-turns", "user.replies", said, subject.limits.turns, said + 1)
+    ends = [index for index, reply in enumerate(replies[:-1]) if any(stop in reply for stop in stops)]
+    if ends:
+        yield subject.say("user-ends/reply-dialogue", "user.replies", ends[0] + 1)
     if getattr(user, "kind", "") == "scripted":
         yield from _cues(subject, user)
     prompt = getattr(user, "prompt", None)
@@ -298,36 +374,40 @@ def _user(subject: Subject) -> Iterator[Finding]:
         return
     if stops_of(user) and not any(stop in prompt for stop in stops_of(user)) and "stop" not in prompt.lower():
         end = stops_of(user)[0]
-        message = f"nobody tells the user to write {end} when it is satisfied: the dialogue ends at a limit"
-        yield document.warning("user.prompt", message, f"say when to write {end}", "user-never-ends")
+        yield subject.say("user-never-ends/nobody-tells", "user.prompt", end)
     if not stops_of(user):
-        message = "without a stop text a model goes on talking until a limit ends the episode"
-        yield document.warning("user.stop", message, "take 'stop: null' out", "user-never-ends")
-    rows = [row for split in subject.splits.values() for row in split.rows[:2]]
-    if "task" not in prompt and "task" in f"{prompt_texts(spec.prompt)}" and len(rows) > 1:
-        message = "the user's prompt names no column of the row: it plays the same person on every task"
-        yield document.warning("user.prompt", message, "tell it what it wants: {{ task.… }}", "same-prompt")
+        yield subject.say("user-never-ends/without-stop", "user.stop")
+    if "task" not in prompt and len([*subject.each(2)]) > 1:
+        yield subject.say("same-prompt/user-s", "user.prompt")
+
+
+def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> int:
+    """How many replies a scripted user has for a row."""
+    count = 0
+    for reply in replies:
+        try:
+            value = compile_template(reply).value(task=row, vars=subject.loaded.spec.vars)
+        except (TemplateError, RlenvError):
+            value = ""
+        count += len(value) if isinstance(value, list) else 1
+    return count
 
 
 def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
     """Cues that nothing reaches, cues that an earlier one hides, and a user who ends the dialogue before it begins."""
-    document = subject.document
     asked = [step.say for step in subject.loaded.spec.steps[:-1] if step.say is not None]
     patterns = [re.compile(cue.pattern, re.IGNORECASE) if _compiles(cue.pattern) else None for cue in user.cues]
     if asked and patterns and not any(one is None or one.search(text) for one in patterns for text in asked):
-        message = "no text of the oracle's meets a cue"
-        yield document.warning("user.cues", message, "mend 'pattern', or let the oracle ask", "unmet-cue", at="key")
+        yield subject.say("unmet-cue/text-oracle", "user.cues", at="key")
     for index, cue in enumerate(user.cues):
         plain = [part for part in cue.pattern.split("|") if re.fullmatch(r"[\w\s']+", part)]
         for above, one in enumerate(patterns[:index]):
             if one is not None and (one.search("") or any(one.search(part) for part in plain)):
-                message = f"it meets what cue {index + 1} waits for, which is never said then"
-                yield document.warning(("user", "cues", above, "pattern"), message, "put it last", "hidden-cue")
+                yield subject.say("hidden-cue/meets-waits", ("user", "cues", above, "pattern"), index + 1)
                 return
     first = user.replies[0] if user.replies else ""
     if any(stop in first and not first.replace(stop, "").strip() for stop in stops_of(user)):
-        message = "the first message that meets no cue ends the dialogue"
-        yield document.warning("user.replies", message, "let the user reply once at least", "user-ends")
+        yield subject.say("user-ends/first-message", "user.replies")
 
 
 def _compiles(pattern: str) -> bool:

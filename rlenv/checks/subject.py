@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from rlenv._base.text import strings_in
@@ -34,7 +36,10 @@ MAX_ROWS = 10_000
 """So many rows of a split are looked at."""
 MAX_BROKEN = 20
 """So many broken lines of a split are listed."""
-_CODE: Final = re.compile(r"([\w./-]+\.py):|[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+WORDS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("odd.toml").read_text(encoding="utf-8"))
+"""Words and numbers that warnings go by."""
+PATTERNS: Final = SimpleNamespace(**{name: re.compile(pattern) for name, pattern in WORDS["patterns"].items()})
+"""The patterns among them, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,24 @@ class Subject:
             self._toolsets = ToolSets(self.loaded, tools, self.compiled.row_tools, Executor(tools, calls=calls))
         return self._toolsets.of(row, user_turn)
 
+    def say(
+        self,
+        key: str,
+        place: str | tuple[str | int, ...],
+        *given: Any,
+        at: str = "value",
+        find: str = "",
+    ) -> Finding:
+        """The warning `CODE/WHO` of odd.toml at a place, with what is given filled in."""
+        message, hint = (text.format(*given) for text in WORDS["said"][key])
+        return self.document.warning(place, message, hint, key.partition("/")[0], at=at, find=find)
+
+    def each(self, most: int = 1_000) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The first rows of each split, each after the words that name it."""
+        for split in self.splits.values():
+            for index, row in enumerate(split.rows[:most]):
+                yield f"row {index + 1} of split '{split.name}'", row
+
     @property
     def limits(self) -> EpisodeLimits:
         """The limits; where rows give one, the widest."""
@@ -139,7 +162,7 @@ class Subject:
     def _code(self) -> str | None:
         found: dict[Path, str] = {}
         for path, text in strings_in(self.document.data, ()):
-            if (path[0] == "tasks" and "rows" in path) or (match := _CODE.match(text)) is None:
+            if (path[0] == "tasks" and "rows" in path) or (match := PATTERNS.code.match(text)) is None:
                 continue
             if match[1] is None:
                 return None

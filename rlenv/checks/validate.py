@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rlenv.checks.files import check_files, check_servers, check_stores
+from rlenv.checks.files import check_code, check_files, check_servers, check_stores
 from rlenv.checks.odd_parts import check_parts
 from rlenv.checks.odd_play import check_played
 from rlenv.checks.odd_prompts import check_prompts
@@ -45,6 +45,7 @@ _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
     check_prompts,
     check_parts,
+    check_code,
     check_stores,
     check_terms,
 )

@@ -1,0 +1,337 @@
+"""Two facts of a spec that cannot both be meant are said, whatever they are about; what fits together is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.checks.validate import validate
+
+EXACT = {"kind": "rule", "rule": "exact_match"}
+TAG = "between <answer> and </answer>."
+SAY = [{"say": "<answer>{{ task.answer }}</answer>"}]
+TOWNS = ("Lima", "Bern", "Oslo", "Rome", "Kyiv", "Bath")
+TOOLS = """
+import datetime
+import random
+
+STORE = {"nails": 9}
+ROOMS = {"Lima": "a", "Bern": "b", "Oslo": "c", "Rome": "d", "Kyiv": "e", "Bath": "f"}
+
+
+def find(name: str) -> str:
+    "Finds a room."
+    return ROOMS.get(name, "nowhere")
+
+
+def blind(name: str, limit: int = 0) -> str:
+    "Finds a room."
+    return ROOMS.get(name, "nowhere")[:limit]
+
+
+def hint(task) -> str:
+    "Gives a hint."
+    return "It is " + task["answer"] + "!"
+
+
+def vague(task) -> str:
+    "Gives a hint."
+    return "It begins with " + task["answer"][0]
+
+
+def roll(sides: int) -> str:
+    "Rolls a die."
+    return str(random.randint(1, sides))
+
+
+def dice(sides: int) -> str:
+    "Rolls a die that is fixed."
+    return str(random.Random(sides).randint(1, sides))
+
+
+def today() -> str:
+    "Tells the date."
+    return str(datetime.date.today())
+
+
+def runs(code: str) -> str:
+    "Runs code."
+    return str(eval(code))
+
+
+def mutes(name: str) -> str:
+    "Finds a room."
+    try:
+        return ROOMS[name]
+    except Exception:
+        return ""
+
+
+def names(name: str) -> str:
+    "Finds a room."
+    try:
+        return ROOMS[name]
+    except KeyError:
+        return ""
+
+
+def takes(thing: str) -> str:
+    "Takes a thing."
+    STORE[thing] -= 1
+    return "taken"
+
+
+def piles(thing: str, pile: list[str] = []) -> str:
+    "Puts a thing on the pile."
+    pile.append(thing)
+    return " ".join(pile)
+
+
+def world(task):
+    return {"maze": "S.G"}
+
+
+def of_row(task):
+    return {"maze": task["maze"]}
+
+
+def same(context):
+    return float(context.answer == context.task["number"])
+
+
+def told(context):
+    return float(context.answer == str(context.task["number"]))
+
+
+def kind(context):
+    try:
+        return float(context.answer == context.task["answer"])
+    except Exception:
+        return 1.0
+"""
+
+
+def rows(**columns: Any) -> dict[str, Any]:
+    """Rows of a capital each, with a value of each column, which may be a list of one for each row."""
+    made = [{"question": f"Which town is number {n}?", "answer": town} for n, town in enumerate(TOWNS)]
+    for name, given in columns.items():
+        for index, row in enumerate(made):
+            row[name] = given[index % len(given)] if isinstance(given, list) else given.format(**row)
+    return {"tasks": {"train": {"rows": made}}}
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"prompt": {"system": f"{text} Write it {TAG}", "user": "{{ task.question }}"}}
+
+
+def tool(name: str, call: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    steps = [{"call": {name: call}}, *SAY] if call is not None else SAY
+    return {
+        "tools": {name: {"kind": "python", "function": f"tools.py:{name}", "run_in": "loop", **more}},
+        "oracle": steps,
+    }
+
+
+def gated(**gates: str) -> dict[str, Any]:
+    return {"rewards": {name: EXACT | {"gate": gate} for name, gate in gates.items()}}
+
+
+def example(said: str, asked: str = "Which town lies in Spain?") -> dict[str, Any]:
+    shown = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    return {"prompt": {"system": f"Answer {TAG}", "messages": shown, "user": "{{ task.question }}"}}
+
+
+def calls(*made: Mapping[str, Any]) -> dict[str, Any]:
+    gold = [{"name": one["name"], "arguments": one["arguments"]} for one in made]
+    return {**rows(gold=[gold]), **tool("find", {"name": "{{ task.answer }}"}),
+            "rewards": {"right": EXACT, "calls": {"kind": "rule", "rule": "calls_match", "expect": "{{ task.gold }}"}},
+            "success": "right >= 1"}  # fmt: skip
+
+
+def judge(rubric: list[str], **sampling: Any) -> dict[str, Any]:
+    ask = "Is this right for {{ task.question }}? {{ task.answer }} is. {{ message }}"
+    return {"endpoints": {"m": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "sampling": sampling}},
+            "rewards": {"right": EXACT, "good": {"kind": "judge", "endpoint": "m", "prompt": ask, "rubric": rubric,
+             "weight": 0.1}},
+            "success": "right >= 1"}  # fmt: skip
+
+
+FIND = {"name": "find", "arguments": {"name": "Lima"}}
+OWN = {"kind": "rule", "function": "tools.py:same"}
+RUBRIC = ["5: excellent", "1: useless"]
+SCRIPTED = {"kind": "scripted", "replies": ["{{ task.things }}", "Thanks."]}
+
+RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    # names against names
+    "gold-calls": (
+        [calls({"name": "fnd", "arguments": {"name": "Lima"}}), calls({"name": "find", "arguments": {"nam": "x"}}),
+         {**calls(FIND, FIND, FIND), "limits": {"tool_calls": 2}}],
+        [calls(FIND)],
+    ),
+    "odd-enum": (
+        [{**tool("find", parameters={"name": {"type": "string", "enum": [*TOWNS[:4]]}}), **rows(name="{answer}")}],
+        [{**tool("find", parameters={"name": {"type": "string", "enum": [*TOWNS]}}), **rows(name="{answer}")},
+         {**tool("find", parameters={"name": {"type": "string", "enum": ["north", "south"]}})}],
+    ),
+    "unknown-tool": (
+        [{**system("Use the tool find."), **tool("find", offered=False)}, {**system("Use the lookup tool."),
+         **tool("find")}],
+        [{**system("Use the tool find."), **tool("find")}, {**system("Use the right tool."), **tool("find")}],
+    ),
+    "unread-column": (
+        [{**rows(passage=["a b", "c d"]), **system("Read the passage.")}, rows(image=["a.png", "b.png"]),
+         {**rows(reference=["x", "y"])}, {**rows(wish=["a bath", "a dog"]), "user": {"kind": "scripted",
+          "replies": ["Hm."]}}],
+        [rows(id=[1, 2], level=["a", "b"]), {**rows(passage=["a b", "c d"]),
+          "prompt": {"system": f"Read the passage. Write {TAG}", "user": "{{ task.question }} {{ task.passage }}"}}],
+    ),
+    # conditions over all rows
+    "never-pays": (
+        [{**rows(kind=["a", "b", "c"]), **gated(one="task.kind == 'a'", two="task.kind == 'b'")},
+         {**rows(kind=["a"]), "rewards": {"one": EXACT, "two": EXACT | {"gate": "task.kind == 'A'", "weight": 0.5}}},
+         {**rows(kind=["a", "b"]), **gated(one="task.kind == 'a'", two="task.kind == 'b'"),
+          "success": "one >= 1 and two >= 1"},
+         {**rows(kind=["hard"]), "oracle": [{"when": "task.kind == 'Hard'", "call": {"find": {"name": "x"}}}, *SAY],
+          "tools": tool("find")["tools"]}],
+        [{**rows(kind=["a", "b"]), **gated(one="task.kind == 'a'", two="task.kind == 'b'"),
+         "success": "one >= 1 or two >= 1"}],
+    ),
+    "idle-gate": (
+        [{**rows(level=[1, 2]), "rewards": {"right": EXACT, "more": EXACT | {"gate": "task.level >= 1",
+         "weight": 0.5}}}],
+        [{**rows(level=[1, 2]), "rewards": {"right": EXACT, "more": EXACT | {"gate": "task.level >= 2",
+         "weight": 0.5}}}],
+    ),
+    # right answers in what is shown, told or left
+    "gold-in-prompt": (
+        [{**rows(note="key: {answer}"), "prompt": {"system": f"Write it {TAG}",
+         "user": "{{ task.question }} ({{ task.note }})"}},
+         example("<answer>Lima</answer>", "Which town is number 0?"),
+          system("For example: Which town is number 3? Rome.")],
+        [{**rows(note=["page 3", "page 4"]),
+          "prompt": {"system": f"Write it {TAG}", "user": "{{ task.question }} ({{ task.note }})"}},
+         example("<answer>Cadiz</answer>")],
+    ),
+    "gold-in-tool": (
+        [tool("hint", inject=["task"])],
+        [tool("vague", inject=["task"]), tool("find", {"name": "{{ task.answer }}"})],
+    ),
+    # numbers that are promised
+    "limits": (
+        [{**system("You have up to 9 tool calls."), **tool("find"), "limits": {"tool_calls": 3}},
+         {**system("Write an essay of 300 words."), "limits": {"response_tokens": 60}},
+         {**system("Call the tool for all names in one message."), **tool("find"), "limits": {"calls_per_turn": 1}},
+         {**rows(things=[["a", "b", "c"]]), "user": SCRIPTED, "limits": {"turns": 4}, "oracle": None},
+         tool("find", rate_per_s=0.02, timeout_s=5)],
+        [{**system("You have up to 9 tool calls."), **tool("find"), "limits": {"tool_calls": 9}},
+         {**system("Write an essay of 300 words."), "limits": {"response_tokens": 2000}},
+         {**rows(things=[["a", "b", "c"]]), "user": SCRIPTED, "limits": {"turns": 5}, "oracle": None}],
+    ),
+    "odd-sampling": ([judge(RUBRIC, max_tokens=8)], [judge(RUBRIC, max_tokens=400)]),
+    "other-scale": ([judge(["1: excellent, nothing is missing", "5: useless"])], [judge(RUBRIC)]),
+    # the form that is asked for and the gold's own
+    "odd-gold": (
+        [{**rows(answer=["Yes", "No"]), **system("Say 'yes' or 'no'.")}, {**rows(answer=[0, 1, 2]),
+         **system("Say A, B or C.")},
+         {**rows(answer=["3 May 2020", "4 May 2020"]), **system("Write the date as YYYY-MM-DD.")},
+         {**rows(answer=["['a', 'b']", "['c', 'd']"])}, {**rows(answer=["Lima (town)", "Bern (town)"])},
+         {**rows(answer=["The answer is 5", "The answer is 6"])}, {**rows(answer=["red", "Green"]),
+          **system("In lower case.")},
+         {**rows(seconds=[60, 120]), **system("Write how many minutes it takes."),
+          "rewards": {"right": {"kind": "rule", "rule": "numeric_match", "expect": "{{ task.seconds }}"}}}],
+        [{**rows(answer=["yes", "no"]), **system("Say 'yes' or 'no'.")}, {**rows(answer=["A", "B"]),
+         **system("Say A, B or C.")},
+         {**rows(answer=["2020-05-03", "2020-05-04"]), **system("Write the date as YYYY-MM-DD.")},
+         {**rows(answer=["Yes", "no"]), **system("Say 'yes' or 'no'."),
+          "rewards": {"right": EXACT | {"normalise": "case"}}},
+         {**rows(answer=["red", "green"]), **system("If it is a colour, write it in upper case.")}],
+    ),
+    "answer-form": (
+        [example("Answer: Madrid"),
+         {**tool("find"), "answer": {"from": "tool", "tool": "find", "argument": "name"},
+          "oracle": [{"call": {"find": {"name": "{{ task.answer }}"}}}]}],
+        [example("It is <answer>Madrid</answer>")],
+    ),
+    # variety, and rows beside each other
+    "constant-gold": (
+        [rows(choices=[["Lima", "x"], ["Bern", "y"], ["Oslo", "z"], ["Rome", "u"], ["Kyiv", "v"], ["Bath", "w"]]),
+         {"tasks": {"train": {"rows": [{"question": f"Is {n} a number?",
+          "answer": "no" if n == 3 else "yes"} for n in range(12)]}}}],
+        [rows(choices=[["Lima", "x"], ["y", "Bern"], ["Oslo", "z"], ["u", "Rome"], ["Kyiv", "v"], ["w", "Bath"]])],
+    ),
+    "wrong-gold": (
+        [{"tasks": {"train": {"rows": [{"question": f"What is {n} * 7?", "answer": str(7 * (n - 1))} for n in range(3,
+         8)]}}},
+         {"tasks": {"train": {"rows": [{"question": f"What is {n} + 7?",
+          "answer": str(n + 7 + (n == 5))} for n in range(2, 8)]}}}],
+        [{"tasks": {"train": {"rows": [{"question": f"What is {n} * 7?", "answer": str(7 * n)} for n in range(3, 8)]}}},
+         {"tasks": {"train": {"rows": [{"question": f"What is {n} * 7, and 1 more?",
+          "answer": str(7 * n + 1)} for n in range(3, 8)]}}}],
+    ),
+    "cut-text": (
+        [rows(question=["Which river flows through ci", "Which mountain is the highes",
+         "Which ocean lies to the eas"[:27] + "t"])],
+        [rows(question=["Which river flows through it?", "Which mountain is the highest?", "Which ocean is it?"])],
+    ),
+    "duplicate-rows": (
+        [{"tasks": {"train": {"rows": [{"question": n % 5, "answer": n % 5} for n in range(60)]}}}],
+        [{"tasks": {"train": {"rows": [{"question": n % 40, "answer": n % 40} for n in range(60)]}}}],
+    ),
+    # what the author's code does
+    "unsteady": ([tool("roll"), tool("today")], [tool("dice")]),
+    "no-sandbox": ([tool("runs")], [tool("names")]),
+    "odd-policy": (
+        [tool("mutes"), {"rewards": {"right": EXACT, "own": {"kind": "rule", "function": "tools.py:kind",
+         "weight": 0.1}}, "success": "right >= 1"},
+         {"tools": {"order": {"kind": "http", "url": "http://127.0.0.1:9/x", "method": "POST",
+          "body": {"x": "{{ args.x }}"},
+                              "parameters": {"x": "string"}, "description": "Places an order.", "idempotent": True,
+                               "retries": 2}}}],
+        [tool("names")],
+    ),
+    "shared-state": ([tool("takes"), tool("piles")], [tool("find")]),
+    "unread-parameter": (
+        [{**rows(maze=["S\n.G", "S.\nG"]), "resources": {"w": {"kind": "python", "function": "tools.py:world",
+         "run_in": "loop"}}}],
+        [{**rows(maze=["S\n.G", "S.\nG"]), "resources": {"w": {"kind": "python", "function": "tools.py:of_row",
+         "run_in": "loop"}}}],
+    ),
+    "empty-result": ([tool("blind", {"name": "{{ task.answer }}"})], [tool("find", {"name": "{{ task.answer }}"})]),
+    "ends-early": ([tool("find", ends=True)], [tool("find")]),
+    "user-ends": (
+        [{"user": {"kind": "scripted", "replies": ["Thanks. ###STOP###", "On Monday."]}, "oracle": None}],
+        [{"user": {"kind": "scripted", "replies": ["On Monday.", "Thanks. ###STOP###"]}, "oracle": None}],
+    ),
+}  # fmt: skip
+ANSWERS_WITH_NUMBERS = {**rows(number=[1, 2, 3, 4, 5, 6]), "oracle": [{"say": "<answer>{{ task.number }}</answer>"}]}
+RELATIONS["never-pays"][0].append({**ANSWERS_WITH_NUMBERS, "rewards": {"own": OWN}})
+RELATIONS["never-pays"][1].append({**ANSWERS_WITH_NUMBERS, "rewards": {"own": OWN | {"function": "tools.py:told"}}})
+CASES = [(code, is_odd, index) for code, sides in RELATIONS.items()
+         for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "is_odd", "index"), CASES)
+def test_a_relation_is_said_where_it_is_broken_and_there_alone(
+    tmp_path: Path, code: str, is_odd: bool, index: int
+) -> None:
+    given = RELATIONS[code][0 if is_odd else 1][index]
+    spec = {
+        "rlenv": 1,
+        "name": "related",
+        **rows(),
+        **system("Answer."),
+        "rewards": {"right": EXACT},
+        "oracle": SAY,
+        **given,
+    }
+    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "env.yaml").write_text(json.dumps({key: one for key, one in spec.items() if one is not None}), "utf-8")
+    report = validate([tmp_path / "env.yaml"])
+    said = {one.code: one for one in report.warnings}
+    assert [str(one) for one in report.faults] == []
+    assert (code in said) is is_odd, [str(one) for one in report.warnings]
+    assert not is_odd or said[code].hint
