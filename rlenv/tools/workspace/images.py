@@ -16,6 +16,7 @@ import resource
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.tools.workspace.starters import OUTSIDE_ROOT, own
+from rlenv.tools.workspace.starters import USERS, own, root_outside
 
 ENGINE: Final = "podman:"
 """What stands before the name of an image in the store of podman, or of docker where podman is missing."""
@@ -35,8 +36,9 @@ MOST_READ: Final = 16_000_000
 _BINDS: Final = ("/usr", "/etc", "/opt")
 _LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS: Final = ("app", "home", "mnt", "proc", "dev", "root", "run", "srv", "sys", "tmp", "var/tmp", "var/log")
-# `inside` looks first; Python has filters from 3.11.4 on.
-AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+OPAQUE: Final = "user.overlay.opaque"
+# `_extract` looks first; Python has filters from 3.11.4 on.
+_AS_IT_IS: Final[Mapping[str, Any]] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,6 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
         if (found / "Dockerfile").is_file():
             key = f"build\0{_digest(found)}"
             return _of_engine(key, f"rlenv-{_named(key)}", found, fetches=fetches)
-        owner = OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
         status = found.stat()
         if not found.is_dir():
             name = _named(f"{found}\0{status.st_size}\0{status.st_mtime_ns}")
@@ -86,7 +87,7 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
         name = _named(f"{found}\n{_digest(found, is_quick=True)}")
         if (noted := _noted(name)) is not None:
             return noted
-        is_own = status.st_uid == owner
+        is_own = status.st_uid == root_outside()
         return _note(name, found if is_own else _cached(name, lambda target: _fill(found, target)))
     except (OSError, ValueError, KeyError, tarfile.TarError, shutil.Error) as error:
         raise ResourceError(f"the image '{source}' cannot be used: {error}") from error
@@ -248,39 +249,43 @@ def _fill(source: Path, target: Path) -> None:
             status = os.lstat(source / path.relative_to(target))
             own(path, (status.st_uid, status.st_gid))
         return
-    closed: dict[Path, int] = {}
     with tarfile.open(source) as tar:
-        for member in tar:
-            if member.name in ("manifest.json", "oci-layout"):
-                raise ValueError(f"it is an archive of layers: `podman load -i {source}`, then name podman:NAME")
-            if member.isdev():
-                continue
-            tar.extract(found := inside(member, target), target, set_attrs=False, **AS_IT_IS)
-            path = target / found.name
-            if member.islnk():  # has what the other has
-                continue
-            own(path, (member.uid, member.gid))
-            os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
-            if member.isdir():
-                closed[path] = member.mode & 0o7777
-            elif not member.issym():
-                path.chmod(member.mode & 0o7777)
-    for path, mode in closed.items():  # last, since nothing can be put into a closed folder
-        path.chmod(mode)
+        extracted(tar, target)
 
 
-def inside(info: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
-    """A member of a tar that is about to be unpacked. Links that were unpacked before it are followed.
+def extracted(tar: tarfile.TarFile, folder: Path, *, most: int = sys.maxsize) -> None:
+    """Unpacks a tar, which may be anybody's, with its owners as inside: nothing of it leads out of the folder.
+
+    Devices are left out but for the one by which a layer says that a file is gone.
 
     Raises:
-        ValueError: it leads out of the folder, or is a second name of what lies outside.
+        ValueError, OSError, tarfile.TarError: it is none, has more than `most` bytes, or leads out.
     """
-    found = copy.copy(info)
-    found.name = info.name.lstrip("/")
-    for one in (found.name, info.linkname) if info.islnk() else (found.name,):
+    size = 0
+    for info in tar:
+        size += info.size
+        if size > most:
+            raise ValueError("the files of the machine are too large")
+        if info.name in ("manifest.json", "oci-layout"):
+            raise ValueError(f"it is an archive of layers: `podman load -i {tar.name!s}`, then name podman:NAME")
+        if not info.isdev() or info.isfifo() or (info.ischr(), info.devmajor, info.devminor) == (True, 0, 0):
+            # A second name of a file has what the first has, and nothing can be put into a closed folder.
+            _extract(tar, info, folder, is_whole=not (info.islnk() or info.isdir()))
+    for info in filter(tarfile.TarInfo.isdir, tar.getmembers()):
+        _extract(tar, info, folder, is_whole=True)
+
+
+def _extract(tar: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, *, is_whole: bool) -> None:
+    """Unpacks a member of a tar, with its owner, mode and time where it `is_whole`; links before it are followed."""
+    made = copy.copy(info)
+    made.name = info.name.lstrip("/")
+    made.uid, made.gid = root_outside() + info.uid % USERS, root_outside() + info.gid % USERS
+    for one in (made.name, info.linkname) if info.islnk() else (made.name,):
         if not f"{os.path.realpath(folder / one)}/".startswith(f"{os.path.realpath(folder)}/"):
             raise ValueError(f"'{info.name}' in it leads out of it")
-    return found
+    tar.extract(made, folder, set_attrs=is_whole, numeric_owner=True, **_AS_IT_IS)
+    if is_whole and OPAQUE in info.pax_headers:
+        os.setxattr(folder / made.name, OPAQUE, b"y", follow_symlinks=False)
 
 
 def _special(folder: str, names: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools._process import sealed
 from rlenv.tools.workspace import starters
-from rlenv.tools.workspace.images import AS_IT_IS, MOST_READ, MachineImage, content, inside
+from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, content, extracted
 
 _threads: Final = ThreadPool(size=8)
 GIVEN: Final = ("/logs", "/logs/artifacts")
@@ -35,7 +35,6 @@ _LEAST: Final = 1_024
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
 _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
 """What only tests hold, and what leads there."""
-_OPAQUE: Final = "user.overlay.opaque"
 _MOST_PACKED: Final = 100_000_000
 _MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000
 """Files of a layer that are looked at, of them those that are listed, and bytes of them that are read."""
@@ -50,7 +49,7 @@ def laid(base: Path, tests: Path | None) -> Path:
     upper = base / "upper"
     for name in ("tests", "logs"):
         (upper / name).mkdir(parents=True)
-        os.setxattr(upper / name, _OPAQUE, b"y")  # hides what lies below, a link of that name too
+        os.setxattr(upper / name, OPAQUE, b"y")  # hides what lies below, a link of that name too
     (upper / "logs" / "verifier").mkdir()
     if tests is not None:
         shutil.copytree(tests, upper / "tests", symlinks=True, dirs_exist_ok=True)
@@ -66,17 +65,20 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
     looked for in `lowers`, in the first one first, and what is of `binds` in the host's files.
     """
     looks, folders = iter(range(_MOST_LOOKS)), [*map(str, lowers)]
-    rest = [(folder, tuple[str, ...]()) for folder in folders[:-1]]
-    while rest:
-        at, parts = rest.pop()
-        with contextlib.suppress(FileNotFoundError), os.scandir(at) as entries:
-            for entry in list(entries):
-                if len(os.fsencode(entry.path)) > starters.DEEPEST:
-                    starters.run_on("rm", "-rf", "--", entry.name, at=Path(at))
-                elif entry.is_dir(follow_symlinks=False):
-                    rest.append((entry.path, (*parts, entry.name)))
-                elif entry.is_symlink() and _is_hidden(parts, os.readlink(entry.path), folders, binds, looks):
-                    starters.run_on("rm", "-f", "--", entry.name, at=Path(at))
+    for folder, (path, status) in ((one, pair) for one in lowers[:-1] for pair in walked(one)):
+        place, _, name = path.rpartition("/")
+        if len(os.fsencode(f"{folder}{path}")) > starters.DEEPEST or _is_too_deep(status):
+            starters.run_on("rm", "-rf", "--", name, at=Path(f"{folder}{place}"))
+        elif isinstance(status, OSError):
+            raise status
+        elif stat.S_ISLNK(status.st_mode):
+            target = os.readlink(f"{folder}{path}")
+            if _is_hidden(place.split("/")[1:], target, folders, binds, looks):
+                starters.run_on("rm", "-f", "--", name, at=Path(f"{folder}{place}"))
+
+
+def _is_too_deep(status: object) -> bool:
+    return getattr(status, "errno", 0) == errno.ENAMETOOLONG
 
 
 def _is_hidden(
@@ -115,23 +117,15 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
 
     What lies too deep for a path, and more files and folders than `looks`, count as beyond it.
     """
-    size, seen, rest = 0, set[int](), [str(folder)]
-    while rest and size <= most:
-        try:
-            with os.scandir(rest.pop()) as entries:
-                for entry in entries:
-                    if (looks := looks - 1) < 0:
-                        return most + 1
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_ino not in seen:
-                        size += max(status.st_blocks * 512, _LEAST)
-                    if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
-                        seen.add(status.st_ino)
-                    if entry.is_dir(follow_symlinks=False):
-                        rest.append(entry.path)
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return most + 1
+    size, seen = 0, set[int]()
+    for number, (_, status) in enumerate(walked(folder)):
+        if number >= looks or size > most or _is_too_deep(status):
+            return most + 1
+        if isinstance(status, os.stat_result):
+            if status.st_ino not in seen:
+                size += max(status.st_blocks * 512, _LEAST)
+            if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                seen.add(status.st_ino)
     return size
 
 
@@ -144,8 +138,8 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
         starters.run_on("chmod", "-R", "u+rX", str(layer))
     if is_all := PurePosixPath("/") in map(PurePosixPath, keep):
-        odd = (not status or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= starters.DEEPEST
-               for path, status in _walked(layer))  # fmt: skip
+        odd = (isinstance(status, OSError) or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= starters.DEEPEST
+               for path, status in walked(layer))  # fmt: skip
         if not exclude and not any(odd):
             return layer
         starters.copied(layer, target, starters.linked, is_out)
@@ -199,12 +193,14 @@ def changes(
     """
     found: list[dict[str, Any]] = []
     read = told = 0
-    for number, (path, status) in enumerate(_walked(layer)):
+    for number, (path, status) in enumerate(walked(layer)):
         if number >= _MOST_WALKED or len(found) >= _MOST_CHANGED:
             return [*found, {"path": "", "kind": "more"}]
-        if status is None or stat.S_ISDIR(status.st_mode):
-            if status is None or (path not in GIVEN and _original(path, originals, stat.S_ISDIR) is None):
-                found.append({"path": path, "kind": "other" if status is None else "folder"})
+        if isinstance(status, OSError):
+            found.append({"path": path, "kind": "other"})
+        elif stat.S_ISDIR(status.st_mode):
+            if path not in GIVEN and _original(path, originals, stat.S_ISDIR) is None:
+                found.append({"path": path, "kind": "folder"})
         elif not stat.S_ISREG(status.st_mode):
             is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
             kind = "link" if stat.S_ISLNK(status.st_mode) else "gone" if is_gone else "other"
@@ -223,14 +219,14 @@ def changes(
                     told += len(one["diff"])
             found.append(one)
     for place, folder in originals[:-1]:  # the last is the image, over which the layer says itself what is gone
-        for path, _ in zip((f"{place}{path}" for path, _ in _walked(folder)), range(_MOST_WALKED), strict=False):
+        for path, _ in zip((f"{place}{path}" for path, _ in walked(folder)), range(_MOST_WALKED), strict=False):
             if not os.path.lexists(f"{layer}{path}"):
                 found.append({"path": path, "kind": "gone"})
     return sorted(found[:_MOST_CHANGED], key=lambda one: str(one["path"]))
 
 
-def _walked(layer: Path) -> Iterator[tuple[str, os.stat_result | None]]:
-    """All below a folder by its path from there, beginning with "/"; None for a folder that cannot be looked into."""
+def walked(layer: Path) -> Iterator[tuple[str, os.stat_result | OSError]]:
+    """All below a folder by its path from there, beginning with "/"; the error of a folder that cannot be read."""
     rest = [""]
     while rest:
         place = rest.pop()
@@ -241,8 +237,10 @@ def _walked(layer: Path) -> Iterator[tuple[str, os.stat_result | None]]:
                     if stat.S_ISDIR(status.st_mode):
                         rest.append(f"{place}/{entry.name}")
                     yield f"{place}/{entry.name}", status
-        except OSError:
-            yield place, None
+        except FileNotFoundError:
+            pass  # it has gone meanwhile
+        except OSError as error:
+            yield place, error
 
 
 def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callable[[int], bool]) -> bytes | None:
@@ -277,16 +275,16 @@ def packed_layer(layer: Path, most: int) -> bytes:
         ValueError: its files have more than `most` bytes, or the tar is too large to be kept.
         OSError: it cannot be read.
     """
-    size, into = 0, io.BytesIO()
+    size, into, base = 0, io.BytesIO(), starters.root_outside()
 
     def kept(info: tarfile.TarInfo) -> tarfile.TarInfo:
         nonlocal size
         size += info.size
         if size > most or into.tell() > _MOST_PACKED:
             raise ValueError("the files of the machine are too large to be kept")
-        info.uid, info.gid, info.uname, info.gname = max(info.uid - _base(), 0), max(info.gid - _base(), 0), "", ""
-        if info.isdir() and _OPAQUE in os.listxattr(layer / info.name, follow_symlinks=False):
-            info.pax_headers = {_OPAQUE: "y"}
+        info.uid, info.gid, info.uname, info.gname = max(info.uid - base, 0), max(info.gid - base, 0), "", ""
+        if info.isdir() and OPAQUE in os.listxattr(layer / info.name, follow_symlinks=False):
+            info.pax_headers = {OPAQUE: "y"}
         return info
 
     with tarfile.open(fileobj=into, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
@@ -295,35 +293,9 @@ def packed_layer(layer: Path, most: int) -> bytes:
 
 
 def unpacked(data: bytes, layer: Path, most: int) -> None:
-    """Puts a packed layer into an empty folder. The tar may be anybody's: nothing of it leads out of the folder.
-
-    Raises:
-        ValueError, OSError, tarfile.TarError: it is none, or has more than `most` bytes.
-    """
-    size = 0
-
-    def placed(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        nonlocal size
-        for info in tar:
-            size += info.size
-            if size > most:
-                raise ValueError("the files of the machine are too large")
-            if info.isdev() and not info.isfifo() and (info.ischr(), info.devmajor, info.devminor) != (True, 0, 0):
-                continue  # a device; that one is how a layer says that a file is gone
-            found = inside(info, layer)
-            found.uid, found.gid = info.uid % 65_536 + _base(), info.gid % 65_536 + _base()
-            yield found
-
+    """Puts a packed layer into an empty folder (see `extracted`)."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
-        tar.extractall(layer, placed(tar), numeric_owner=True, **AS_IT_IS)
-        for info in tar.getmembers():
-            if info.isdir() and _OPAQUE in info.pax_headers:
-                os.setxattr(layer / info.name, _OPAQUE, b"y", follow_symlinks=False)
-
-
-def _base() -> int:
-    """The user outside that is root inside."""
-    return starters.OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
+        extracted(tar, layer, most=most)
 
 
 async def taped(name: str, pack: Callable[[], Awaitable[Any]], put_back: Callable[[Any], Awaitable[None]]) -> bool:

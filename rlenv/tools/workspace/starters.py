@@ -35,7 +35,7 @@ ROOT: Final[Sequence[str]] = ("0", "0", "root", "/root")
 _OWNERS: Final = 0x7100_0000
 """Where rlenv is root, each machine's namespace belongs to one of the 16 million users from here on: what the kernel
 counts for a user (processes, watches of files) is counted for that machine alone."""
-_USERS: Final = 65_536
+USERS: Final = 65_536
 _SHARED: Final = 64 * 1024 * 1024
 _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
@@ -216,7 +216,7 @@ def _config(start: Start) -> dict[str, Any]:
         *({"destination": one, "type": "bind", "source": one, "options": ["rbind", "ro"]} for one in start.binds),
         *({"destination": one, "type": "tmpfs", "source": "tmpfs"} for top in start.binds for one in unseen(top)),
     ]
-    users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": _USERS}]
+    users = [{"containerID": 0, "hostID": OUTSIDE_ROOT, "size": USERS}]
     spaces = ("pid", "ipc", "uts", "mount", "network", "cgroup", "user")
     linux: dict[str, Any] = {
         "namespaces": [{"type": one} for one in spaces], "uidMappings": users, "gidMappings": users,
@@ -241,7 +241,7 @@ def map_users(pid: int, sandbox: str) -> None:
     """As root, the users inside; otherwise the one user there is has been mapped by `unshare`."""
     if os.geteuid() == 0 and sandbox == "bubblewrap":
         for name in ("gid_map", "uid_map"):
-            Path(f"/proc/{pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {_USERS}\n", encoding="ascii")
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {OUTSIDE_ROOT} {USERS}\n", encoding="ascii")
 
 
 @lru_cache(maxsize=1)
@@ -313,10 +313,15 @@ def _outer() -> list[str]:
     return ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all", *shell]
 
 
+def root_outside() -> int:
+    """The user outside that is root inside."""
+    return OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid()
+
+
 def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
     """Gives a file to a user inside; nothing where rlenv is not root, since it is the same user then."""
     if os.geteuid() == 0:
-        mode, (uid, gid) = os.lstat(path).st_mode, (OUTSIDE_ROOT + int(one) % _USERS for one in user[:2])
+        mode, (uid, gid) = os.lstat(path).st_mode, (OUTSIDE_ROOT + int(one) % USERS for one in user[:2])
         os.chown(path, uid, gid, follow_symlinks=False)
         if mode & 0o6000:  # a change of owner takes away what lets a program run as another
             os.chmod(path, mode & 0o7777)
@@ -403,7 +408,7 @@ def run_on(*argv: str, at: Path | None = None) -> None:
 
 def swept() -> None:
     """Removes the machines' folders of processes that were killed."""
-    mine = (os.geteuid(), OUTSIDE_ROOT if os.geteuid() == 0 else os.geteuid())
+    mine = (os.geteuid(), root_outside())
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):  # others sweep too
             if _is_left(path.name) and path.lstat().st_uid in mine:

@@ -27,7 +27,7 @@ def packed(path: Path, *members: tuple[str, bytes, int, bytes | str]) -> Path:
     with tarfile.open(path, "w") as tar:
         for name, kind, mode, content in members:
             member = tarfile.TarInfo(name)
-            member.type, member.mode, member.uid, member.mtime = kind, mode, 7, 1_000
+            member.type, member.mode, member.uid, member.mtime, member.devmajor = kind, mode, 7, 1_000, 1
             if isinstance(content, str):
                 member.linkname = content
                 tar.addfile(member)
