@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -187,26 +188,24 @@ class ImagesCommand(Options):
 
 
 async def _tried(environment: Environment) -> int:
-    seen, ready, wrong = set[object](), 0, 0
+    constants, seen, ready, wrong = environment.spec.vars, set[object](), 0, 0
     rows = [one for split in environment.spec.tasks for row in environment.tasks(split) for one in _with_steps(row)]
-    for machine in environment.parts.machines:
-        for row in rows:
-            name = f"the image of task '{row.get('id')}'"
-            try:
-                source = machine.source("image", row, environment.spec.vars)
-                named = source, machine.source("tests_image", row, environment.spec.vars)
-                if named in seen:
-                    continue
-                seen.add(named)
-                name = str(source or "the programs of this machine")
-                say(f"{machine.name}: {name} …")
-                digest = await _booted(machine, source, row, environment.spec.vars)
-            except (RlenvError, ValueError) as error:
-                wrong += 1
-                write_error(f"lacks {name}: {error}\n")
+    for machine, row in product(environment.parts.machines, rows):
+        name = f"the image of task '{row.get('id')}'"
+        try:
+            named = tuple(machine.source(key, row, constants) for key in ("image", "tests_image"))
+            if named in seen:
                 continue
-            ready += 1
-            write(f"ok    {name} {digest[:12]}\n")
+            seen.add(named)
+            name = str(named[0] or "the programs of this machine")
+            say(f"{machine.name}: {name} …")
+            digest = await _booted(machine, named, ResourceContext(row, constants))
+        except (RlenvError, ValueError) as error:
+            wrong += 1
+            write_error(f"lacks {name}: {error}\n")
+            continue
+        ready += 1
+        write(f"ok    {name} {digest[:12]}\n")
     write(f"{ready} of {ready + wrong} images are ready\n")
     return 1 if wrong else 0
 
@@ -216,18 +215,16 @@ def _with_steps(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row, *({**row, **step} for step in row.get("steps") or () if isinstance(step, Mapping))]
 
 
-async def _booted(machine: Any, source: Any, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+async def _booted(machine: Any, named: Sequence[Any], context: ResourceContext) -> str:
     from rlenv.tools.workspace.images import prepared
     from rlenv.tools.workspace.machine import MachineFailed
 
-    image = await asyncio.to_thread(prepared, source, fetches=True)
-    if (of_tests := machine.source("tests_image", row, constants)) is not None:
-        await asyncio.to_thread(prepared, of_tests, fetches=True)
-    async with machine.open(ResourceContext(row, constants)) as workspace:
+    image, *_ = [await asyncio.to_thread(prepared, one, fetches=True) for one in named if one or one is named[0]]
+    async with machine.open(context) as workspace:
         try:
             ran = await workspace.run("true", _BOOT_S)
         except MachineFailed as error:
             raise ResourceError(str(error)) from error
         if ran.code != 0:
             raise ResourceError(f"no shell answers over it {ran.output.decode(errors='replace')}".strip())
-    return image.digest
+    return str(image.digest)

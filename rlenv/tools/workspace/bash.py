@@ -54,54 +54,58 @@ def shown(ran: Ran, *, seconds: float, workspace: Workspace) -> str:
     return "\n".join(part for part in (text, note) if part)
 
 
-def _tool(
-    name: str, spec: BashSpec | FilesSpec, description: str, parameters: Mapping[str, Any], run: Any, seconds: float
-) -> Sequence[Tool]:
-    rest = {**common(spec), "mutates": True, "timeout_s": seconds + 30.0}
-    said = spec.description or description
-    return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **rest),)
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A compiled tool: `run` is its function, `timeout_s` what each of its commands may take."""
 
+    resource: str
+    timeout_s: float
 
-async def ran_in(
-    call: ToolContext, resource: str, command: str, timeout_s: float, *, most: int = 65_536
-) -> tuple[Workspace, Ran]:
-    """A command's end in the episode's machine.
+    async def ran(self, call: ToolContext, command: str, *, most: int = 65_536) -> tuple[Ran, str]:
+        """A command's end in the episode's machine, and as the policy reads it.
 
-    Raises:
-        ToolFailed: the machine does not come up, or was ended from outside.
-    """
-    workspace: Workspace = call.resources[resource]
-    try:
-        return workspace, await workspace.run(command, timeout_s, most=most)
-    except MachineFailed as error:
-        raise ToolFailed(f"the machine is not there: {error}", reason="worker") from error
+        Raises:
+            ToolFailed: the machine does not come up, or was ended from outside.
+        """
+        workspace: Workspace = call.resources[self.resource]
+        try:
+            ran = await workspace.run(command, self.timeout_s, most=most)
+        except MachineFailed as error:
+            raise ToolFailed(f"the machine is not there: {error}", reason="worker") from error
+        return ran, shown(ran, seconds=self.timeout_s, workspace=workspace)
 
-
-def compile_bash(name: str, spec: BashSpec, context: CompileContext) -> Sequence[Tool]:
-    """One tool with the argument `command`; its value is `{"output": …, "status": number or None}`.
-
-    Raises:
-        UsageError: the resource does not exist or is of another kind.
-    """
-    context.resource(spec.resource, WorkspaceResource, "workspace")
-    timeout_s = spec.timeout_s or _TIMEOUT_S
-
-    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        workspace, ran = await ran_in(call, spec.resource, arguments["command"], timeout_s)
-        text = shown(ran, seconds=timeout_s, workspace=workspace)
+    async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        """The value is `{"output": …, "status": number or None}`."""
+        ran, text = await self.ran(call, arguments["command"])
         value = {"output": ran.output.decode("utf-8", errors="replace"), "status": ran.code}
         written = len(ran.output) + ran.dropped
         return ToolOutput(text, value, details={"status": "none" if ran.code is None else ran.code, "bytes": written})
 
-    parameters: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"command": {"type": "string", "description": "The command, or several lines of them."}},
-        "required": ["command"],
-    }
-    return _tool(name, spec, _DESCRIPTION.format(timeout_s), parameters, run, timeout_s)
+
+def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any], *, commands: int) -> Any:
+    """The factory of a tool each of whose calls runs so many commands.
+
+    Raises:
+        UsageError: the resource does not exist or is of another kind.
+    """
+
+    def compiled(name: str, spec: BashSpec | FilesSpec, context: CompileContext) -> Sequence[Tool]:
+        context.resource(spec.resource, WorkspaceResource, "workspace")
+        seconds = spec.timeout_s or _TIMEOUT_S
+        said = spec.description or description.format(seconds)
+        rest = {**common(spec), "mutates": True, "timeout_s": commands * seconds + 30.0}
+        run = made(spec.resource, seconds).run
+        return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **rest),)
+
+    return compiled
 
 
-BASH = Kind(BashSpec, compile_bash)
+_COMMAND: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"command": {"type": "string", "description": "The command, or several lines of them."}},
+    "required": ["command"],
+}
+BASH = Kind(BashSpec, _compiled(_Tool, _DESCRIPTION, _COMMAND, commands=1))
 
 _MOST_BYTES: Final = 1_000_000
 _NO_FILE, _IS_FOLDER = 66, 67
@@ -170,12 +174,8 @@ def _inserted(text: str, arguments: Mapping[str, Any]) -> str:
     return "".join([*lines[:at], new if new.endswith("\n") else f"{new}\n", *lines[at:]])
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """A compiled tool."""
-
-    resource: str
-    timeout_s: float
+class _Files(_Tool):
+    """All is done by the machine's own shell: nothing outside opens a path that links may lead out of."""
 
     async def run(self, arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         command, path = arguments["command"], arguments["path"]
@@ -186,31 +186,29 @@ class _Files:
         if command == "create":
             await self._write(call, path, arguments["file_text"])
             return ToolOutput(f"wrote {path}", {"path": path})
-        text = await self._read(call, path, may_list=command == "view")
-        if isinstance(text, _Folder):
-            return ToolOutput(str(text), {"path": path})
+        text, is_folder = await self._read(call, path)
         if command == "view":
-            return ToolOutput(_viewed(text, arguments.get("view_range")), {"path": path})
+            return ToolOutput(text if is_folder else _viewed(text, arguments.get("view_range")), {"path": path})
+        if is_folder:
+            raise ToolFailed(f"'{path}' is a folder", reason="failed")
         changed = _replaced(text, arguments) if command == "str_replace" else _inserted(text, arguments)
         await self._write(call, path, changed)
         return ToolOutput(f"changed {path}", {"path": path})
 
-    async def _read(self, call: ToolContext, path: str, *, may_list: bool) -> str:
-        """A file's text; the names in it where it is a folder."""
+    async def _read(self, call: ToolContext, path: str) -> tuple[str, bool]:
+        """A file's text, or the names in a folder and True."""
         word = shlex.quote(path)
         listed = f"command ls -a -- {word}; exit {_IS_FOLDER}"
         command = f"( [ -e {word} ] || exit {_NO_FILE}; [ -d {word} ] && {{ {listed}; }}; command cat -- {word} )"
         ran = await self._ran(call, command, path)
         text = ran.output.decode(errors="replace")
         if ran.code == _IS_FOLDER:
-            if may_list:
-                return _Folder(text)
-            raise ToolFailed(f"'{path}' is a folder", reason="failed")
+            return text, True
         if ran.dropped:
             raise ToolFailed(f"'{path}' is longer than {_MOST_BYTES:,} bytes; use a shell", reason="too_large")
         if text.encode() != ran.output:
             raise ToolFailed(f"'{path}' is no text", reason="failed")
-        return text
+        return text, False
 
     async def _write(self, call: ToolContext, path: str, text: str) -> None:
         word, data = shlex.quote(path), base64.b64encode(text.encode(errors="replace")).decode()
@@ -225,27 +223,12 @@ class _Files:
             raise ToolFailed(f"'{path}' is a folder", reason="failed")
 
     async def _ran(self, call: ToolContext, command: str, path: str) -> Ran:
-        workspace, ran = await ran_in(call, self.resource, command, self.timeout_s, most=_MOST_BYTES)
+        ran, text = await self.ran(call, command, most=_MOST_BYTES)
         if ran.code == _NO_FILE:
             raise ToolFailed(f"there is no file '{path}'", reason="failed")
         if ran.why or ran.code not in (0, _IS_FOLDER):
-            raise ToolFailed(shown(ran, seconds=self.timeout_s, workspace=workspace), reason="failed")
+            raise ToolFailed(text, reason="failed")
         return ran
 
 
-class _Folder(str):
-    """The names in a folder."""
-
-
-def compile_files(name: str, spec: FilesSpec, context: CompileContext) -> Sequence[Tool]:
-    """One tool. All is done by the machine's own shell: nothing outside opens a path that links may lead out of.
-
-    Raises:
-        UsageError: the resource does not exist or is of another kind.
-    """
-    context.resource(spec.resource, WorkspaceResource, "workspace")
-    timeout_s = spec.timeout_s or _TIMEOUT_S
-    return _tool(name, spec, _FILES_DESCRIPTION, _PARAMETERS, _Files(spec.resource, timeout_s).run, 2 * timeout_s)
-
-
-FILES = Kind(FilesSpec, compile_files)
+FILES = Kind(FilesSpec, _compiled(_Files, _FILES_DESCRIPTION, _PARAMETERS, commands=2))
