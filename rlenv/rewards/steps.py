@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -17,14 +16,16 @@ from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.tools.workspace.images import digest_of_image
 from rlenv.tools.workspace.layer import packed
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
 _COMMAND_S: Final = 600.0
+_NAMES: Final = ("task", "vars")
 Measure = Callable[[RewardContext], Awaitable[Measured]]
+By = Callable[[RewardContext], Awaitable[str]]
+"""Gives a digest of all that a number rests on beside the machine's files."""
 
 
 class SteppedSpec(RewardSpec):
@@ -51,24 +52,15 @@ class SteppedSpec(RewardSpec):
     """`mean` over the steps, or the `final` one; a template. A step that was not reached is worth 0."""
 
 
-def stepped(make: Callable[[str, Any, TermCompileContext], Term]) -> Callable[[str, Any, TermCompileContext], Term]:
+def stepped(make: Callable[[str, Any, TermCompileContext], tuple[Term, By]]) -> Callable[..., Term]:
     """The factory of a term that is measured at the end of each step, out of one that is at the episode's."""
 
     def compiled(name: str, spec: SteppedSpec, context: TermCompileContext) -> Term:
         origin = context.resource(spec.resource, WorkspaceResource, "workspace")
-        keys = ("steps", "combine", "tests")
-        steps, combine, where = (template_of(getattr(spec, key) or "", key=key, names=("task", "vars")) for key in keys)
-        first = make(name, spec, context)
+        steps, combine = (template_of(getattr(spec, key) or "", key=key, names=_NAMES) for key in ("steps", "combine"))
+        first, by = make(name, spec, context)
         if spec.steps is None:
             return first
-
-        def by(task: Mapping[str, Any], vars: Mapping[str, Any]) -> str:
-            text = where.text(task=task, vars=vars)
-            tests = digest_of_image(context.finder("tests", where, vars=vars)(text)) if text else ""
-            own = type(spec).model_fields.keys() - RewardSpec.model_fields.keys() - {"steps", "combine"}
-            rest = [(key, getattr(spec, key)) for key in sorted(own)]
-            return hashlib.sha256(repr((tests, rest)).encode()).hexdigest()
-
         assert first.measure_async is not None
         origin.terms[name] = first.measure_async, by
         return replace(first, measure_async=_over_steps(name, spec, steps.value, combine.value))
@@ -81,7 +73,7 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], comb
         workspace: Workspace = context.resources[spec.resource]
         values = {"task": context.task, "vars": context.vars}
         steps: Any = steps_of(**values)
-        measure, by = workspace.origin.terms[name]
+        measure, by = term = workspace.origin.terms[name]
         if not steps:
             found: Measured = await measure(context)
             return found
@@ -90,11 +82,10 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], comb
         if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
             raise RewardError("what the earlier steps were worth was not recorded; `eval --record` keeps it")
         for number, (one, step) in enumerate(zip(done, steps, strict=False), 1):
-            if one["by"] != await asyncio.to_thread(by, {**context.task, **step}, context.vars):
+            if not one["error"] and one["by"] != await by(replace(context, task={**context.task, **step})):
                 raise RewardError(f"other tests measured step {number}, and what it left then is not there any more")
         if not noted.get("ended"):
-            found = await measure(replace(context, task={**context.task, **steps[len(done)]}))
-            done.append(_note(found, ""))
+            done.append(await _noted(term, replace(context, task={**context.task, **steps[len(done)]})))
         elif not workspace.is_put_back:
             workspace.changed = None  # what is kept of the machine is to have what the last step was worth
             with bounded_by_itself():
@@ -113,11 +104,14 @@ def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], comb
     return measured
 
 
-def _note(found: Measured | RewardError, by: str) -> Mapping[str, Any]:
+async def _noted(term: tuple[Measure, By], context: RewardContext) -> Mapping[str, Any]:
     """The worth of a step, as JSON: it is kept with the machine's files."""
-    if isinstance(found, RewardError):
-        return {"value": None, "evidence": "", "details": {}, "error": str(found), "by": by}
-    return {"value": found.value, "evidence": found.evidence, "details": found.details, "error": "", "by": by}
+    note: dict[str, Any] = {"value": None, "evidence": "", "details": {}, "error": "", "by": ""}
+    try:
+        found, by = await term[0](context), await term[1](context)
+    except RewardError as error:  # told by the term, at the end
+        return {**note, "error": str(error)}
+    return {**note, "value": found.value, "evidence": found.evidence, "details": found.details, "by": by}
 
 
 async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources: Mapping[str, Any]) -> str | None:
@@ -125,7 +119,8 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
 
     Once a step is done its tests are run. Then the next one's files and set-up are made, and its instruction is said.
     None, the end, where there is no other, where the step is below its `min_reward`, or where the next one cannot be
-    set up over what the episode has left.
+    set up over what the episode has left. In a recorded machine, which is as the whole episode has left it, nothing is
+    made or measured: what was said is said again.
 
     Raises:
         EpisodeError: the machine was ended from outside.
@@ -134,23 +129,23 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     if workspace is None:
         return None
     noted, terms, steps = workspace.notes, workspace.origin.terms, task.get("steps") or ()
-    if "again" in noted:
-        return await _said_again(workspace, task, vars)
     index = max((len(noted.get(name, ())) for name in terms), default=0)
+    if "again" in noted:
+        noted["again"] += 1
+        if noted["again"] > index - bool(noted.get("ended")):
+            return None
+        after = {**task, **steps[noted["again"]]}
+        await _set_tests(workspace, after, vars)
+        return str(after["instruction"])
     if index + 1 >= len(steps):
         return None
     now, after = ({**task, **one} for one in steps[index : index + 2])
-    context = RewardContext(now, (), (), None, resources, vars, _no_call)
-    for name, (measure, by) in terms.items():
-        try:
-            found: Measured | RewardError = await measure(context)
-            assert isinstance(found, Measured)
-            numbers = {"reward": found.value, **found.details["numbers"]}
-        except RewardError as error:  # told by the term, at the end
-            found, numbers = error, {}
-        noted.setdefault(name, []).append(_note(found, await asyncio.to_thread(by, now, vars)))
-        least = now.get("min_reward") or {}
-        if not numbers or any(key not in numbers or numbers[key] < most for key, most in least.items()):
+    context, least = RewardContext(now, (), (), None, resources, vars, _no_call), now.get("min_reward") or {}
+    for name, term in terms.items():
+        note = await _noted(term, context)
+        noted.setdefault(name, []).append(note)
+        numbers = {"reward": note["value"], **note["details"].get("numbers", {})}
+        if note["error"] or any(key not in numbers or numbers[key] < most for key, most in least.items()):
             noted["ended"] = "below"
     try:
         if not noted.get("ended") and not await _begun(workspace, after, vars):
@@ -158,18 +153,6 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     except (RewardError, MachineFailed) as error:
         raise EpisodeError(f"the machine is not there: {error}", reason="worker") from error
     return None if noted.get("ended") else str(after["instruction"])
-
-
-async def _said_again(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> str | None:
-    """What was said where a recorded machine is as the whole episode has left it: nothing is made or measured."""
-    noted = workspace.notes
-    noted["again"] += 1
-    done = max((len(noted.get(name, ())) for name in workspace.origin.terms), default=0)
-    if noted["again"] > done - bool(noted.get("ended")):
-        return None
-    after = {**task, **task["steps"][noted["again"]]}
-    await _set_tests(workspace, after, vars)
-    return str(after["instruction"])
 
 
 async def _set_tests(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:

@@ -15,7 +15,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 from xml.parsers import expat
 
@@ -30,8 +31,9 @@ from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
-from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
-from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
+from rlenv.rewards.steps import By, SteppedSpec, ran_in_shell, stepped
+from rlenv.tools.workspace.images import digest_of
+from rlenv.tools.workspace.machine import MachineFailed, Names, Ran, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST: Final = 4
@@ -42,8 +44,8 @@ _KEPT_BYTES: Final = 65_536
 _MOST_CHARS: Final = 100
 _MOST_LOG: Final = 16_000_000
 _MOST_NAMED: Final = 5
-_NOT_RUN: Final = (126, 127)
-"""Statuses of a command that is not there, or cannot be run."""
+_NOT_RUN: Final = (126, 127, 137)
+"""Statuses of a command that is not there, cannot be run, or was killed."""
 
 
 class TestLogSpec(Spec):
@@ -294,8 +296,8 @@ def is_passed(name: str, found: Mapping[str, bool]) -> bool:
     return bool(ways) and all(found[one] for one in ways)
 
 
-_Number = tuple[float | None, Mapping[str, float], str, bool]
-"""A number, None for none, those beside it, what the tests said, and True where they ended by themselves."""
+_Number = tuple[float | None, Mapping[str, float], str, Ran | None]
+"""A number, None for none, those beside it, what the tests said, and how they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,43 +306,59 @@ class _Tests:
 
     spec: WorkspaceTestsSpec
     tests: Callable[[RewardContext], RowTests]
-    known: set[bytes] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     """The tests that can be run over their untouched image, by a digest of all that their number rests on."""
-    at_first: dict[bytes, _Number] = field(default_factory=dict)
+    at_first: dict[str, _Number] = field(default_factory=dict)
     """The numbers of tests over machines in which no command was run: they are asked for once."""
 
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
+        tests = self._filled_in(context)
+        with bounded_by_itself():  # what it takes is the episode's doing
+            if tests.last:
+                await ran_in_shell(workspace, tests.last, tests.time_s)
+            changed = await workspace.told(self.spec.resource)
+            is_fresh = not (workspace.commands or workspace.is_put_back)
+            name = partial(self._digest, tests, workspace.source, workspace.at_first)
+            key = await name() if is_fresh else ""
+            found = self.at_first.get(key)
+            value, beside, said, ran = found or await self._number(workspace, tests)
+            is_starved = ran is not None and ran.is_starved
+            if is_fresh and ran is not None and not (ran.why or ran.is_starved):
+                self.at_first[key] = value, beside, said, ran
+                drop_oldest(self.at_first, most=_MOST_AT_FIRST)
+            if workspace.is_cut:
+                raise RewardError("a command of the episode was ended from outside, and what it did is lost")
+            if (value is None or is_starved) and (key := key or await name()) not in self.known:
+                known, shares, why, ran = await self._number(workspace, tests, over_layer=False)
+                # Where tests have passed all along, one of them shows that they can be run.
+                if known is None or (tests.names[1] and not shares["pass_to_pass"]):
+                    raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
+                if ran is not None and ran.is_starved:
+                    raise RewardError(f"the tests run out of memory_mb, over the untouched image too: {why}")
+                self.known.add(key)
+        if value is None:
+            value, said = 0.0, f"the tests give no number over what the episode left: {said}"
+        details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
+        return Measured(value, said, {**details, "changed": changed})
+
+    def _filled_in(self, context: RewardContext) -> RowTests:
         try:
             tests = self.tests(context)
         except (TemplateError, ValueError, TypeError) as error:
             raise RewardError(f"the row does not fill the tests in: {error}") from error
         if tests.folder is not None and not tests.folder.is_dir():
             raise RewardError(f"there is no folder of tests '{tests.folder.name}'")
-        with bounded_by_itself():  # what it takes is the episode's doing
-            if tests.last:
-                await ran_in_shell(workspace, tests.last, tests.time_s)
-            changed = await workspace.told(self.spec.resource)
-            key = hashlib.sha256(repr((workspace.at_first, tests)).encode(errors="replace")).digest()
-            is_fresh = not (workspace.commands or workspace.is_put_back)
-            found = self.at_first.get(key) if is_fresh else None
-            value, beside, said, is_whole = found or await self._number(workspace, tests)
-            if is_fresh and is_whole:
-                self.at_first[key] = value, beside, said, True
-                drop_oldest(self.at_first, most=_MOST_AT_FIRST)
-            if workspace.is_cut:
-                raise RewardError("a command of the episode was ended from outside, and what it did is lost")
-            details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
-            details["changed"] = changed
-            if value is not None:
-                return Measured(value, said, details)
-            if key not in self.known:
-                known, shares, why, _ = await self._number(workspace, tests, over_layer=False)
-                # Where tests have passed all along, one of them shows that they can be run.
-                if known is None or (tests.names[1] and not shares["pass_to_pass"]):
-                    raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
-                self.known.add(key)
-        return Measured(0.0, f"the tests give no number over what the episode left: {said}", details)
+        return tests
+
+    async def by(self, context: RewardContext) -> str:
+        """A digest of all that the number rests on beside the machine's files."""
+        return await self._digest(self._filled_in(context))
+
+    async def _digest(self, tests: RowTests, source: Path | None = None, at_first: object = None) -> str:
+        folders = [await asyncio.to_thread(digest_of, one) for one in (tests.folder, source) if one is not None]
+        held = tests._replace(folder=None), folders, at_first, self.spec.by, self.spec.weights, self.spec.log
+        return hashlib.sha256(repr(held).encode(errors="replace")).hexdigest()
 
     async def _number(self, workspace: Workspace, tests: RowTests, *, over_layer: bool = True) -> _Number:
         """The number and what the tests said; asked twice where there is none, since what the machine did is not done
@@ -373,12 +391,12 @@ class _Tests:
                 if tested.ran.why:
                     said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
                 if value is not None:
-                    return value, beside, said, not tested.ran.why
+                    return value, beside, said, tested.ran
             asked += 1
-        return None, {}, said, False
+        return None, {}, said, None
 
 
-def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> Term:
+def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> tuple[Term, By]:
     keep = () if isinstance(spec.keep, str) else tuple(spec.keep or ())
     for index, path in enumerate(keep):
         if not path.startswith("/") or ".." in path.split("/"):
@@ -403,7 +421,8 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         rest |= {"exclude": _listed("exclude", exclude or ()), "time_s": float(time_s), "names": names(one)}
         return RowTests(folder=folder, keep=kept, **rest)
 
-    return Term(name=name, spec=spec, measure_async=_Tests(spec, tests_of).measure)
+    tests = _Tests(spec, tests_of)
+    return Term(name=name, spec=spec, measure_async=tests.measure), tests.by
 
 
 KIND = Kind(WorkspaceTestsSpec, stepped(_compile))

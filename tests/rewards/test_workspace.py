@@ -149,6 +149,7 @@ def test_one_that_is_killed_in_a_command_is_invalid(reachable: Path) -> None:  #
     [
         ({"command": "true"}, "not even over the untouched image"),
         ({"command": "exit 127", "by": "status"}, "not even over the untouched image"),
+        ({"command": "sh -c 'kill -9 $$'", "by": "status"}, "not even over the untouched image"),
         ({"command": "sleep 100", "time_s": 1}, "late"),
         ({"tests": "none"}, "no folder of tests"),
     ],
@@ -158,6 +159,32 @@ def test_tests_that_give_no_number_anywhere_are_invalid(reachable: Path, keys: d
     trajectory, _ = played(written(reachable, **keys), [SOLVE])
     assert trajectory.failure is not None
     assert says in trajectory.failure.message
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(("acts", "worth"), [(["echo 'kill -9 $$' > prog"], 0.0), (["echo exit 0 > prog"], 1.0)])
+def test_tests_that_are_killed_give_no_number(reachable: Path, acts: list[str], worth: float) -> None:  # noqa: F811
+    trajectory, _ = played(written(reachable, by="status", command="[ ! -e prog ] || sh prog", tests=None), acts)
+    assert (trajectory.failure, trajectory.reward.total) == (None, worth)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(("runs", "worth"), [("python3 -c '{}'", None), ("[ ! -e prog ] || python3 prog", 1.0)])
+def test_tests_that_need_more_memory_than_there_is_are_invalid(
+    reachable: Path,  # noqa: F811
+    runs: str,
+    worth: float | None,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs cgroups that can be written")
+    takes = "x = bytearray(600_000_000)"
+    command = f"({runs.format(takes)}); echo 1 > /logs/verifier/reward.txt"
+    spec = written(reachable, command=command)
+    (term,) = with_rows(spec, [{"id": "a"}], memory_mb=300)
+    assert term.value == worth
+    trajectory, _ = played(spec, [f"echo '{takes}' > prog"])
+    assert trajectory.reward.total == worth
+    assert worth or "out of memory_mb" in str(trajectory.failure)
 
 
 @pytest.mark.sandbox
@@ -598,7 +625,7 @@ def test_tests_of_machines_in_which_nothing_was_done_are_run_once_a_task(reachab
     assert asyncio.run(play()) == [(0.0, True), (0.0, False), (0.0, True), (0.0, False)]
 
 
-def with_rows(spec: Path, rows: list[dict[str, Any]], **keys: str) -> list[Any]:
+def with_rows(spec: Path, rows: list[dict[str, Any]], **keys: Any) -> list[Any]:
     """The terms of episodes that do nothing, one on each row; `keys` are the machine's."""
     held = json.loads(spec.read_text(encoding="utf-8"))
     held["tasks"]["test"]["rows"] = rows
@@ -631,6 +658,31 @@ def test_a_number_is_no_other_machines(reachable: Path) -> None:  # noqa: F811
     spec = written(reachable, command=is_right, by="status", keep=["/app"])
     keys = {"env": "{{ task.env }}", "user": "{{ task.who }}", "cwd": "{{ task.at }}"}
     assert [term.value for term in with_rows(spec, rows, **keys)] == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("changed", ["tests/test.sh", "start/answer"])
+def test_a_number_is_one_of_these_contents(reachable: Path, changed: str) -> None:  # noqa: F811
+    (reachable / "start").mkdir()
+    (reachable / "start" / "answer").write_text("no", encoding="utf-8")
+    spec = written(reachable, command=". /tests/test.sh", by="status")
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["resources"]["machine"]["path"] = "start"
+    spec.write_text(json.dumps(held), encoding="utf-8")
+    (reachable / "tests" / "test.sh").write_text("grep -q yes answer", encoding="utf-8")
+
+    async def play() -> list[float | None]:
+        found = []
+        async with load(spec) as environment:
+            for text in ("", "grep -q yes answer || echo yes | grep -q yes"):
+                if text:
+                    (reachable / changed).write_text(text, encoding="utf-8")
+                async with environment.start(task=0, split="test", seed=1) as episode:
+                    await episode.step("Done.")
+                    found.append(episode.trajectory.reward.terms["solved"].value)
+        return found
+
+    assert asyncio.run(play()) == [0.0, 1.0]
 
 
 @pytest.mark.sandbox

@@ -78,13 +78,13 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
             return _of_engine(source, source.removeprefix(ENGINE), None, fetches=fetches)
         found = Path(source).resolve(strict=True)
         if (found / "Dockerfile").is_file():
-            key = f"build\0{_digest(found)}"
+            key = f"build\0{digest_of(found)}"
             return _of_engine(key, f"rlenv-{_named(key)}", found, fetches=fetches)
         status = found.stat()
         if not found.is_dir():
             name = _named(f"{found}\0{status.st_size}\0{status.st_mtime_ns}")
             return _noted(name) or _note(name, _cached(name, lambda target: _fill(found, target)))
-        name = _named(f"{found}\n{_digest(found, is_quick=True)}")
+        name = _named(f"{found}\n{digest_of(found, is_quick=True)}")
         if (noted := _noted(name)) is not None:
             return noted
         is_own = status.st_uid == root_outside()
@@ -100,7 +100,7 @@ def digest_of_image(source: Path | str, *, say: object = None) -> str:
         if isinstance(source, str) or (source / "Dockerfile").is_file():
             return prepared(source).digest
         if source.is_dir():
-            return _digest(source)
+            return digest_of(source)
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (UsageError, ResourceError, OSError):
@@ -215,7 +215,7 @@ def _noted(name: str) -> MachineImage | None:
 def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:
     env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
     workdir, user = config.get("WorkingDir") or "", config.get("User") or ""
-    image = MachineImage(folder, (), _digest(folder), workdir, user, env)
+    image = MachineImage(folder, (), digest_of(folder), workdir, user, env)
     target = _cache() / f"{name}-{os.geteuid()}.json"
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
         json.dump(asdict(image), file, default=str)
@@ -223,7 +223,7 @@ def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType(
     return image
 
 
-def _digest(folder: Path, *, is_quick: bool = False) -> str:
+def digest_of(folder: Path, *, is_quick: bool = False) -> str:
     """SHA-256 over a folder's files by name, mode and content, or size and last change; no link is followed."""
     digest = hashlib.sha256()
     for place, folders, files in os.walk(folder):

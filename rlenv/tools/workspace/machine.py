@@ -59,6 +59,8 @@ class Ran:
     output: bytes
     dropped: int = 0
     why: Literal["", "late", "ended", "cut", "full", "broken"] = ""
+    is_starved: bool = False
+    """True where processes of tests were ended at the machine's own limit of memory."""
 
 
 @dataclass(slots=True)
@@ -203,7 +205,7 @@ class Machine:
                 async with asyncio.timeout(_GRACE_S):
                     await ended(self._process)
             if self._process.poll() in _KILLED:
-                return _ENDED not in self._told() and not self._is_out_of_memory()
+                return _ENDED not in self._told() and self.starved_by != "limit"
         return False
 
     async def _said(self) -> str:
@@ -266,18 +268,19 @@ class Machine:
                 return int(digits) if digits.isdigit() and len(digits) < 4 else 1
             piece = await self._reader.read(1 << 16)
             if not piece:
-                if _ENDED not in self._told() and not self._is_out_of_memory():
+                # Where nothing in it is large, what holds the machine is ended: all the same it is the command's doing.
+                if _ENDED not in self._told() and self.starved_by != "limit":
                     said = bytes(found.data[-300:]).decode(errors="replace").strip()
                     raise MachineFailed(f"the machine was ended from outside ({said})", is_cut=True)
                 return None
             found.add(piece)
 
-    def _is_out_of_memory(self) -> bool:
-        """True if the command ran into the machine's own limit, and the kernel ended a process for it.
-
-        Where nothing in it is large, that is one which holds the machine: all the same it is the command's doing.
-        """
-        return all(now > then for now, then in zip(starters.out_of_memory(self._counts), self._killed, strict=True))
+    @property
+    def starved_by(self) -> Literal["", "limit", "host"]:
+        """What ended a process of the last command for want of memory, the machine's own limit or this computer."""
+        now = starters.out_of_memory(self._counts)
+        is_at_limit, is_killed = (after > before for after, before in zip(now, self._killed, strict=True))
+        return "limit" if is_killed and is_at_limit else "host" if is_killed else ""
 
     def _told(self) -> bytes:
         """What bubblewrap has said: that what it started has ended."""

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
@@ -254,7 +254,10 @@ class Workspace(layers.Told):
     async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
         machine = await self._booted(lowers, upper)
         try:
-            return await self._watched(machine, upper, command, time_s, most)
+            ran = await self._watched(machine, upper, command, time_s, most)
+            if machine.starved_by == "host":
+                raise MachineFailed("the computer ran out of memory", is_cut=True)
+            return replace(ran, is_starved=machine.starved_by == "limit")
         finally:
             await machine.end()
 
