@@ -240,7 +240,8 @@ def _read_split(subject: Subject, name: str) -> None:
         subject.faults.append(subject.document.fault(f"tasks.{name}", message, "look at the file", at="key"))
         return
     if subject.loaded.spec.tasks[name].harbor is not None:
-        subject.faults.extend(harbor_tasks(subject.loaded, name).oddities())
+        others = {getattr(one, "sandbox", "bubblewrap") for one in subject.loaded.spec.resources.values()}
+        subject.faults.extend(harbor_tasks(subject.loaded, name).oddities(is_live=others <= {"bubblewrap"}))
     rows: list[Mapping[str, Any]] = []
     broken = 0
     for index in range(min(len(tasks), MAX_ROWS)):

@@ -164,6 +164,7 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
     await _set_tests(workspace, task, vars)
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
+    workspace.is_live = bool(entry.live)
     place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
     most_s = min(task.get("agent_s", _COMMAND_S), _COMMAND_S)

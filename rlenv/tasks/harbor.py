@@ -35,8 +35,10 @@ _MEMORY_MB: Final = 4_096
 _DISK_MB: Final = 10_240
 _PUBLIC: Final = "a machine has no network, and network_mode is public here, as where it is not written"
 _UNKNOWN: Final = "unknown key"
-_LIVE: Final = "the tests name their own machine's address, and a server that the episode left has ended when they run"
-_ASK: Final = "start it in the tests, or let a [[verifier.collect]] hook ask it and keep the answer in a file"
+_LIVE: Final = "the tests name their own machine's address, and only bubblewrap lets a server of the episode's live on"
+_ASK: Final = (
+    "take bubblewrap, start it in the tests, or let a [[verifier.collect]] hook ask it and keep the answer in a file"
+)
 _OWN_ADDRESS: Final = re.compile(rb"localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}", re.DOTALL)
 _CANARY: Final = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\r?\n|\Z))+\s*", re.IGNORECASE)
@@ -65,8 +67,12 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
         """A row. Raises SpecError with each of its faults; they name FILE:LINE:COLUMN."""
         return _Task(self._folders[index], self._base).row()
 
-    def oddities(self) -> Iterator[Finding]:
-        """Warnings of what is read and has no effect, each once, at the first task that has it."""
+    def oddities(self, *, is_live: bool = True) -> Iterator[Finding]:
+        """Warnings of what is read and has no effect, each once, at the first task that has it.
+
+        Args:
+            is_live: the spec's machines can live on while their tests run.
+        """
         found: dict[tuple[Any, str], list[Callable[[], Finding]]] = {}
         for folder in self._folders:
             with contextlib.suppress(SpecError):  # told by its row
@@ -75,7 +81,8 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
                     code = "unknown-key" if message == _UNKNOWN else "no-effect"
                     place = partial(task.finding, path, message, level="warning", code=code)
                     found.setdefault((path[-1], message), []).append(place)
-                for one in list(task.asking())[:1]:
+                task.row()
+                for one in () if is_live else task.asking:
                     found.setdefault(("", _LIVE), []).append(partial(replace, one))
         for places in found.values():
             one, more = places[0](), f" ({len(places)} tasks)" if len(places) > 1 else ""
@@ -101,6 +108,7 @@ class _Task:
         schema, _, known = _rules()
         self.odd: list[tuple[_Path, str]] = []
         self.faults: list[Finding] = []
+        self.asking: list[Finding] = []
         for wrong in known.iter_errors(self.data):
             path, of = tuple(wrong.instance_path), dict[Any, Any](schema)
             for part in wrong.schema_path[:-1]:
@@ -150,16 +158,15 @@ class _Task:
                 raise
         return default
 
-    def asking(self) -> Iterator[Finding]:
-        """Warnings of shared tests that name a machine's own address: they may ask what the episode left running."""
-        row = self.row()
-        is_shared = any(one["keep"] == ["/"] for one in row["steps"] or [row])
-        files = [*self.folder.glob("tests/**/*"), *self.folder.glob("steps/*/tests/**/*")] if is_shared else []
-        for path in sorted(files):
+    def _asks(self, folders: Sequence[Path]) -> bool:
+        """True where tests name their machine's own address: they may ask what the episode left running."""
+        for path in sorted(path for folder in folders for path in folder.rglob("*")):
             with contextlib.suppress(OSError, ValueError):
                 if found := _OWN_ADDRESS.search(text := read_file(path)):
                     line = text[: found.start()].count(b"\n") + 1
-                    yield Finding("warning", _LIVE, _ASK, code="no-effect", file=str(path), line=line, column=1)
+                    self.asking = [Finding("warning", _LIVE, _ASK, code="no-effect", file=str(path), line=line)]
+                    return True
+        return False
 
     def row(self) -> dict[str, Any]:
         """The columns. Raises SpecError with all faults of the task, one at each place."""
@@ -238,7 +245,7 @@ class _Task:
             "tests": self._named(tests[-1]) if tests else "", "tests_image": image, "run": _shell("run", **words),
             "keep": [*(one if isinstance(one, str) else one["source"] for one in kept), "/logs/artifacts"] if is_own
             else ["/"],
-            "exclude": out,
+            "exclude": out, "live": not is_own and self._asks([one for _, one in places]),
             "time_s": self._said(step, "verifier.timeout_sec", 600.0),
         }  # fmt: skip
 

@@ -117,6 +117,12 @@ async def killed_at(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, pl
         os.kill(pid, signal.SIGKILL)
 
 
+def below(pid: int) -> list[int]:
+    """All processes that descend from one."""
+    found = [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in task.read_text().split()]
+    return found + [deep for one in found for deep in below(one)]
+
+
 def children() -> list[int]:
     """The processes that this one has started for machines, the outermost of each."""
     tasks = Path("/proc/self/task").glob("*/children")

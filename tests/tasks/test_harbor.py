@@ -153,7 +153,10 @@ def test_shared_tests_that_may_ask_a_live_server_are_told(tmp_path: Path, toml: 
     # What an image is built of is no test of the task's.
     folder_of(tmp_path, f"{toml}\n{QUIET}", tests__test_it_D_py=ask, environment__tests__a_D_py=ask)
     shutil.copytree(tmp_path / "tasks" / "one", tmp_path / "tasks" / "two")
-    found = [one for one in HarborTasks(tmp_path / "tasks", base=tmp_path).oddities() if "has ended" in one.message]
+    tasks = HarborTasks(tmp_path / "tasks", base=tmp_path)
+    assert tasks[0]["live"] is (place is not None)
+    assert not [one for one in tasks.oddities() if "live on" in one.message]
+    found = [one for one in tasks.oddities(is_live=False) if "live on" in one.message]
     assert [(Path(one.file).name, one.line) for one in found] == ([place] if place else [])
     assert all(one.message.endswith("(2 tasks)") for one in found)
 

@@ -173,9 +173,12 @@ def packed(folder: Path) -> str:
 
 def published(layer: Path, upper: Path) -> None:
     """Copies what an episode has put into `/logs/artifacts` to where tests see it; no link is followed."""
-    source = layer / "logs" / "artifacts"
+    source, copy = layer / "logs" / "artifacts", upper / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
-        starters.copied(source, upper / "logs" / "artifacts", starters.duplicated)
+        copy.mkdir()
+        starters.like(source, copy)
+        if any(source.iterdir()):
+            starters.duplicate(source, copy)
 
 
 def changes(
@@ -342,11 +345,12 @@ class Told:
     """True once a command was ended from outside: what it did is lost."""
     is_put_back: bool = False
     """True where what an earlier episode left has been put in the place of the layer."""
+    copies: int = 0
 
     @property
     def layer(self) -> Path:
-        """The folder of all changes, as the overlay writes it."""
-        return self.folder / "layer"
+        """The folder of all changes, as the overlay writes it; a copy where processes still change the first one."""
+        return self.folder / f"layer-{self.copies}"
 
     @property
     def at_first(self) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import math
 import os
 import secrets
 import signal
@@ -35,6 +37,8 @@ _KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL, 1)
 """The statuses of what starts a machine, where that was killed, or one of its mounts; the last is that of `unshare`
 whose child was killed, or which this machine refuses a namespace."""
 _BOOT_S: Final = 30.0
+_NS_GET_USERNS: Final = 0xB701
+"""Of ioctl_ns(2)."""
 _GRACE_S: Final = 2.0
 """Seconds that what was interrupted may take to end."""
 
@@ -129,6 +133,7 @@ class Machine:
 
     def __init__(self, start: starters.Start) -> None:
         self._of = start
+        self.upper = start.upper
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -136,6 +141,7 @@ class Machine:
         self._status, self._words = -1, b""
         self._began = 0.0
         self._counts: list[int] = []
+        self._held: list[int] = []
         self._killed = (0, 0)
         self._rest = b""
         self._of_boot: frozenset[int] = frozenset()
@@ -253,7 +259,8 @@ class Machine:
                     code = await self._answer(found, f"\n{mark} ".encode())
             except TimeoutError:
                 if number is not None and self._of.sandbox != "runsc":  # whose processes are not those inside
-                    await asyncio.to_thread(self._interrupt, number)
+                    since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
+                    await asyncio.to_thread(self.signal, number, age_s=since_s)
                 continue
             if code is None:
                 return found.ran(None, "ended")
@@ -288,13 +295,24 @@ class Machine:
             self._words += os.read(self._status, 1 << 16)
         return self._words
 
-    def _interrupt(self, number: signal.Signals) -> None:
-        """A signal to all that the command started."""
+    def signal(self, number: signal.Signals, *, age_s: float = math.inf) -> None:
+        """A signal to all that runs beside the shell and is no older than that."""
         for pid in set(_below(self.pid)) - self._of_boot:
-            since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-            if (work := work_of(pid)) is not None and work.age_s <= since_s + 0.02:  # it is told in ticks
+            if (work := work_of(pid)) is not None and work.age_s <= age_s + 0.02:  # it is told in ticks
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
+
+    def beside(self) -> list[str]:
+        """Options of `nsenter` for the network of what runs in it, until its end; none where that is no own one."""
+        at, own = f"/proc/{os.getpid()}/fd", os.stat("/proc/self/ns/net").st_ino
+        for path in (f"/proc/{pid}/ns/net" for pid in _below(self.pid)):
+            with contextlib.suppress(OSError):
+                self._held.append(network := os.open(path, os.O_RDONLY))
+                if os.fstat(network).st_ino != own:
+                    self._held.append(users := fcntl.ioctl(network, _NS_GET_USERNS))
+                    by_user = [f"--user={at}/{users}", "--preserve-credentials"] if os.geteuid() else []
+                    return [f"--net={at}/{network}", *by_user]
+        return []
 
     def has_jobs(self) -> bool:
         """True while processes run beside the shell."""
@@ -306,7 +324,7 @@ class Machine:
         given, self._input = self._input, None
         if given is not None and not given.is_closing():
             given.abort()
-        held, self._status, self._counts = [self._status, *self._counts], -1, []
+        held, self._status, self._counts, self._held = [self._status, *self._counts, *self._held], -1, [], []
         for fd in held:
             if fd >= 0:
                 os.close(fd)

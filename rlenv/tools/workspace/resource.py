@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -37,7 +38,7 @@ _PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-ba
 _SAID: Final = 300
 _WORKDIR: Final = "/app"
 _SETUP_S: Final = 600.0
-_BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb")
+_BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb", "live")
 _TRIES, _MOST_LOST = 2, 8
 """Boots that fail before the files are at fault, and those that are killed before the host is."""
 _WATCH_S: Final = 1.0
@@ -72,6 +73,9 @@ class WorkspaceSpec(ResourceSpec):
     `vars`."""
     sandbox: Literal["bubblewrap", "runsc", "runc"] = "bubblewrap"
     """The program that starts it: gVisor (`runsc`) has a kernel of its own; it and `runc` need root."""
+    live: bool | ByRow = False
+    """What the episode leaves running goes on while its tests run, and they share its network: they can ask a server
+    there on localhost. Of bubblewrap alone."""
     memory_mb: Annotated[Int, Field(ge=16)] | ByRow = 4_096
     """Memory of all processes together where rlenv is root; otherwise the address space of each. Like `disk_mb` a
     number, or a template that gives one."""
@@ -88,8 +92,11 @@ class Workspace(layers.Told):
     origin: Any = None
     """The resource that it is of."""
     sandbox: str = "bubblewrap"
+    is_live: bool = False
     commands: int = 0
     boots: int = 0
+    _joins: Sequence[str] = ()
+    """What gives tests the network of the episode's processes, while those live on."""
     _machine: Machine | None = None
     _looking: asyncio.Future[None] | None = None
     _ending: asyncio.Future[None] | None = None
@@ -109,14 +116,14 @@ class Workspace(layers.Told):
         async with self._lock:
             self.changed, self.commands = None, self.commands + 1
             try:
-                if self._machine is not None and self._machine.has_ended:
+                if self._machine is not None and (self._machine.has_ended or self._joins):
                     await self._end()
                 if self._machine is None:
                     self._machine = await self._of_the_episode()
                 if self._machine is None:
                     ran = Ran(None, b"", why="broken")
                 else:
-                    ran = await self._watched(self._machine, self.layer, command, timeout_s, most)
+                    ran = await self._watched(self._machine, command, timeout_s, most)
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
                 await self._end()
@@ -132,31 +139,31 @@ class Workspace(layers.Told):
         tries = [_TRIES, _MOST_LOST]
         while tries[0]:
             try:
-                return await self._booted([self.image.folder], self.layer, user=self.user)
+                return await self._booted([self.image.folder], self.layer, self.user)
             except MachineFailed as error:
                 tries[error.is_cut] -= 1
                 if not tries[1]:
                     raise
         base = self.folder / f"empty-{self.boots}"
         try:
-            await (await self._booted([self.image.folder], layers.laid(base, None), user=self.user)).end()
+            await (await self._booted([self.image.folder], layers.laid(base, None), self.user)).end()
         finally:
             starters.remove(base)
         return None
 
-    async def _watched(self, machine: Machine, layer: Path, command: str, timeout_s: float, most: int = 65_536) -> Ran:
+    async def _watched(self, machine: Machine, command: str, timeout_s: float, most: int = 65_536) -> Ran:
         """Runs a command, and ends it where what the machine has written grows beyond its limit."""
         running = asyncio.ensure_future(machine.run(command, timeout_s, most=most))
         try:
             while not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
-                if await self._is_full(layer):
+                if await self._is_full(machine.upper):
                     return Ran(None, b"", why="full")
             ran = running.result()
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, MachineFailed):
                 await running
-        return Ran(ran.code, ran.output, ran.dropped, "full") if await self._is_full(layer) else ran
+        return Ran(ran.code, ran.output, ran.dropped, "full") if await self._is_full(machine.upper) else ran
 
     async def _is_full(self, layer: Path) -> bool:
         most = self.limits.disk_mb * 1_000_000
@@ -168,28 +175,50 @@ class Workspace(layers.Told):
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
         await asyncio.sleep(_WATCH_S)
         while (machine := self._machine) is not None and machine.has_jobs():
-            if await self._is_full(self.layer):
+            if await self._is_full(machine.upper):
+                if self._joins:  # tests run, and hold the lock
+                    await machine.end()
                 async with self._lock:
                     if self._machine is machine:
                         await self._end()
             await asyncio.sleep(_WATCH_S)
 
-    async def _booted(self, lowers: Sequence[Path], upper: Path, *, user: Sequence[str] = starters.ROOT) -> Machine:
+    async def _booted(
+        self, lowers: Sequence[Path], upper: Path, user: Sequence[str], joins: Sequence[str] = ()
+    ) -> Machine:
         self.boots += 1
         (folder := self.folder / f"boot-{self.boots}").mkdir()
         starters.own(folder)
         binds = self.image.binds if lowers[-1] == self.image.folder else ()
         workdir, env = self.settings(lowers[-1])
-        machine = Machine(starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox))
-        await machine.boot()
+        start = starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox, joins)
+        await (machine := Machine(start)).boot()
         return machine
 
     async def _end(self) -> None:
-        machine, self._machine = self._machine, None
+        machine, self._machine, self._joins = self._machine, None, ()
         if machine is not None:
             self._ending = asyncio.ensure_future(machine.end())
         if self._ending is not None:  # to its end, whoever is cancelled meanwhile: the next one to ask waits for it
             await asyncio.shield(self._ending)
+
+    async def _settle(self) -> None:
+        """Nothing changes the layer any more: all processes have ended, or live on beside a copy of it."""
+        machine, copy, is_whole = self._machine, self.folder / f"layer-{self.copies + 1}", False
+        if self._joins:
+            return
+        if self.is_live and machine is not None and machine.has_jobs():
+            copy.mkdir()
+            for number in (signal.SIGSTOP,) * 3:  # what they start meanwhile too
+                machine.signal(number)
+            try:
+                is_whole = await _threads.finish(lambda: starters.duplicate(self.layer, copy))
+            finally:
+                machine.signal(signal.SIGCONT)
+        if is_whole and machine is not None and (joins := machine.beside()):
+            self._joins, self.copies, self.notes["live"] = joins, self.copies + 1, True
+        else:
+            await self._end()
 
     async def freeze(self) -> None:
         """Ends all processes: nothing changes the layer any more."""
@@ -197,8 +226,9 @@ class Workspace(layers.Told):
             await self._end()
 
     async def told(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """The files that the episode has changed. Its processes are ended; a tape that keeps all keeps the layer."""
-        await self.freeze()
+        """The files that the episode has changed; they change no more. A tape that keeps all keeps the layer."""
+        async with self._lock:
+            await self._settle()
         if self.changed is None:
             shows = await layers.taped(name, self.pack, lambda held: self.put_back({**held, "notes": {}}))
             at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
@@ -212,15 +242,15 @@ class Workspace(layers.Told):
     ) -> Verified:
         """The end of tests in a machine of their own, over what the episode left or over the image alone.
 
-        The episode's processes are ended first. `/tests` and `/logs` are the tests' own, whatever stands there in the
-        layer, and the layer stays as it is. `files` are the names of those below `/logs/verifier` that are read; `most`
-        bytes of the output are kept.
+        The episode's processes are ended first, or live on beside a copy of the layer. `/tests` and `/logs` are the
+        tests' own, whatever stands there in the layer, and the layer stays as it is. `files` are the names of those
+        below `/logs/verifier` that are read; `most` bytes of the output are kept.
 
         Raises:
             MachineFailed: the machine did not come up, or was ended from outside.
         """
         async with self._lock:
-            await self._end()
+            await self._settle()
             self.boots += 1
             (base := self.folder / f"tests-{self.boots}").mkdir()
             starters.own(base)
@@ -244,17 +274,20 @@ class Workspace(layers.Told):
                 upper = await _threads.finish(lambda: layers.laid(base, tests))
                 if over_layer and {"/", "/logs/artifacts"} & {one.rstrip("/") or "/" for one in keep}:
                     await _threads.finish(lambda: layers.published(left, upper))
+                joins = () if self.has_ended or not over_layer else self._joins
                 # In a shell of its own: one that ends gives a status all the same.
-                ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most)
+                ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most, joins)
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
                 await _threads.finish(lambda: starters.remove(base))
 
-    async def _once(self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536) -> Ran:
-        machine = await self._booted(lowers, upper)
+    async def _once(
+        self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536, joins: Any = ()
+    ) -> Ran:
+        machine = await self._booted(lowers, upper, starters.ROOT, joins)
         try:
-            ran = await self._watched(machine, upper, command, time_s, most)
+            ran = await self._watched(machine, command, time_s, most)
             if machine.starved_by == "host":
                 raise MachineFailed("the computer ran out of memory", is_cut=True)
             return replace(ran, is_starved=machine.starved_by == "limit")
@@ -351,7 +384,17 @@ class WorkspaceResource:
         workdir = spec.cwd or image.workdir or bare
         begins = Path(copied) if copied else None
         workspace = Workspace(
-            folder, image, workdir, env, limits, begins, user, tests_image, origin=self, sandbox=spec.sandbox
+            folder,
+            image,
+            workdir,
+            env,
+            limits,
+            begins,
+            user,
+            tests_image,
+            origin=self,
+            sandbox=spec.sandbox,
+            is_live=bool(spec.live),
         )
         try:
             try:

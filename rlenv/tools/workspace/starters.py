@@ -113,6 +113,8 @@ class Start:
     limits: MachineLimits = field(default_factory=MachineLimits)
     user: Sequence[str] = ROOT
     sandbox: str = "bubblewrap"
+    joins: Sequence[str] = ()
+    """Options of `nsenter` for the network of another machine; else it has one of its own, with nobody else in it."""
 
     @property
     def group(self) -> str:
@@ -167,7 +169,7 @@ def start_of(start: Start, filter: int, status: int) -> tuple[list[str], dict[st
         "RLENV_FILE": str(limits.disk_mb * 2048),  # POSIX counts -f in blocks of 512 bytes
     }  # fmt: skip
     if start.sandbox == "bubblewrap":
-        return [*_outer(), *_bubblewrap(start, filter, status)], env
+        return [*_outer(start.joins), *_bubblewrap(start, filter, status)], env
     (start.folder / "config.json").write_text(json.dumps(_config(start)), encoding="utf-8")
     argv = [start.sandbox, "--root", str(start.folder / "state")]
     argv += ["--network=none", "--ignore-cgroups"] if start.sandbox == "runsc" else []
@@ -194,7 +196,8 @@ _FIELD: Final = str.maketrans({one: f"\\{ord(one):03o}" for one in " \t\n\\"})
 
 
 def _bubblewrap(start: Start, filter: int, status: int) -> list[str]:
-    argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    argv = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
+    argv += [] if start.joins else ["--unshare-net"]
     argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "machine"]
     argv += ["--json-status-fd", str(status), "--seccomp", str(filter)]
     argv += ["--bind", str(start.folder / "root"), "/", "--dev", "/dev", "--proc", "/proc"]
@@ -304,13 +307,11 @@ def groups(pattern: str) -> list[Path]:
     return held
 
 
-def _outer() -> list[str]:
+def _outer(joins: Sequence[str]) -> list[str]:
     """The start of a user namespace; what follows it runs in a process namespace of its own, as root there."""
-    shell = ["sh", "-c", _USER, "sh"]
-    if os.geteuid():
-        return shell
     owner = str(_OWNERS + secrets.randbelow(1 << 24))
-    return ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all", *shell]
+    drop = ["setpriv", "--reuid", owner, "--regid", owner, "--groups", str(OUTSIDE_ROOT), "--inh-caps=-all"]
+    return [*(["nsenter", *joins] if joins else []), *([] if os.geteuid() else drop), "sh", "-c", _USER, "sh"]
 
 
 def root_outside() -> int:
@@ -392,18 +393,31 @@ def _where_it_is_the_policys() -> Iterator[None]:
             raise
 
 
-def duplicated(source: str, copy: str) -> None:
-    """A file of its own; of a regular file or a link, nothing else."""
-    if stat.S_ISREG(mode := os.lstat(source).st_mode) or stat.S_ISLNK(mode):
-        shutil.copyfile(source, copy, follow_symlinks=False)
-        like(Path(source), Path(copy))
+def duplicate(source: Path, copy: Path) -> bool:
+    """Copies what is in a folder into another, as it is, with second names and holes; False where that cannot be done.
+
+    What writes there may go on: `cp` sees nothing but the two folders and programs, so that no link leads it out.
+
+    Raises:
+        OSError: this machine's disk, memory or files are used up.
+    """
+    argv = [bubblewrap(), "--die-with-parent", "--new-session", "--cap-add", "CAP_DAC_OVERRIDE"]
+    argv += [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
+    argv += ["--ro-bind", str(source), "/source", "--bind", str(copy), "/copy", "--setenv", "LC_ALL", "C"]
+    said = run_on(*argv, "cp", "-a", "/source/.", "/copy").decode(errors="replace").splitlines()
+    for number in OF_THIS_MACHINE:
+        if any(line.endswith(f": {os.strerror(number)}") for line in said):
+            raise OSError(number, os.strerror(number))
+    return not said
 
 
-def run_on(*argv: str, at: Path | None = None) -> None:
-    """Runs a program on folders of ours, `at` one; once more where somebody outside has killed it half-way."""
+def run_on(*argv: str, at: Path | None = None) -> bytes:
+    """Runs a program on folders of ours, `at` one, for what it says is wrong; once more where it is killed half-way."""
     for _ in range(_MOST_LOST):
-        if subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, cwd=at).returncode >= 0:
-            return
+        ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, cwd=at)
+        if ran.returncode >= 0:
+            break
+    return ran.stderr
 
 
 def swept() -> None:

@@ -22,7 +22,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceSpec
 from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs, swept
-from tests.support.machines import children, reachable  # noqa: F401 - a fixture
+from tests.support.machines import below, children, reachable  # noqa: F401 - a fixture
 
 SANDBOXES = ("bubblewrap", "runc", "runsc")
 Work = Callable[[Workspace], Awaitable[None]]
@@ -181,13 +181,13 @@ def test_nothing_is_left_where_rlenv_is_killed(reachable: Path, sandbox: str) ->
     assert driver.stdout is not None
     with driver.stdout:
         folder = Path(driver.stdout.readline().strip())
-    below = _below(driver.pid)
+    running = below(driver.pid)
     driver.kill()
     driver.wait()
     end = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}/status").exists() for pid in below) and time.monotonic() < end:
+    while any(Path(f"/proc/{pid}/status").exists() for pid in running) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not [pid for pid in below if Path(f"/proc/{pid}/status").exists()]
+    assert not [pid for pid in running if Path(f"/proc/{pid}/status").exists()]
     assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
     swept()
     assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])
@@ -201,11 +201,6 @@ def test_several_processes_may_sweep_at_once(tmp_path: Path, monkeypatch: pytest
         for sweep in [threads.submit(swept) for _ in range(4)]:
             sweep.result()
     assert list(tmp_path.iterdir()) == []
-
-
-def _below(pid: int) -> list[int]:
-    found = [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in task.read_text().split()]
-    return found + [deep for one in found for deep in _below(one)]
 
 
 async def probed(one: Requirement) -> str:
