@@ -156,15 +156,14 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
 
 
 async def _set_tests(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
-    of_tests = workspace.origin.source("tests_image", task, vars)
-    workspace.tests_image = await asyncio.to_thread(workspace.origin.image_of, of_tests) if of_tests else None
+    _, workspace.tests_image = await asyncio.to_thread(workspace.origin.images, task, vars)
 
 
 async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
     await _set_tests(workspace, task, vars)
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
-    workspace.is_live = bool(entry.live)
+    workspace.entry = entry
     place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
     most_s = min(task.get("agent_s", _COMMAND_S), _COMMAND_S)

@@ -24,7 +24,7 @@ from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
-from rlenv.resources.base import ResourceContext, path_template
+from rlenv.resources.base import ResourceContext
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace import layer as layers
 from rlenv.tools.workspace import starters
@@ -85,14 +85,14 @@ class WorkspaceSpec(ResourceSpec):
     """Processes and threads at once."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Workspace(layers.Told):
     """An opened workspace; `commands` and `boots` are how many there were so far."""
 
-    origin: Any = None
+    origin: Any
     """The resource that it is of."""
-    sandbox: str = "bubblewrap"
-    is_live: bool = False
+    entry: WorkspaceSpec
+    """What the spec says of it, as the row fills it in."""
     commands: int = 0
     boots: int = 0
     _joins: Sequence[str] = ()
@@ -118,12 +118,9 @@ class Workspace(layers.Told):
             try:
                 if self._machine is not None and (self._machine.has_ended or self._joins):
                     await self._end()
-                if self._machine is None:
-                    self._machine = await self._of_the_episode()
-                if self._machine is None:
-                    ran = Ran(None, b"", why="broken")
-                else:
-                    ran = await self._watched(self._machine, command, timeout_s, most)
+                self._machine = machine = self._machine or await self._of_the_episode()
+                broken = Ran(None, b"", why="broken")
+                ran = await self._watched(machine, command, timeout_s, most) if machine is not None else broken
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
                 await self._end()
@@ -144,26 +141,22 @@ class Workspace(layers.Told):
                 tries[error.is_cut] -= 1
                 if not tries[1]:
                     raise
-        base = self.folder / f"empty-{self.boots}"
-        try:
-            await (await self._booted([self.image.folder], layers.laid(base, None), self.user)).end()
-        finally:
-            starters.remove(base)
+        upper = layers.laid(self.folder / f"empty-{self.boots}", None)
+        await (await self._booted([self.image.folder], upper, self.user)).end()
         return None
 
     async def _watched(self, machine: Machine, command: str, timeout_s: float, most: int = 65_536) -> Ran:
         """Runs a command, and ends it where what the machine has written grows beyond its limit."""
-        running = asyncio.ensure_future(machine.run(command, timeout_s, most=most))
+        running, is_full = asyncio.ensure_future(machine.run(command, timeout_s, most=most)), False
         try:
-            while not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
-                if await self._is_full(machine.upper):
-                    return Ran(None, b"", why="full")
-            ran = running.result()
+            while not is_full and not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
+                is_full = await self._is_full(machine.upper)
+            ran = Ran(None, b"") if is_full else running.result()
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, MachineFailed):
                 await running
-        return Ran(ran.code, ran.output, ran.dropped, "full") if await self._is_full(machine.upper) else ran
+        return replace(ran, why="full") if is_full or await self._is_full(machine.upper) else ran
 
     async def _is_full(self, layer: Path) -> bool:
         most = self.limits.disk_mb * 1_000_000
@@ -191,7 +184,7 @@ class Workspace(layers.Told):
         starters.own(folder)
         binds = self.image.binds if lowers[-1] == self.image.folder else ()
         workdir, env = self.settings(lowers[-1])
-        start = starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.sandbox, joins)
+        start = starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.entry.sandbox, joins)
         await (machine := Machine(start)).boot()
         return machine
 
@@ -207,7 +200,7 @@ class Workspace(layers.Told):
         machine, copy, is_whole = self._machine, self.folder / f"layer-{self.copies + 1}", False
         if self._joins:
             return
-        if self.is_live and machine is not None and machine.has_jobs():
+        if self.entry.live and self.entry.sandbox == "bubblewrap" and machine is not None and machine.has_jobs():
             copy.mkdir()
             for number in (signal.SIGSTOP,) * 3:  # what they start meanwhile too
                 machine.signal(number)
@@ -346,10 +339,8 @@ class WorkspaceResource:
         self.name = name
         self.spec = spec
         self._context = context
-        self._paths = {
-            key: path_template(key, value, scope="episode")
-            for key in ("image", "path", "tests_image") if (value := getattr(spec, key)) is not None
-        }  # fmt: skip
+        paths = {key: getattr(spec, key) or "" for key in ("image", "path", "tests_image")}
+        self._paths = {key: template_of(text, key=key, names=("task", "vars")) for key, text in paths.items()}
         self.image_of: Callable[[Path | str | None], MachineImage] = lru_cache(maxsize=None)(prepared)
         """The image of a source, looked at once: it is not to change while a run goes on."""
         held = {key: getattr(spec, key) for key in _BY_ROW}
@@ -370,10 +361,7 @@ class WorkspaceResource:
         try:
             spec = self.of_row(context.task, context.vars)
             copied = self.source("path", context.task, context.vars)
-            source = self.source("image", context.task, context.vars)
-            image = await _threads.finish(lambda: self.image_of(source))
-            of_tests = self.source("tests_image", context.task, context.vars)
-            tests_image = await _threads.finish(lambda: self.image_of(of_tests)) if of_tests else None
+            image, tests_image = await _threads.finish(lambda: self.images(context.task, context.vars))
             user = self.user_of(image, spec)
             folder = await _threads.finish(starters.made_here)
         except (TemplateError, RefusedPath, OSError) as error:
@@ -382,20 +370,8 @@ class WorkspaceResource:
         env = {**image.env, **cast(Mapping[str, str], spec.env)}
         bare = "/" if self.spec.cwd and not spec.cwd and not image.binds else _WORKDIR  # as docker does
         workdir = spec.cwd or image.workdir or bare
-        begins = Path(copied) if copied else None
-        workspace = Workspace(
-            folder,
-            image,
-            workdir,
-            env,
-            limits,
-            begins,
-            user,
-            tests_image,
-            origin=self,
-            sandbox=spec.sandbox,
-            is_live=bool(spec.live),
-        )
+        at = (folder, image, workdir, env, limits, Path(copied) if copied else None, user, tests_image)
+        workspace = Workspace(*at, origin=self, entry=spec)
         try:
             try:
                 await _threads.finish(workspace.fill)
@@ -423,10 +399,14 @@ class WorkspaceResource:
         Raises:
             TemplateError, RefusedPath: the row does not fill it in, or names what it may not.
         """
-        template = self._paths.get(key)
-        if template is None or not (text := template.text(task=task, vars=vars)):
-            return None
-        return text if text.startswith(ENGINE) else self._context.finder(key, template, vars=vars)(text)
+        if not (text := self._paths[key].text(task=task, vars=vars)) or text.startswith(ENGINE):
+            return text or None
+        return self._context.finder(key, self._paths[key], vars=vars)(text)
+
+    def images(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> tuple[MachineImage, MachineImage | None]:
+        """The image of a row, and that of its tests where they have one of their own. Blocks; raises like `source`."""
+        source, of_tests = (self.source(key, task, vars) for key in ("image", "tests_image"))
+        return self.image_of(source), self.image_of(of_tests) if of_tests else None
 
     def of_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> WorkspaceSpec:
         """The entry as a row fills it in; what is empty then is as if it were not there.
