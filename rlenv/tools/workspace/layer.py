@@ -71,21 +71,17 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
             starters.run_on("rm", "-rf", "--", name, at=Path(f"{folder}{place}"))
         elif isinstance(status, OSError):
             raise status
-        elif stat.S_ISLNK(status.st_mode):
-            target = os.readlink(f"{folder}{path}")
-            if _is_hidden(place.split("/")[1:], target, folders, binds, looks):
-                starters.run_on("rm", "-f", "--", name, at=Path(f"{folder}{place}"))
+        elif stat.S_ISLNK(status.st_mode) and _is_hidden(path.split("/")[1:], folders, binds, looks):
+            starters.run_on("rm", "-f", "--", name, at=Path(f"{folder}{place}"))
 
 
 def _is_too_deep(status: object) -> bool:
     return getattr(status, "errno", 0) == errno.ENAMETOOLONG
 
 
-def _is_hidden(
-    place: Sequence[str], target: str, lowers: Sequence[str], binds: Sequence[str], looks: Iterator[int]
-) -> bool:
-    """True where a link in the folder `place` leads to what tests hold, or what it names can be looked at no more."""
-    path, rest, links = list(place), ["/" if target.startswith("/") else "", *target.split("/")][::-1], 0
+def _is_hidden(link: Sequence[str], lowers: Sequence[str], binds: Sequence[str], looks: Iterator[int]) -> bool:
+    """True where a link leads to what tests hold, or what it names can be looked at no more."""
+    path, rest, links = [*link[:-1]], [*link[-1:]], 0
     while rest:
         if (part := rest.pop()) == "/":
             path = []

@@ -331,7 +331,7 @@ def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
 def made_here() -> Path:
     """A new folder for a machine, named after this process."""
     swept_once()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_begun(os.getpid())}-{_namespace()}-"))
+    return Path(tempfile.mkdtemp(prefix=_owner(os.getpid())))
 
 
 def guard(folder: Path) -> None:
@@ -441,29 +441,24 @@ def _is_left(name: str) -> bool:
 
     Containers that share a temporary folder have processes of their own by the same numbers.
     """
-    owner = re.search(rf"{_PREFIX}(\d+)-(\d+)-(?:(\d+)-)?", name)
-    if owner is None or owner[3] not in (None, _namespace()):
-        return False
+    owner = re.search(rf"{_PREFIX}(\d+)-\d+-{_namespace()}-", name)
     try:
-        return owner[2] != _begun(int(owner[1]))
+        return owner is not None and owner[0] != _owner(int(owner[1]))
     except (FileNotFoundError, ProcessLookupError):
         return True
     except (OSError, IndexError):
         return False
 
 
-def _namespace() -> str:
-    """The number of this process's namespace of processes, "0" where it cannot be told."""
-    try:
-        return re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
-    except OSError:
-        return "0"
-
-
-def _begun(pid: int) -> str:
-    """When a process began, in ticks of the system since its start.
+def _owner(pid: int) -> str:
+    """What the folders of a process are named by: its number, when it began and its namespace.
 
     Raises:
         OSError: it has ended, or cannot be looked at.
     """
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    begun = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    return f"{_PREFIX}{pid}-{begun}-{_namespace()}-"
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

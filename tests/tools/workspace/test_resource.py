@@ -215,8 +215,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(reachable: Path) -> N
 
     ended = subprocess.Popen(["true"])
     ended.wait()
-    left = Path(tempfile.gettempdir()) / f"rlenv-machine-{ended.pid}-1-x"
-    again = Path(tempfile.gettempdir()) / f"rlenv-machine-{os.getpid()}-1-x"  # another process had this number
+    here = os.stat("/proc/self/ns/pid").st_ino
+    left = Path(tempfile.gettempdir()) / f"rlenv-machine-{ended.pid}-1-{here}-x"
+    again = Path(tempfile.gettempdir()) / f"rlenv-machine-{os.getpid()}-1-{here}-x"  # another process had this number
     others = left.with_name(f"rlenv-machine-{ended.pid}-1-7-x")  # of a process of another namespace, which may live
     for folder in (left, again, others):
         (folder / "layer" / "closed").mkdir(parents=True)

@@ -195,8 +195,9 @@ def test_nothing_is_left_where_rlenv_is_killed(reachable: Path, sandbox: str) ->
 
 def test_several_processes_may_sweep_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    here = os.stat("/proc/self/ns/pid").st_ino
     for number in range(20):
-        (tmp_path / f"rlenv-machine-{2**22 + 1}-0-{number}").mkdir()
+        (tmp_path / f"rlenv-machine-{2**22 + 1}-0-{here}-{number}").mkdir()
     with ThreadPoolExecutor(4) as threads:
         for sweep in [threads.submit(swept) for _ in range(4)]:
             sweep.result()
