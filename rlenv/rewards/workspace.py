@@ -44,6 +44,7 @@ _KEPT_BYTES: Final = 65_536
 _MOST_CHARS: Final = 100
 _MOST_LOG: Final = 16_000_000
 _MOST_NAMED: Final = 5
+_BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
 _NOT_RUN: Final = (126, 127, 137)
 """Statuses of a command that is not there, cannot be run, or was killed."""
 
@@ -97,12 +98,9 @@ def value_of(
     if by == "status":
         code = verified.ran.code
         return None if code is None or code in _NOT_RUN else float(code == 0), {}
-    name = next((name for name in RESULTS if name in verified.files), "")
+    name, data = next(((name, verified.files[name]) for name in RESULTS if name in verified.files), ("", b""))
     try:
-        if name.endswith(".txt"):
-            found: Any = float(verified.files[name][:_MOST_CHARS])
-        else:
-            found = read_json(verified.files.get(name, b""), max_bytes=1_000_000)
+        found: Any = float(data[:_MOST_CHARS]) if name.endswith(".txt") else read_json(data, max_bytes=1_000_000)
     except ValueError:
         return None, {}
     numbers = {str(key): one for key, one in found.items()} if isinstance(found, dict) else {"reward": found}
@@ -179,30 +177,29 @@ def _dotted(name: str) -> str:
     return plain.replace(".py::", "::").replace("/", ".").replace("::", ".") + bracket + rest
 
 
+def _by_line(pattern: str, passing: str) -> Callable[[str], _Named]:
+    """Reads logs of a line a test, in which the pattern finds a `name` and a `status`, one of the `passing` or not."""
+
+    def named(text: str) -> _Named:
+        for found in filter(None, map(re.compile(pattern).match, map(str.strip, text.split("\n")))):
+            yield found["name"], found["status"] in passing.split()
+
+    return named
+
+
 def _go(text: str) -> _Named:
-    for line in text.split("\n"):
-        if found := _OF_GO.match(line):
-            yield found[2], found[1] == "PASS"
-        event = (line.startswith("{") and _read(line)) or {}  # of -json
+    yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS")(text)
+    for event in (_read(line) or {} for line in text.split("\n") if line.startswith("{")):  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
             yield str(event["Test"]), event["Action"] == "pass"
             yield f"{event.get('Package')}.{event['Test']}", event["Action"] == "pass"
-
-
-_OF_GO: Final = re.compile(r"[ \t]*--- (PASS|FAIL|SKIP): (\S+) \(")
 
 
 def _jest(text: str) -> _Named:
     files = _objects(_read(text) or {}, "testResults") if text.lstrip().startswith("{") else ()  # of --json
     for one in (test for file in files for test in _objects(file, "assertionResults")):
         yield from ((str(one.get(key)), one.get("status") == "passed") for key in ("title", "fullName"))
-    for line in text.split("\n"):
-        if (mark := line.lstrip()[:2]) in _OF_JEST:
-            yield _TOOK.sub("", line.strip()[2:]), _OF_JEST[mark]
-
-
-_OF_JEST: Final = {f"{mark} ": mark in "✓✔√" for mark in "✓✔√✕✗×○✎"}
-_TOOK: Final = re.compile(r" \([\d.]+ m?s\)$")
+    yield from _by_line(r"(?P<status>[✓✔√✕✗×○✎]) (?P<name>.*?)(?: \([\d.]+ m?s\))?$", "✓ ✔ √")(text)
 
 
 def _read(text: str) -> Any:
@@ -214,13 +211,6 @@ def _read(text: str) -> Any:
 def _objects(held: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     found = held.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _cargo(text: str) -> _Named:
-    for line in text.split("\n"):
-        name, is_said, status = line.removeprefix("test ").rpartition(" ... ")
-        if is_said and line.startswith("test "):
-            yield name.removesuffix(" - should panic"), status.strip() == "ok"
 
 
 def _junit(text: str) -> _Named:
@@ -244,22 +234,8 @@ def _junit(text: str) -> _Named:
     yield from ((one, passed) for name, passed in tests for one in {name, name.split(" ")[0]})
 
 
-_READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
-
-
-def _names_of(log: TestLogSpec | None) -> Callable[[RewardContext], Names]:
-    if log is None:
-        return lambda _: ((), ())
-    given, may = {"log.fail_to_pass": log.fail_to_pass, "log.pass_to_pass": log.pass_to_pass}, {"task", "vars"}
-    made = {key: compile_for_context(value, where=key, names=frozenset(may)) for key, value in given.items()}
-
-    def names(context: RewardContext) -> Names:
-        mend, stay = (_listed(key, value(context)) for key, value in made.items())
-        if not (mend or stay):
-            raise RewardError("log: the row names no test")
-        return mend, stay
-
-    return names
+_READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "junit": _junit}
+_READERS["cargo"] = _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok")
 
 
 def _listed(key: str, value: Any) -> tuple[str, ...]:
@@ -409,19 +385,23 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         raise UsageError("the number is read from the log", key=other[0], hint=f"remove {other[0]}, or log")
     if spec.weights is not None and spec.by != "file":
         raise UsageError("weights are of the keys of reward.json", key="weights", hint="remove by: status")
-    names, keys = _names_of(spec.log), ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
-    held = {key: value for key in keys if isinstance(value := getattr(spec, key) or "", str)}
-    given = {key: template_of(value, key=key, names=("task", "vars")) for key, value in held.items()}
+    held = {key: getattr(spec, key) or "" for key in _BY_ROW}
+    held |= {f"log.{key}": getattr(spec.log, key) for key in ("fail_to_pass", "pass_to_pass") if spec.log}
+    may = frozenset(("task", "vars"))
+    given = {key: compile_for_context(value, where=key, names=may) for key, value in held.items()}
+    where = template_of(spec.tests or "", key="tests", names=may)
 
     def tests_of(one: RewardContext) -> RowTests:
-        row = {key: template.value(task=one.task, vars=one.vars) for key, template in given.items()}
-        folder = context.finder("tests", given["tests"], vars=one.vars)(str(row["tests"])) if row["tests"] else None
+        row = {key: value(one) for key, value in given.items()}
+        folder = context.finder("tests", where, vars=one.vars)(str(row["tests"])) if row["tests"] else None
         base = PurePosixPath(one.resources[spec.resource].workdir)
-        kept = keep or tuple(str(base / path) for path in _listed("keep", row["keep"] or ()))
-        exclude, time_s = (row.get(key, getattr(spec, key)) for key in ("exclude", "time_s"))
-        rest: dict[str, Any] = {key: str(row[key]) for key in keys[:4]}
-        rest |= {"exclude": _listed("exclude", exclude or ()), "time_s": float(time_s), "names": names(one)}
-        return RowTests(folder=folder, keep=kept, **rest)
+        kept = tuple(str(base / path) for path in _listed("keep", row["keep"] or ()))
+        mend, stay = (_listed(key, row[key]) if key in row else () for key in ("log.fail_to_pass", "log.pass_to_pass"))
+        if spec.log and not (mend or stay):
+            raise RewardError("log: the row names no test")
+        rest: dict[str, Any] = {key: str(row[key]) for key in _BY_ROW[:4]}
+        rest |= {"exclude": _listed("exclude", row["exclude"] or ()), "time_s": float(row["time_s"])}
+        return RowTests(folder=folder, keep=kept, names=(mend, stay), **rest)
 
     tests = _Tests(spec, tests_of)
     return Term(name=name, spec=spec, measure_async=tests.measure), tests.by

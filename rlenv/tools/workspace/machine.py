@@ -206,18 +206,15 @@ class Machine:
 
     async def _is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
-        if self._process is not None:  # where it has failed it has ended, or is about to
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GRACE_S):
-                    await ended(self._process)
-            if self._process.poll() in _KILLED:
-                return _ENDED not in self._told() and self.starved_by != "limit"
-        return False
+        if self._process is None:
+            return False
+        with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
+            await asyncio.wait_for(ended(self._process), _GRACE_S)
+        return self._process.poll() in _KILLED and _ENDED not in self._told() and self.starved_by != "limit"
 
     async def _said(self) -> str:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
-                return (await self._reader.read(400)).decode(errors="replace").strip()
+            return (await asyncio.wait_for(self._reader.read(400), _GRACE_S)).decode(errors="replace").strip()
         return ""
 
     def _write(self, data: bytes) -> None:
@@ -333,8 +330,7 @@ class Machine:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             try:
-                async with asyncio.timeout(_BOOT_S):
-                    await asyncio.shield(asyncio.ensure_future(ended(process)))
+                await asyncio.wait_for(asyncio.shield(ended(process)), _BOOT_S)
             except TimeoutError:
                 process.kill()
             await starters.left(self._of.group)
