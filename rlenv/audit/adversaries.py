@@ -258,11 +258,10 @@ def _copied(subject: AuditSubject) -> Sequence[Script]:
 
 def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
     """Commands in the shell of a task's machine, `done` after the first, and no answer; () where there is no shell."""
-    shell = next((name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"), None)
-    if shell is None:
-        return ()
-    calls: list[Action] = [Message("assistant", "", (ToolCall(shell, {"command": one}),)) for one in commands]
-    return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
+    for shell in (name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"):
+        calls: list[Action] = [Message("assistant", "", (ToolCall(shell, {"command": one}),)) for one in commands]
+        return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
+    return ()
 
 
 def _planted(subject: AuditSubject) -> Sequence[Script]:
@@ -308,13 +307,10 @@ def _programs(subject: AuditSubject) -> Sequence[Script]:
         words.LEAVES_PROGRAMS.replace("$does", does).replace("$signal", signal)
         for does, signal in ((words.PLANTS, "9"), (words.KEEPS_PLANTING, "0"), ("while :; do sleep 1; done", "9"))
     ]
-    few = texts[: 2 if _is_patient(subject) else 3] if done else []
-    return [_typed(subject, words.MARKS_TIME, text, done=done) for text in few]
-
-
-def _is_patient(subject: AuditSubject) -> bool:
-    """True where tests that hang take long to be ended."""
-    return any(getattr(term, "time_s", 0) > _PATIENT_S for term in subject.environment.spec.rewards.values())
+    # Tests that hang may take long to be ended.
+    times = [getattr(term, "time_s", 0) for term in subject.environment.spec.rewards.values()]
+    is_patient = any(isinstance(one, str) or one > _PATIENT_S for one in times)
+    return [_typed(subject, words.MARKS_TIME, one, done=done) for one in texts[: 3 - is_patient] if done]
 
 
 ADVERSARIES: tuple[Adversary, ...] = (

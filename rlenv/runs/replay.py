@@ -128,8 +128,7 @@ def _compared(one: Replayed) -> Replayed:
     files = {
         path
         for before, now in zip(_changed(one.recorded), _changed(one.again), strict=False)
-        for path in before.keys() | now.keys()
-        if before.get(path) != now.get(path)
+        for path, _ in before.items() ^ now.items()
     }
     told = (*one.differences, *_compare(one.recorded, one.again, one.left_out))
     return replace(one, differences=told, files=tuple(sorted(files)))
@@ -137,9 +136,8 @@ def _compared(one: Replayed) -> Replayed:
 
 def _changed(one: Trajectory) -> list[Mapping[str, Any]]:
     """By term and path, what of an episode's files in machines tells whether they are the same."""
-    terms = [one.reward.terms[name].details.get("changed") for name in sorted(one.reward.terms)]
-    changed = [term if isinstance(term, (list, tuple)) else () for term in terms]
-    return [{str(each.get("path")): (each.get("kind"), each.get("sha256")) for each in term} for term in changed]
+    terms = [one.reward.terms[name].details.get("changed") or () for name in sorted(one.reward.terms)]
+    return [{str(each.get("path")): (each.get("kind"), each.get("sha256")) for each in term} for term in terms]
 
 
 async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:

@@ -39,6 +39,7 @@ _LIVE: Final = "the tests name their own machine's address, and only bubblewrap 
 _ASK: Final = (
     "take bubblewrap, start it in the tests, or let a [[verifier.collect]] hook ask it and keep the answer in a file"
 )
+_UNSET: Final = "the environment variable {} is not set, or empty; set it, or write ${{NAME:-default}}"
 _OWN_ADDRESS: Final = re.compile(rb"localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*))?\}", re.DOTALL)
 _CANARY: Final = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\r?\n|\Z))+\s*", re.IGNORECASE)
@@ -78,9 +79,7 @@ class HarborTasks(Sequence[Mapping[str, Any]]):
             with contextlib.suppress(SpecError):  # told by its row
                 task = _Task(folder, self._base)
                 for path, message in task.odd:
-                    code = "unknown-key" if message == _UNKNOWN else "no-effect"
-                    place = partial(task.finding, path, message, level="warning", code=code)
-                    found.setdefault((path[-1], message), []).append(place)
+                    found.setdefault((path[-1], message), []).append(partial(task.finding, path, message, "warning"))
                 task.row()
                 for one in () if is_live else task.asking:
                     found.setdefault(("", _LIVE), []).append(partial(replace, one))
@@ -134,14 +133,12 @@ class _Task:
             if isinstance(item, (dict, list)) and key not in ("env", "metadata"):
                 self._weigh(item, at)
 
-    def finding(self, path: _Path, message: str, *, level: Any = "fault", code: str = "") -> Finding:
+    def finding(self, path: _Path, message: str, level: Any = "fault") -> Finding:
         """A finding at a key, or at the nearest above it that is there."""
-        line, column = _place(self._text, path)
+        code = "" if level == "fault" else "unknown-key" if message == _UNKNOWN else "no-effect"
+        (line, column), where, file = _place(self._text, path), ".".join(map(str, path)), str(self._file)
         quote = self._text.split("\n")[line - 1].rstrip()
-        where = ".".join(map(str, path))
-        return Finding(
-            level, message, code=code, where=where, file=str(self._file), line=line, column=column, quote=quote
-        )
+        return Finding(level, message, code=code, where=where, file=file, line=line, column=column, quote=quote)
 
     def at(self, path: str, default: Any = None) -> Any:
         """The value of a dotted key."""
@@ -276,14 +273,10 @@ class _Task:
         filled: dict[str, str] = {}
         for name, text in self.at(path, {}).items():
             found = _VARIABLE.fullmatch(text)
-            filled[name] = text if found is None else found[2] or ""
-            if found and os.environ.get(found[1], "").strip():
-                filled[name] = resolve(f"${{env:{found[1]}}}")
-            elif found and found[2] is None:  # also where a check leaves variables of the spec open
-                message = (
-                    f"the environment variable {found[1]} is not set, or empty; set it, or write ${{NAME:-default}}"
-                )
-                self._tell(f"{path}.{name}", message)
+            is_set = found is not None and os.environ.get(found[1], "").strip()
+            filled[name] = resolve(f"${{env:{found[1]}}}") if found and is_set else found[2] or "" if found else text
+            if found and found[2] is None and not is_set:  # also where a check leaves variables of the spec open
+                self._tell(f"{path}.{name}", _UNSET.format(found[1]))
         return filled
 
     def _own_image(self) -> MachineImage | None:
@@ -295,23 +288,21 @@ class _Task:
 
     def _collect(self, step: str, user: Any) -> str:
         """Commands that run in the agent's machine before anything is taken from it."""
-        commands = []
-        for at in dict.fromkeys(("", step)):
-            for index, hook in enumerate(self.at(f"{at}verifier.collect", ())):
-                image = self._own_image() if "user" in hook else None
-                user = user or (image.user.partition(":")[0] if image else "")
-                who = hook.get("user", user)
+        places, commands = [f"{at}verifier.collect" for at in dict.fromkeys(("", step))], []
+        for place, index, hook in ((at, *one) for at in places for one in enumerate(self.at(at, ()))):
+            image = self._own_image() if "user" in hook else None
+            user = user or (image.user.partition(":")[0] if image else "")
+            who = hook.get("user", user)
+            try:
                 if who != user and user not in ("", 0, "0", "root"):
-                    why = f"a hook is run by the agent's user, here '{user}', unless that is root"
-                    self._tell(f"{at}verifier.collect.{index}.user", why)
-                elif image is not None:
-                    try:
-                        user_in(image.folder, str(who or 0))
-                    except ResourceError as error:
-                        self._tell(f"{at}verifier.collect.{index}.user", str(error))
-                held = {**hook, "user": "" if who == user else str(who)}
-                words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
-                commands.append(_shell("hook", timeout_sec=hook.get("timeout_sec", 60), **words))
+                    raise ResourceError(f"a hook is run by the agent's user, here '{user}', unless that is root")
+                if image is not None:
+                    user_in(image.folder, str(who or 0))
+            except ResourceError as error:
+                self._tell(f"{place}.{index}.user", str(error))
+            held = {**hook, "user": "" if who == user else str(who)}
+            words = {key: shlex.quote(held[key]) if held[key] else "" for key in ("command", "user")}
+            commands.append(_shell("hook", timeout_sec=hook.get("timeout_sec", 60), **words))
         return "; ".join(commands)
 
 

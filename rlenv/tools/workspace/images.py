@@ -13,6 +13,7 @@ import io
 import json
 import os
 import resource
+import secrets
 import shutil
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from rlenv._base.paths import draft_of
 from rlenv.errors import ResourceError, UsageError
 from rlenv.tools.workspace.starters import USERS, own, root_outside
 
@@ -80,14 +82,11 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
         if (found / "Dockerfile").is_file():
             key = f"build\0{digest_of(found)}"
             return _of_engine(key, f"rlenv-{_named(key)}", found, fetches=fetches)
-        status = found.stat()
-        if not found.is_dir():
-            name = _named(f"{found}\0{status.st_size}\0{status.st_mtime_ns}")
-            return _noted(name) or _note(name, _cached(name, lambda target: _fill(found, target)))
-        name = _named(f"{found}\n{digest_of(found, is_quick=True)}")
-        if (noted := _noted(name)) is not None:
+        status, is_folder = found.stat(), found.is_dir()
+        now = digest_of(found, is_quick=True) if is_folder else f"{status.st_size}\0{status.st_mtime_ns}"
+        if (noted := _noted(name := _named(f"{found}\0{now}"))) is not None:
             return noted
-        is_own = status.st_uid == root_outside()
+        is_own = is_folder and status.st_uid == root_outside()
         return _note(name, found if is_own else _cached(name, lambda target: _fill(found, target)))
     except (OSError, ValueError, KeyError, tarfile.TarError, shutil.Error) as error:
         raise ResourceError(f"the image '{source}' cannot be used: {error}") from error
@@ -216,10 +215,8 @@ def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType(
     env = dict(one.partition("=")[::2] for one in config.get("Env") or ())
     workdir, user = config.get("WorkingDir") or "", config.get("User") or ""
     image = MachineImage(folder, (), digest_of(folder), workdir, user, env)
-    target = _cache() / f"{name}-{os.geteuid()}.json"
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-        json.dump(asdict(image), file, default=str)
-    os.replace(file.name, target)
+    with draft_of(_cache() / f"{name}-{os.geteuid()}.json", mark=secrets.token_hex(8)) as draft:
+        draft.write_text(json.dumps(asdict(image), default=str), encoding="utf-8")
     return image
 
 

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,6 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.tools._process import sealed
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, content, extracted
 
@@ -214,7 +213,7 @@ def changes(
                     continue
                 one["sha256"] = hashlib.sha256(data).hexdigest()
                 if shows and told < _MOST_DIFFS:
-                    one["diff"] = _diff(was or b"", data)
+                    one["diff"] = _diff(was or b"", data, f"{layer}{path}")
                     told += len(one["diff"])
             found.append(one)
     for place, folder in originals[:-1]:  # the last is the image, over which the layer says itself what is gone
@@ -250,21 +249,13 @@ def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callabl
     return None
 
 
-def _diff(was: bytes, now: bytes) -> str:
-    if len(was) > _MOST_DIFFED or len(now) > _MOST_DIFFED or shutil.which("diff") is None:
-        return ""
-    files = [sealed(was), sealed(now)]
-    try:
-        argv = ["diff", "-u", "--label", "before", "--label", "after", *(f"/dev/fd/{file}" for file in files)]
-        ran = subprocess.run(
-            argv, pass_fds=files, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    finally:
-        for file in files:
-            os.close(file)
-    return cut_end(ran.stdout[: 4 * _MOST_DIFF].decode(errors="replace"), _MOST_DIFF)
+def _diff(was: bytes, now: bytes, file: str) -> str:
+    if max(len(was), len(now)) <= _MOST_DIFFED and shutil.which("diff"):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            argv = ["diff", "-u", "--label", "before", "--label", "after", "-", file]
+            ran = subprocess.run(argv, input=was, capture_output=True, check=False, timeout=5)
+            return cut_end(ran.stdout[: 4 * _MOST_DIFF].decode(errors="replace"), _MOST_DIFF)
+    return ""
 
 
 def packed_layer(layer: Path, most: int) -> bytes:
@@ -295,27 +286,6 @@ def unpacked(data: bytes, layer: Path, most: int) -> None:
     """Puts a packed layer into an empty folder (see `extracted`)."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
         extracted(tar, layer, most=most)
-
-
-async def taped(name: str, pack: Callable[[], Awaitable[Any]], put_back: Callable[[Any], Awaitable[None]]) -> bool:
-    """Keeps what a machine holds on a tape that is to hold all, or puts back what such a tape has; else False.
-
-    Raises:
-        CassetteError: the tape has it not.
-    """
-    if (lane := here()) is None or not lane.tape.wants_local:
-        return False
-    asked = Asked("layer", name, name, is_local=True)
-    slot = lane.tape.look(replace(lane, place=f"machine {name}"), asked)
-    if slot.answer is not None:
-        await put_back(said_again(slot, slot.answer, lambda _, answer: answer.response))
-        return True
-    try:
-        answer = Answer("ok", await pack())
-    except _UNPACKABLE as error:
-        answer = Answer("refused", reason=str(error))
-    lane.tape.keep(slot, answer)
-    return True
 
 
 @dataclass(slots=True)
@@ -367,6 +337,26 @@ class Told:
         data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
         held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
         return {"layer": held, "is_cut": self.is_cut, "notes": json.loads(json.dumps(self.notes))}
+
+    async def taped(self, name: str) -> bool:
+        """Keeps what it holds on a tape that is to hold all, or puts back what such a tape has; else False.
+
+        Raises:
+            CassetteError: the tape has it not.
+        """
+        if (lane := here()) is None or not lane.tape.wants_local:
+            return False
+        slot = lane.tape.look(replace(lane, place=f"machine {name}"), Asked("layer", name, name, is_local=True))
+        if slot.answer is not None:
+            held = said_again(slot, slot.answer, lambda _, answer: answer.response)
+            await self.put_back({**held, "notes": {}})
+            return True
+        try:
+            answer = Answer("ok", await self.pack())
+        except _UNPACKABLE as error:
+            answer = Answer("refused", reason=str(error))
+        lane.tape.keep(slot, answer)
+        return True
 
     async def put_back(self, held: Any) -> None:
         """Puts what a tape holds of a machine in the place of this one's layer.

@@ -223,7 +223,7 @@ class Workspace(layers.Told):
         async with self._lock:
             await self._settle()
         if self.changed is None:
-            shows = await layers.taped(name, self.pack, lambda held: self.put_back({**held, "notes": {}}))
+            shows = await self.taped(name)
             at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
             since, originals = self.filled, [*at, ("", self.image.folder)]
             look = partial(layers.changes, self.layer, originals, since=since, shows=shows)
