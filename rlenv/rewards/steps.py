@@ -52,20 +52,15 @@ class SteppedSpec(RewardSpec):
     """`mean` over the steps, or the `final` one; a template. A step that was not reached is worth 0."""
 
 
-def stepped(make: Callable[[str, Any, TermCompileContext], tuple[Term, By]]) -> Callable[..., Term]:
-    """The factory of a term that is measured at the end of each step, out of one that is at the episode's."""
-
-    def compiled(name: str, spec: SteppedSpec, context: TermCompileContext) -> Term:
-        origin = context.resource(spec.resource, WorkspaceResource, "workspace")
-        steps, combine = (template_of(getattr(spec, key) or "", key=key, names=_NAMES) for key in ("steps", "combine"))
-        first, by = make(name, spec, context)
-        if spec.steps is None:
-            return first
-        assert first.measure_async is not None
-        origin.terms[name] = first.measure_async, by
-        return replace(first, measure_async=_over_steps(name, spec, steps.value, combine.value))
-
-    return compiled
+def stepped(first: Term, by: By, spec: SteppedSpec, context: TermCompileContext) -> Term:
+    """A term that is measured at the end of each step, out of one that is at the episode's."""
+    origin = context.resource(spec.resource, WorkspaceResource, "workspace")
+    steps, combine = (template_of(getattr(spec, key) or "", key=key, names=_NAMES) for key in ("steps", "combine"))
+    if spec.steps is None:
+        return first
+    assert first.measure_async is not None
+    origin.terms[first.name] = first.measure_async, by
+    return replace(first, measure_async=_over_steps(first.name, spec, steps.value, combine.value))
 
 
 def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], combine: Callable[..., Any]) -> Measure:

@@ -31,9 +31,9 @@ from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
-from rlenv.rewards.steps import By, SteppedSpec, ran_in_shell, stepped
+from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
 from rlenv.tools.workspace.images import digest_of
-from rlenv.tools.workspace.machine import MachineFailed, Names, Ran, RowTests, Verified
+from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST: Final = 4
@@ -249,7 +249,9 @@ def _listed(key: str, value: Any) -> tuple[str, ...]:
 def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
-    if verified.ran.why or (log.file is None and verified.ran.dropped):  # what was not said may be what failed
+    if verified.ran.why not in ("", "starved") or (
+        log.file is None and verified.ran.dropped
+    ):  # what was not said may be what failed
         return None, {}, ""
     try:
         found = passed_in(text.decode(errors="replace"), log.format)
@@ -272,8 +274,8 @@ def is_passed(name: str, found: Mapping[str, bool]) -> bool:
     return bool(ways) and all(found[one] for one in ways)
 
 
-_Number = tuple[float | None, Mapping[str, float], str, Ran | None]
-"""A number, None for none, those beside it, what the tests said, and how they ended."""
+_Number = tuple[float | None, Mapping[str, float], str, str]
+"""A number, None for none, those beside it, what the tests said, and how they ended, "" where that was by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,20 +302,17 @@ class _Tests:
             name = partial(self._digest, tests, workspace.source, workspace.at_first)
             key = await name() if is_fresh else ""
             found = self.at_first.get(key)
-            value, beside, said, ran = found or await self._number(workspace, tests)
-            is_starved = ran is not None and ran.is_starved
-            if is_fresh and ran is not None and not (ran.why or ran.is_starved):
-                self.at_first[key] = value, beside, said, ran
+            value, beside, said, end = found or await self._number(workspace, tests)
+            if is_fresh and not end:
+                self.at_first[key] = value, beside, said, ""
                 drop_oldest(self.at_first, most=_MOST_AT_FIRST)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
-            if (value is None or is_starved) and (key := key or await name()) not in self.known:
-                known, shares, why, ran = await self._number(workspace, tests, over_layer=False)
+            if (value is None or end == "starved") and (key := key or await name()) not in self.known:
+                known, shares, why, end = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
-                if known is None or (tests.names[1] and not shares["pass_to_pass"]):
+                if known is None or end == "starved" or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
-                if ran is not None and ran.is_starved:
-                    raise RewardError(f"the tests run out of memory_mb, over the untouched image too: {why}")
                 self.known.add(key)
         if value is None:
             value, said = 0.0, f"the tests give no number over what the episode left: {said}"
@@ -369,12 +368,12 @@ class _Tests:
                 if tested.ran.why:
                     said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
                 if value is not None:
-                    return value, beside, said, tested.ran
+                    return value, beside, said, tested.ran.why
             asked += 1
-        return None, {}, said, None
+        return None, {}, said, "none"
 
 
-def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> tuple[Term, By]:
+def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -> Term:
     keep = () if isinstance(spec.keep, str) else tuple(spec.keep or ())
     for index, path in enumerate(keep):
         if not path.startswith("/") or ".." in path.split("/"):
@@ -404,7 +403,7 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         return RowTests(folder=folder, keep=kept, names=(mend, stay), **rest)
 
     tests = _Tests(spec, tests_of)
-    return Term(name=name, spec=spec, measure_async=tests.measure), tests.by
+    return stepped(Term(name=name, spec=spec, measure_async=tests.measure), tests.by, spec, context)
 
 
-KIND = Kind(WorkspaceTestsSpec, stepped(_compile))
+KIND = Kind(WorkspaceTestsSpec, _compile)

@@ -183,10 +183,9 @@ def _built_by(engine: str) -> list[str]:
     this process may have, and its own format leaves out SHELL."""
     if not engine.endswith("podman"):
         return [engine, "build"]
-    runtime = shutil.which("runc")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = ("--ulimit", f"nofile={soft}:{hard}")
-    return [engine, *(("--runtime", runtime) if runtime else ()), "build", "--format", "docker", *limits]
+    runtime, (soft, hard) = shutil.which("runc"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    words = ("build", "--format", "docker", "--ulimit", f"nofile={soft}:{hard}")
+    return [engine, *(("--runtime", runtime) if runtime else ()), *words]
 
 
 def _said(*argv: str) -> str:
@@ -292,15 +291,13 @@ def _special(folder: str, names: list[str]) -> list[str]:
 
 
 def _host(target: Path) -> None:
-    for name in _FOLDERS:
+    for name in (*_FOLDERS, *(one.strip("/") for one in _BINDS)):
         (target / name).mkdir(parents=True, exist_ok=True)
     for name in ("tmp", "var/tmp"):
         (target / name).chmod(0o1777)
     for name in _LINKS:
         if (link := Path("/", name)).is_symlink():
             (target / name).symlink_to(os.readlink(link))
-    for name in _BINDS:
-        (target / name.strip("/")).mkdir(exist_ok=True)
     for path in target.rglob("*"):
         own(path)
 

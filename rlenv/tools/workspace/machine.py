@@ -56,15 +56,14 @@ class Ran:
     """The end of a command. `code` is None where it gave none: it did not end in time, or the shell ended.
 
     `dropped` bytes of the middle of the output were not kept. `why` says how a command without a status ended: "late"
-    where it was stopped and the shell goes on, otherwise the machine has to be booted again.
+    where it was stopped and the shell goes on, otherwise the machine has to be booted again. It is "starved" where
+    processes of tests were ended at the machine's own limit of memory.
     """
 
     code: int | None
     output: bytes
     dropped: int = 0
-    why: Literal["", "late", "ended", "cut", "full", "broken"] = ""
-    is_starved: bool = False
-    """True where processes of tests were ended at the machine's own limit of memory."""
+    why: Literal["", "late", "ended", "cut", "full", "broken", "starved"] = ""
 
 
 @dataclass(slots=True)
@@ -156,8 +155,8 @@ class Machine:
         try:
             await self._start()
             async with asyncio.timeout(_BOOT_S):
-                if await self._reader.readline() != b"ready\n":
-                    raise MachineFailed(await self._said())
+                if (line := await self._reader.readline()) != b"ready\n":
+                    raise MachineFailed((line + await self._reader.read(400)).decode(errors="replace").strip())
                 starters.map_users(self.pid, self._of.sandbox)
                 self._counts.extend(starters.joined(self.pid, self._of.group, self._of.limits))
                 self._write(b"go\n")
@@ -211,11 +210,6 @@ class Machine:
         with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
             await asyncio.wait_for(ended(self._process), _GRACE_S)
         return self._process.poll() in _KILLED and _ENDED not in self._told() and self.starved_by != "limit"
-
-    async def _said(self) -> str:
-        with contextlib.suppress(TimeoutError):
-            return (await asyncio.wait_for(self._reader.read(400), _GRACE_S)).decode(errors="replace").strip()
-        return ""
 
     def _write(self, data: bytes) -> None:
         """Writes a whole line, without waiting; what the shell does not take is seen by its silence."""

@@ -225,8 +225,8 @@ class Workspace(layers.Told):
         if self.changed is None:
             shows = await self.taped(name)
             at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
-            since, originals = self.filled, [*at, ("", self.image.folder)]
-            look = partial(layers.changes, self.layer, originals, since=since, shows=shows)
+            originals = [*at, ("", self.image.folder)]
+            look = partial(layers.changes, self.layer, originals, since=self.filled, shows=shows)
             self.changed = await _threads.finish(look)
         return self.changed
 
@@ -283,7 +283,7 @@ class Workspace(layers.Told):
             ran = await self._watched(machine, command, time_s, most)
             if machine.starved_by == "host":
                 raise MachineFailed("the computer ran out of memory", is_cut=True)
-            return replace(ran, is_starved=machine.starved_by == "limit")
+            return replace(ran, why="starved") if machine.starved_by and not ran.why else ran
         finally:
             await machine.end()
 
