@@ -249,9 +249,8 @@ def _listed(key: str, value: Any) -> tuple[str, ...]:
 def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float | None, Mapping[str, float], str]:
     """The number of tests by name, None where the log names none; the shares that passed; and which did not."""
     text = verified.ran.output if log.file is None else verified.files.get(log.file, b"")
-    if verified.ran.why not in ("", "starved") or (
-        log.file is None and verified.ran.dropped
-    ):  # what was not said may be what failed
+    # What was not said may be what failed.
+    if verified.ran.why not in ("", "out of memory") or (log.file is None and verified.ran.dropped):
         return None, {}, ""
     try:
         found = passed_in(text.decode(errors="replace"), log.format)
@@ -308,10 +307,10 @@ class _Tests:
                 drop_oldest(self.at_first, most=_MOST_AT_FIRST)
             if workspace.is_cut:
                 raise RewardError("a command of the episode was ended from outside, and what it did is lost")
-            if (value is None or end == "starved") and (key := key or await name()) not in self.known:
+            if (value is None or end == "out of memory") and (key := key or await name()) not in self.known:
                 known, shares, why, end = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
-                if known is None or end == "starved" or (tests.names[1] and not shares["pass_to_pass"]):
+                if known is None or end == "out of memory" or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
                 self.known.add(key)
         if value is None:
@@ -350,26 +349,23 @@ class _Tests:
             try:
                 tested = await workspace.tested(tests, over_layer=over_layer, files=files, most=most)
             except MachineFailed as error:
-                lost += 1
-                said = str(error)
-                if error.is_cut and lost < _MOST_LOST:
-                    continue
-                if error.is_cut:
+                lost, asked, said = lost + error.is_cut, asked + (not error.is_cut), str(error)
+                if lost == _MOST_LOST:
                     raise RewardError(f"the tests could not be run: {error}") from error
-            else:
-                said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
-                if log is None:
-                    value, beside = value_of(tested, self.spec.by, self.spec.weights)
-                else:
-                    value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
-                    if value is None and not over_layer and not tested.ran.why and tested.ran.code not in _NOT_RUN:
-                        value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
-                    said = told or said
-                if tested.ran.why:
-                    said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
-                if value is not None:
-                    return value, beside, said, tested.ran.why
+                continue
             asked += 1
+            said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
+            if log is None:
+                value, beside = value_of(tested, self.spec.by, self.spec.weights)
+            else:
+                value, beside, told = await asyncio.to_thread(_by_name, tested, log, tests.names)
+                if value is None and not over_layer and not tested.ran.why and tested.ran.code not in _NOT_RUN:
+                    value, beside = 0.0, {"pass_to_pass": 0.0}  # they ended: what they need may be what is missing
+                said = told or said
+            if tested.ran.why:
+                said = f"their command did not end by itself ({tested.ran.why}) {said}".strip()
+            if value is not None:
+                return value, beside, said, tested.ran.why
         return None, {}, said, "none"
 
 

@@ -184,7 +184,7 @@ def test_tests_that_need_more_memory_than_there_is_are_invalid(
     assert term.value == worth
     trajectory, _ = played(spec, [f"echo '{takes}' > prog"])
     assert trajectory.reward.total == worth
-    assert worth or "(starved)" in str(trajectory.failure)
+    assert worth or "(out of memory)" in str(trajectory.failure)
 
 
 @pytest.mark.sandbox

@@ -126,35 +126,23 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
     """What is kept of a layer, as a copy; the layer itself where that is all of it, with nothing to take out."""
+    kept = ["".join(f"/{part}" for part in PurePosixPath(one).parts[1:]) for one in keep]
 
     def is_out(copy: str) -> bool:
-        return any(fnmatchcase(copy.removeprefix(str(target)), one) for one in exclude)
+        path = copy.removeprefix(str(target))
+        is_in = any(f"{path}/".startswith(f"{one}/") for one in kept)
+        if not is_in and any(one.startswith(f"{path}/") for one in kept):
+            is_in = stat.S_ISDIR(os.lstat(f"{layer}{path}").st_mode)  # a link on the way keeps nothing
+        return not is_in or any(fnmatchcase(path, one) for one in exclude)
 
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
         starters.run_on("chmod", "-R", "u+rX", str(layer))
-    if is_all := PurePosixPath("/") in map(PurePosixPath, keep):
+    if "" in kept and not exclude:
         odd = (isinstance(status, OSError) or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= starters.DEEPEST
                for path, status in walked(layer))  # fmt: skip
-        if not exclude and not any(odd):
+        if not any(odd):
             return layer
-        starters.copied(layer, target, starters.linked, is_out)
-    else:
-        target.mkdir()
-        starters.own(target)
-    for one in () if is_all else keep:
-        source, copy = layer, target
-        for part in PurePosixPath(one).parts[1:]:
-            if source.is_symlink() or not source.is_dir() or part == "..":  # a link on the way keeps nothing
-                break
-            if not os.path.lexists(copy):
-                copy.mkdir()
-                starters.like(source, copy)
-            source, copy = source / part, copy / part
-            if is_out(str(copy)):
-                break
-        else:
-            if os.path.lexists(source) and not os.path.lexists(copy):
-                starters.copied(source, copy, starters.linked, is_out)
+    starters.copied(layer, target, is_out)
     return target
 
 

@@ -56,14 +56,14 @@ class Ran:
     """The end of a command. `code` is None where it gave none: it did not end in time, or the shell ended.
 
     `dropped` bytes of the middle of the output were not kept. `why` says how a command without a status ended: "late"
-    where it was stopped and the shell goes on, otherwise the machine has to be booted again. It is "starved" where
-    processes of tests were ended at the machine's own limit of memory.
+    where it was stopped and the shell goes on, otherwise the machine has to be booted again; "out of memory" is of
+    tests, processes of which were ended at the machine's own limit.
     """
 
     code: int | None
     output: bytes
     dropped: int = 0
-    why: Literal["", "late", "ended", "cut", "full", "broken", "starved"] = ""
+    why: Literal["", "late", "ended", "cut", "full", "broken", "out of memory"] = ""
 
 
 @dataclass(slots=True)

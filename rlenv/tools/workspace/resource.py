@@ -204,10 +204,8 @@ class Workspace(layers.Told):
             copy.mkdir()
             for number in (signal.SIGSTOP,) * 3:  # what they start meanwhile too
                 machine.signal(number)
-            try:
-                is_whole = await _threads.finish(lambda: starters.duplicate(self.layer, copy))
-            finally:
-                machine.signal(signal.SIGCONT)
+            is_whole = await _threads.finish(lambda: starters.duplicate(self.layer, copy, is_live=True))
+            machine.signal(signal.SIGCONT)
         if is_whole and machine is not None and (joins := machine.beside()):
             self._joins, self.copies, self.notes["live"] = joins, self.copies + 1, True
         else:
@@ -283,7 +281,7 @@ class Workspace(layers.Told):
             ran = await self._watched(machine, command, time_s, most)
             if machine.starved_by == "host":
                 raise MachineFailed("the computer ran out of memory", is_cut=True)
-            return replace(ran, why="starved") if machine.starved_by and not ran.why else ran
+            return replace(ran, why="out of memory") if machine.starved_by and not ran.why else ran
         finally:
             await machine.end()
 

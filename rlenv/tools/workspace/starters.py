@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,6 @@ _MORE: Final = 64
 """Processes of what starts a machine."""
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CAPABILITIES: Final = [f"CAP_{one}" for one in "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID".split()]
-linked: Final = partial(os.link, follow_symlinks=False)
 # Constant scripts: all that differs reaches them as variables.
 _USER = (
     '{ ulimit -c 0; ulimit -n 4096; [ -z "$RLENV_IS_ROOT" ] || ulimit -u "$RLENV_PROCESSES" || '
@@ -357,10 +356,8 @@ def like(source: Path, copy: Path) -> None:
         os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
-def copied(
-    source: Path, copy: Path, place: Callable[[str, str], None], is_out: Callable[[str], bool] = lambda _: False
-) -> None:
-    """Copies a tree of the policy's, each of its files by `place`, none that `is_out` by its copy; no link is followed.
+def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: False) -> None:
+    """Copies a tree of the policy's with the same files, none that `is_out` by its copy; no link is followed.
 
     What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
 
@@ -372,7 +369,7 @@ def copied(
         at, to, depth = rest.pop()
         with _where_it_is_the_policys():
             if not stat.S_ISDIR(os.lstat(at).st_mode):
-                place(at, to)
+                os.link(at, to, follow_symlinks=False)
             elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < DEEPEST:
                 os.mkdir(to)
                 made.append((at, to))
@@ -393,18 +390,20 @@ def _where_it_is_the_policys() -> Iterator[None]:
             raise
 
 
-def duplicate(source: Path, copy: Path) -> bool:
+def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
     """Copies what is in a folder into another, as it is, with second names and holes; False where that cannot be done.
 
-    What writes there may go on: `cp` sees nothing but the two folders and programs, so that no link leads it out.
+    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out.
 
     Raises:
         OSError: this machine's disk, memory or files are used up.
     """
-    argv = [bubblewrap(), "--die-with-parent", "--new-session", "--cap-add", "CAP_DAC_OVERRIDE"]
-    argv += [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
-    argv += ["--ro-bind", str(source), "/source", "--bind", str(copy), "/copy", "--setenv", "LC_ALL", "C"]
-    said = run_on(*argv, "cp", "-a", "/source/.", "/copy").decode(errors="replace").splitlines()
+    argv = ["env", "LC_ALL=C", "cp", "-a", f"{source}/.", str(copy)]
+    if is_live:
+        jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
+        jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
+        argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
+    said = run_on(*argv).decode(errors="replace").splitlines()
     for number in OF_THIS_MACHINE:
         if any(line.endswith(f": {os.strerror(number)}") for line in said):
             raise OSError(number, os.strerror(number))

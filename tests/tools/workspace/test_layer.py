@@ -166,7 +166,7 @@ def test_a_copy_is_of_the_same_files_and_of_so_many_folders_within_each_other(tm
     of, was = os.lstat(copy / "d"), os.lstat(app / "d")
     assert (of.st_mode, of.st_uid, of.st_mtime) == (was.st_mode, was.st_uid, 1)
     assert os.getxattr(copy / "d", "user.overlay.opaque") == b"y"
-    assert len([*copy.rglob("d")]) == 200
+    assert len([*copy.rglob("d")]) == 199
 
 
 @pytest.mark.parametrize(("number", "is_ours"), [(errno.ENOSPC, True), (errno.EMFILE, True), (errno.EMLINK, False)])
@@ -176,7 +176,7 @@ def test_nothing_is_scored_without_files_that_this_machine_could_not_copy(
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "a").write_text("1")
 
-    def fails(source: str, copy: str) -> None:
+    def fails(_: str) -> bool:
         raise OSError(number, "not copied")
 
     with pytest.raises(OSError, match="not copied") if is_ours else contextlib.nullcontext():
