@@ -200,12 +200,11 @@ async def _tried(environment: Environment) -> int:
             name = str(named[0] or "the programs of this machine")
             say(f"{machine.name}: {name} …")
             digest = await _booted(machine, named, ResourceContext(row, constants))
+            write(f"ok    {name} {digest[:12]}\n")
+            ready += 1
         except (RlenvError, ValueError) as error:
-            wrong += 1
             write_error(f"lacks {name}: {error}\n")
-            continue
-        ready += 1
-        write(f"ok    {name} {digest[:12]}\n")
+            wrong += 1
     write(f"{ready} of {ready + wrong} images are ready\n")
     return 1 if wrong else 0
 
@@ -217,14 +216,10 @@ def _with_steps(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 async def _booted(machine: Any, named: Sequence[Any], context: ResourceContext) -> str:
     from rlenv.tools.workspace.images import prepared
-    from rlenv.tools.workspace.machine import MachineFailed
 
     image, *_ = [await asyncio.to_thread(prepared, one, fetches=True) for one in named if one or one is named[0]]
     async with machine.open(context) as workspace:
-        try:
-            ran = await workspace.run("true", _BOOT_S)
-        except MachineFailed as error:
-            raise ResourceError(str(error)) from error
+        ran = await workspace.run("true", _BOOT_S)
         if ran.code != 0:
             raise ResourceError(f"no shell answers over it {ran.output.decode(errors='replace')}".strip())
     return str(image.digest)

@@ -6,6 +6,7 @@ import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import Field
@@ -60,43 +61,42 @@ def stepped(first: Term, by: By, spec: SteppedSpec, context: TermCompileContext)
         return first
     assert first.measure_async is not None
     origin.terms[first.name] = first.measure_async, by
-    return replace(first, measure_async=_over_steps(first.name, spec, steps.value, combine.value))
+    return replace(first, measure_async=partial(_over_steps, first.name, spec, steps.value, combine.value))
 
 
-def _over_steps(name: str, spec: SteppedSpec, steps_of: Callable[..., Any], combine: Callable[..., Any]) -> Measure:
-    async def measured(context: RewardContext) -> Measured:
-        workspace: Workspace = context.resources[spec.resource]
-        values = {"task": context.task, "vars": context.vars}
-        steps: Any = steps_of(**values)
-        measure, by = term = workspace.origin.terms[name]
-        if not steps:
-            found: Measured = await measure(context)
-            return found
-        noted, done = workspace.notes, list[Mapping[str, Any]](workspace.notes.get(name, ()))
-        heard = [turn.observation.messages for turn in context.turns if turn.observation is not None]
-        if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
-            raise RewardError("what the earlier steps were worth was not recorded; `eval --record` keeps it")
-        for number, (one, step) in enumerate(zip(done, steps, strict=False), 1):
-            if not one["error"] and one["by"] != await by(replace(context, task={**context.task, **step})):
-                raise RewardError(f"other tests measured step {number}, and what it left then is not there any more")
-        if not noted.get("ended"):
-            done.append(await _noted(term, replace(context, task={**context.task, **steps[len(done)]})))
-        elif not workspace.is_put_back:
-            workspace.changed = None  # what is kept of the machine is to have what the last step was worth
-            with bounded_by_itself():
-                await workspace.told(spec.resource)
-        if failed := next((one["error"] for one in done if one["error"]), ""):
-            raise RewardError(failed)
-        worth = [one["value"] or 0.0 for one in done]
-        count = len(worth) if noted.get("ended") == "below" else len(steps)
-        parts = [one["details"].get("numbers", {}) for one in done]
-        numbers = {key: sum(part.get(key, 0.0) for part in parts) / count for part in parts for key in part}
-        value = sum(worth) / count
-        if combine(**values) == "final":
-            value, numbers = worth[-1] * (len(worth) == count), parts[-1]
-        return Measured(value, done[-1]["evidence"], {**done[-1]["details"], "numbers": numbers, "steps": worth})
-
-    return measured
+async def _over_steps(
+    name: str, spec: SteppedSpec, steps_of: Callable[..., Any], combine: Callable[..., Any], context: RewardContext
+) -> Measured:
+    workspace: Workspace = context.resources[spec.resource]
+    values = {"task": context.task, "vars": context.vars}
+    steps: Any = steps_of(**values)
+    measure, by = term = workspace.origin.terms[name]
+    if not steps:
+        found: Measured = await measure(context)
+        return found
+    noted, done = workspace.notes, list[Mapping[str, Any]](workspace.notes.get(name, ()))
+    heard = [turn.observation.messages for turn in context.turns if turn.observation is not None]
+    if len(done) < sum(any(one.role == "user" for one in messages) for messages in heard):
+        raise RewardError("what the earlier steps were worth was not recorded; `eval --record` keeps it")
+    for number, (one, step) in enumerate(zip(done, steps, strict=False), 1):
+        if not one["error"] and one["by"] != await by(replace(context, task={**context.task, **step})):
+            raise RewardError(f"other tests measured step {number}, and what it left then is not there any more")
+    if not noted.get("ended"):
+        done.append(await _noted(term, replace(context, task={**context.task, **steps[len(done)]})))
+    elif not workspace.is_put_back:
+        workspace.changed = None  # what is kept of the machine is to have what the last step was worth
+        with bounded_by_itself():
+            await workspace.told(spec.resource)
+    if failed := next((one["error"] for one in done if one["error"]), ""):
+        raise RewardError(failed)
+    worth = [one["value"] or 0.0 for one in done]
+    count = len(worth) if noted.get("ended") == "below" else len(steps)
+    parts = [one["details"].get("numbers", {}) for one in done]
+    numbers = {key: sum(part.get(key, 0.0) for part in parts) / count for part in parts for key in part}
+    value = sum(worth) / count
+    if combine(**values) == "final":
+        value, numbers = worth[-1] * (len(worth) == count), parts[-1]
+    return Measured(value, done[-1]["evidence"], {**done[-1]["details"], "numbers": numbers, "steps": worth})
 
 
 async def _noted(term: tuple[Measure, By], context: RewardContext) -> Mapping[str, Any]:
@@ -130,7 +130,7 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
         if noted["again"] > index - bool(noted.get("ended")):
             return None
         after = {**task, **steps[noted["again"]]}
-        await _set_tests(workspace, after, vars)
+        _, workspace.tests_image = await asyncio.to_thread(workspace.origin.images, after, vars)
         return str(after["instruction"])
     if index + 1 >= len(steps):
         return None
@@ -150,13 +150,9 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     return None if noted.get("ended") else str(after["instruction"])
 
 
-async def _set_tests(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
-    _, workspace.tests_image = await asyncio.to_thread(workspace.origin.images, task, vars)
-
-
 async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[str, Any]) -> bool:
     """Makes a step's files in the machine, and runs its set-up; False where what the episode left stands in its way."""
-    await _set_tests(workspace, task, vars)
+    _, workspace.tests_image = await asyncio.to_thread(workspace.origin.images, task, vars)
     entry, files = workspace.origin.of_row(task, vars), workspace.origin.source("path", task, vars)
     workspace.entry = entry
     place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)

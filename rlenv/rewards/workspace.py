@@ -252,10 +252,9 @@ def _by_name(verified: Verified, log: TestLogSpec, names: Names) -> tuple[float 
     # What was not said may be what failed.
     if verified.ran.why not in ("", "out of memory") or (log.file is None and verified.ran.dropped):
         return None, {}, ""
-    try:
+    found: dict[str, bool] = {}
+    with contextlib.suppress(ValueError):
         found = passed_in(text.decode(errors="replace"), log.format)
-    except ValueError:
-        found = {}
     if not found:
         return None, {}, ""
     failed = [[one for one in wanted if not is_passed(one, found)] for wanted in names]
@@ -300,8 +299,7 @@ class _Tests:
             is_fresh = not (workspace.commands or workspace.is_put_back)
             name = partial(self._digest, tests, workspace.source, workspace.at_first)
             key = await name() if is_fresh else ""
-            found = self.at_first.get(key)
-            value, beside, said, end = found or await self._number(workspace, tests)
+            value, beside, said, end = self.at_first.get(key) or await self._number(workspace, tests)
             if is_fresh and not end:
                 self.at_first[key] = value, beside, said, ""
                 drop_oldest(self.at_first, most=_MOST_AT_FIRST)

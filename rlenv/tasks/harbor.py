@@ -200,15 +200,16 @@ class _Task:
         setup.append("bash ./setup.sh" if step and is_file(files / "setup.sh") else "")
         setup.append(_health(self.at(f"{step}healthcheck")) if step else "")
         own, env = folder / "solution", _env_text(self._env("solution.env"))
+        own = own if is_folder(own) else self.folder / "solution"
         said = self._read(lambda: _text(folder / "instruction.md", self.folder), "")
-        solution = self._read(lambda: _solve(own if is_folder(own) else self.folder / "solution", env), "")
+        solve = self._read(lambda: _shell("solve", data=_data(own), env=env), "") if is_file(own / "solve.sh") else ""
         return {
             "instruction": _CANARY.sub("", said).strip("\n"),
             "user": "" if user in (0, "root") else str(user),
             "files": self._named(files) if step and is_folder(files) else "",
             "setup": " && ".join(filter(None, setup)), "collect": self._collect(step, user),
             "min_reward": least if isinstance(least, dict) else {"reward": least},
-            "solution": solution, "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S),
+            "solution": solve, "agent_s": self._said(step, "agent.timeout_sec", _AGENT_S),
             **self._read(lambda: self._tests(step, folder), {}),
         }  # fmt: skip
 
@@ -308,10 +309,8 @@ class _Task:
 
 def _at(value: Any, path: Sequence[Any], default: Any = None) -> Any:
     for key in path:
-        if isinstance(value, list):
-            value = value[int(key)] if int(key) < len(value) else None
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
+        listed = enumerate(value) if isinstance(value, list) else ()
+        value = (value if isinstance(value, dict) else {str(at): one for at, one in listed}).get(str(key))
     return default if value is None else value
 
 
@@ -361,11 +360,6 @@ def _left_out(source: str, name: str) -> Iterator[str]:
 
 def _env_text(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-
-
-def _solve(folder: Path, env: str) -> str:
-    """A command that puts the solution's files in their place and runs them; "" where there is no solution."""
-    return _shell("solve", data=_data(folder), env=env) if is_file(folder / "solve.sh") else ""
 
 
 def _data(folder: Path) -> str:

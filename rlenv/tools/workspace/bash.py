@@ -78,8 +78,8 @@ class _Tool:
         """The value is `{"output": …, "status": number or None}`."""
         ran, text = await self.ran(call, arguments["command"])
         value = {"output": ran.output.decode("utf-8", errors="replace"), "status": ran.code}
-        written = len(ran.output) + ran.dropped
-        return ToolOutput(text, value, details={"status": "none" if ran.code is None else ran.code, "bytes": written})
+        status = "none" if ran.code is None else ran.code
+        return ToolOutput(text, value, details={"status": status, "bytes": len(ran.output) + ran.dropped})
 
 
 def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any], *, commands: int) -> Any:

@@ -6,6 +6,7 @@ run reads the note; only `rlenv validate --images` pulls and builds.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import hashlib
@@ -95,15 +96,14 @@ def prepared(source: Path | str | None, *, fetches: bool = False) -> MachineImag
 def digest_of_image(source: Path | str, *, say: object = None) -> str:
     """The digest of an image as it is on this machine: of its files by name, mode and content, or of a .tar; `say` is
     not used. "unreadable" where it is not here."""
-    try:
+    with contextlib.suppress(UsageError, ResourceError, OSError):
         if isinstance(source, str) or (source / "Dockerfile").is_file():
             return prepared(source).digest
         if source.is_dir():
             return digest_of(source)
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (UsageError, ResourceError, OSError):
-        return "unreadable"
+    return "unreadable"
 
 
 def user_in(image: Path, user: str) -> tuple[str, str, str, str]:
@@ -202,12 +202,11 @@ def _named(key: str) -> str:
 
 def _noted(name: str) -> MachineImage | None:
     """The image of a note; None where there is none, or its folder has gone."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):
         held = json.loads((_cache() / f"{name}-{os.geteuid()}.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    image = MachineImage(**{**held, "folder": Path(held["folder"]), "binds": ()})
-    return image if image.folder.is_dir() else None
+        image = MachineImage(**{**held, "folder": Path(held["folder"]), "binds": ()})
+        return image if image.folder.is_dir() else None
+    return None
 
 
 def _note(name: str, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> MachineImage:

@@ -159,9 +159,7 @@ def published(layer: Path, upper: Path) -> None:
     source, copy = layer / "logs" / "artifacts", upper / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
         copy.mkdir()
-        starters.like(source, copy)
-        if any(source.iterdir()):
-            starters.duplicate(source, copy)
+        starters.duplicate(source, copy)
 
 
 def changes(

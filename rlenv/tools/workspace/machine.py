@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from rlenv.concurrency.processes import children, ended, work_of
+from rlenv.errors import ResourceError
 from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace import starters
@@ -43,7 +44,7 @@ _GRACE_S: Final = 2.0
 """Seconds that what was interrupted may take to end."""
 
 
-class MachineFailed(Exception):
+class MachineFailed(ResourceError):
     """A machine did not come up, or was ended from outside (`is_cut`)."""
 
     def __init__(self, message: str, *, is_cut: bool = False) -> None:
@@ -131,8 +132,7 @@ class Machine:
     """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened."""
 
     def __init__(self, start: starters.Start) -> None:
-        self._of = start
-        self.upper = start.upper
+        self.start = start
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -157,8 +157,8 @@ class Machine:
             async with asyncio.timeout(_BOOT_S):
                 if (line := await self._reader.readline()) != b"ready\n":
                     raise MachineFailed((line + await self._reader.read(400)).decode(errors="replace").strip())
-                starters.map_users(self.pid, self._of.sandbox)
-                self._counts.extend(starters.joined(self.pid, self._of.group, self._of.limits))
+                starters.map_users(self.pid, self.start.sandbox)
+                self._counts = starters.joined(self.pid, self.start.group, self.start.limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
             self._of_boot = frozenset(_below(self.pid))
@@ -176,8 +176,8 @@ class Machine:
 
     async def _start(self) -> None:
         for made in ("work", "root", "pts"):
-            (self._of.folder / made).mkdir()
-            starters.own(self._of.folder / made)
+            (self.start.folder / made).mkdir()
+            starters.own(self.start.folder / made)
         fds = [sealed(system_call_filter("program"))]
         try:
             for _ in range(3):
@@ -188,8 +188,8 @@ class Machine:
             raise
         filter_fd, given, into, out, output, self._status, status = fds
         try:
-            argv, env = starters.start_of(self._of, filter_fd, status)
-            errors, passed = (output, (filter_fd, status)) if self._of.sandbox == "bubblewrap" else (status, ())
+            argv, env = starters.start_of(self.start, filter_fd, status)
+            errors, passed = (output, (filter_fd, status)) if self.start.sandbox == "bubblewrap" else (status, ())
             # About a millisecond; the pipe's end says what asyncio's own processes would.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 argv, stdin=given, stdout=output, stderr=errors, env=env, pass_fds=passed, start_new_session=True,
@@ -249,7 +249,7 @@ class Machine:
                 async with asyncio.timeout(seconds):
                     code = await self._answer(found, f"\n{mark} ".encode())
             except TimeoutError:
-                if number is not None and self._of.sandbox != "runsc":  # whose processes are not those inside
+                if number is not None and self.start.sandbox != "runsc":  # whose processes are not those inside
                     since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
                     await asyncio.to_thread(self.signal, number, age_s=since_s)
                 continue
@@ -327,10 +327,9 @@ class Machine:
                 await asyncio.wait_for(asyncio.shield(ended(process)), _BOOT_S)
             except TimeoutError:
                 process.kill()
-            await starters.left(self._of.group)
+            await starters.left(self.start.group)
         if self._output is not None:
             self._output.close()
-            self._output = None
 
 
 def _below(pid: int) -> list[int]:

@@ -150,13 +150,13 @@ class Workspace(layers.Told):
         running, is_full = asyncio.ensure_future(machine.run(command, timeout_s, most=most)), False
         try:
             while not is_full and not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
-                is_full = await self._is_full(machine.upper)
+                is_full = await self._is_full(machine.start.upper)
             ran = Ran(None, b"") if is_full else running.result()
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, MachineFailed):
                 await running
-        return replace(ran, why="full") if is_full or await self._is_full(machine.upper) else ran
+        return replace(ran, why="full") if is_full or await self._is_full(machine.start.upper) else ran
 
     async def _is_full(self, layer: Path) -> bool:
         most = self.limits.disk_mb * 1_000_000
@@ -168,7 +168,7 @@ class Workspace(layers.Told):
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
         await asyncio.sleep(_WATCH_S)
         while (machine := self._machine) is not None and machine.has_jobs():
-            if await self._is_full(machine.upper):
+            if await self._is_full(machine.start.upper):
                 if self._joins:  # tests run, and hold the lock
                     await machine.end()
                 async with self._lock:
@@ -222,9 +222,8 @@ class Workspace(layers.Told):
             await self._settle()
         if self.changed is None:
             shows = await self.taped(name)
-            at = [(self.workdir.rstrip("/"), self.source)] if self.source is not None else []
-            originals = [*at, ("", self.image.folder)]
-            look = partial(layers.changes, self.layer, originals, since=self.filled, shows=shows)
+            at = [(self.workdir.rstrip("/"), self.source)] if self.source else []
+            look = partial(layers.changes, self.layer, [*at, ("", self.image.folder)], since=self.filled, shows=shows)
             self.changed = await _threads.finish(look)
         return self.changed
 

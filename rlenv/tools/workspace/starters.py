@@ -258,23 +258,22 @@ def _controller() -> tuple[Path, str] | None:
     return None
 
 
-def joined(pid: int, group: str, limits: MachineLimits) -> Iterator[int]:
+def joined(pid: int, group: str, limits: MachineLimits) -> list[int]:
     """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory.
 
-    Yields:
+    Returns:
         The descriptors that `out_of_memory` reads, to be closed; none where there is no cgroup.
 
     Raises:
         OSError: the cgroup cannot be made.
     """
     if (at := _controller()) is None:
-        return
+        return []
     (folder := at[0] / group).mkdir(exist_ok=True)
     (folder / at[1]).write_text(str(limits.memory_mb << 20), encoding="ascii")
     (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
     names = ("memory.events",) if at[1] == "memory.max" else ("memory.oom_control", "memory.failcnt")
-    for name in names:
-        yield os.open(folder / name, os.O_RDONLY)
+    return [os.open(folder / name, os.O_RDONLY) for name in names]
 
 
 def out_of_memory(counts: Sequence[int]) -> tuple[int, int]:
