@@ -234,8 +234,8 @@ def _junit(text: str) -> _Named:
     yield from ((one, passed) for name, passed in tests for one in {name, name.split(" ")[0]})
 
 
-_READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "junit": _junit}
-_READERS["cargo"] = _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok")
+_cargo: Final = _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok")
+_READERS = {"pytest": _pytest, "unittest": _unittest, "go": _go, "jest": _jest, "cargo": _cargo, "junit": _junit}
 
 
 def _listed(key: str, value: Any) -> tuple[str, ...]:

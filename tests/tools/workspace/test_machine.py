@@ -200,7 +200,7 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
 def test_a_machine_that_lacks_open_files_outside_is_nobodys_doing_inside(reachable: Path) -> None:  # noqa: F811
     async def work(machine: Machine) -> None:
         (reachable / "other").mkdir()
-        other = Machine(replace(machine._of, folder=reachable / "other"))
+        other = Machine(replace(machine.start, folder=reachable / "other"))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(held) + 4, hard))
