@@ -25,6 +25,7 @@ RlenvError
 ├── ToolFailed             the tool's: the model sees its text, the episode goes on
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
     ├── ResourceError      a resource could not be opened or was lost
+    │   └── MachineFailed  a machine did not come up, or was ended from outside
     ├── RewardError        a reward term could not be measured
     │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.rule)
     ├── EndpointError      a model's server refused, or did not answer

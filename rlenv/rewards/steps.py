@@ -22,7 +22,7 @@ from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 from rlenv.tools.workspace.starters import ROOT
 
-_COMMAND_S: Final = 600.0
+_MOST_S: Final = 600.0
 _NAMES: Final = ("task", "vars")
 Measure = Callable[[RewardContext], Awaitable[Measured]]
 By = Callable[[RewardContext], Awaitable[str]]
@@ -59,7 +59,6 @@ def stepped(first: Term, by: By, spec: SteppedSpec, context: TermCompileContext)
     steps, combine = (template_of(getattr(spec, key) or "", key=key, names=_NAMES) for key in ("steps", "combine"))
     if spec.steps is None:
         return first
-    assert first.measure_async is not None
     origin.terms[first.name] = first.measure_async, by
     return replace(first, measure_async=partial(_over_steps, first.name, spec, steps.value, combine.value))
 
@@ -157,13 +156,12 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
     workspace.entry = entry
     place, user = shlex.quote(workspace.workdir), workspace.origin.user_of(workspace.image, entry)
     put = f"mkdir -p {place} && echo {packed(files)} | base64 -d | tar -xz --no-same-owner -C {place}" if files else ""
-    most_s = min(task.get("agent_s", _COMMAND_S), _COMMAND_S)
     for command, who in ((put, ROOT), (f"cd {place}\n{entry.setup}" if entry.setup else "", user)):
         if (command or who is user) and tuple(who) != tuple(workspace.user):
             await workspace.freeze()
             workspace.user = who
         with bounded_by_itself():  # what it takes is the episode's doing
-            if command and await ran_in_shell(workspace, command, most_s) != 0:
+            if command and await ran_in_shell(workspace, command, min(task.get("agent_s", _MOST_S), _MOST_S)) != 0:
                 return False
     return True
 

@@ -24,6 +24,7 @@ from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
+from rlenv.tools._bubblewrap import bubblewrap
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, content, extracted
 
@@ -31,6 +32,10 @@ _threads: Final = ThreadPool(size=8)
 GIVEN: Final = ("/logs", "/logs/artifacts")
 """Folders that each machine has at first; the last is the user's own."""
 _LEAST: Final = 1_024
+_DEEPEST: Final = 4_000
+"""Bytes of a path that the kernel takes, nearly."""
+_MOST_FOLDERS: Final = 200
+"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
 _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
 """What only tests hold, and what leads there."""
@@ -66,7 +71,7 @@ def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
     looks, folders = iter(range(_MOST_LOOKS)), [*map(str, lowers)]
     for folder, (path, status) in ((one, pair) for one in lowers[:-1] for pair in walked(one)):
         place, _, name = path.rpartition("/")
-        if len(os.fsencode(f"{folder}{path}")) > starters.DEEPEST or _is_too_deep(status):
+        if len(os.fsencode(f"{folder}{path}")) > _DEEPEST or _is_too_deep(status):
             starters.run_on("rm", "-rf", "--", name, at=Path(f"{folder}{place}"))
         elif isinstance(status, OSError):
             raise status
@@ -138,12 +143,74 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
         starters.run_on("chmod", "-R", "u+rX", str(layer))
     if "" in kept and not exclude:
-        odd = (isinstance(status, OSError) or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= starters.DEEPEST
+        odd = (isinstance(status, OSError) or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= _DEEPEST
                for path, status in walked(layer))  # fmt: skip
         if not any(odd):
             return layer
-    starters.copied(layer, target, is_out)
+    copied(layer, target, is_out)
     return target
+
+
+def like(source: Path, copy: Path) -> None:
+    """The owner, mode and marks of a file or folder of the layer, for its copy."""
+    shutil.copystat(source, copy, follow_symlinks=False)
+    status = os.lstat(source)
+    with contextlib.suppress(PermissionError):
+        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: False) -> None:
+    """Copies a tree of the policy's with the same files, none that `is_out` by its copy; no link is followed.
+
+    What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
+
+    Raises:
+        OSError: this machine's disk, memory or files are used up: nothing may be scored without what is missing.
+    """
+    rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
+    while rest:
+        at, to, depth = rest.pop()
+        with _where_it_is_the_policys():
+            if not stat.S_ISDIR(os.lstat(at).st_mode):
+                os.link(at, to, follow_symlinks=False)
+            elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < _DEEPEST:
+                os.mkdir(to)
+                made.append((at, to))
+                inner = ((os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at))
+                rest += (one for one in inner if not is_out(one[1]))
+    for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
+        with _where_it_is_the_policys():
+            like(Path(at), Path(to))
+
+
+@contextlib.contextmanager
+def _where_it_is_the_policys() -> Iterator[None]:
+    """Leaves out what the policy's files are such that they cannot be copied; a fault of this machine's is raised."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in starters.OF_THIS_MACHINE:
+            raise
+
+
+def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
+    """Copies what is in a folder into another, as it is, with second names and holes; False where that cannot be done.
+
+    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out.
+
+    Raises:
+        OSError: this machine's disk, memory or files are used up.
+    """
+    argv = ["env", "LC_ALL=C", "cp", "-a", f"{source}/.", str(copy)]
+    if is_live:
+        jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
+        jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
+        argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
+    said = starters.run_on(*argv).decode(errors="replace").splitlines()
+    for number in starters.OF_THIS_MACHINE:
+        if any(line.endswith(f": {os.strerror(number)}") for line in said):
+            raise OSError(number, os.strerror(number))
+    return not said
 
 
 def packed(folder: Path) -> str:
@@ -159,7 +226,7 @@ def published(layer: Path, upper: Path) -> None:
     source, copy = layer / "logs" / "artifacts", upper / "logs" / "artifacts"
     if source.is_dir() and not source.is_symlink() and not source.parent.is_symlink():
         copy.mkdir()
-        starters.duplicate(source, copy)
+        duplicate(source, copy)
 
 
 def changes(

@@ -44,6 +44,7 @@ _TRIES, _MOST_LOST = 2, 8
 _WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command or what it has started runs."""
 _FEW: Final = 64
+_BROKEN: Final = Ran(None, b"", why="broken")
 
 
 class WorkspaceSpec(ResourceSpec):
@@ -116,11 +117,10 @@ class Workspace(layers.Told):
         async with self._lock:
             self.changed, self.commands = None, self.commands + 1
             try:
-                if self._machine is not None and (self._machine.has_ended or self._joins):
+                if self.has_ended or self._joins:
                     await self._end()
                 self._machine = machine = self._machine or await self._of_the_episode()
-                broken = Ran(None, b"", why="broken")
-                ran = await self._watched(machine, command, timeout_s, most) if machine is not None else broken
+                ran = await self._watched(machine, command, timeout_s, most) if machine else _BROKEN
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
                 await self._end()
@@ -204,7 +204,7 @@ class Workspace(layers.Told):
             copy.mkdir()
             for number in (signal.SIGSTOP,) * 3:  # what they start meanwhile too
                 machine.signal(number)
-            is_whole = await _threads.finish(lambda: starters.duplicate(self.layer, copy, is_live=True))
+            is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
             machine.signal(signal.SIGCONT)
         if is_whole and machine is not None and (joins := machine.beside()):
             self._joins, self.copies, self.notes["live"] = joins, self.copies + 1, True
@@ -420,11 +420,7 @@ class WorkspaceResource:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
 
     def check_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
-        """Looks whether the image of a row is on this machine, where it has to be pulled or built.
-
-        Raises:
-            UsageError: it is not.
-        """
+        """Raises UsageError where the image of a row has to be pulled or built, and is not on this machine."""
         with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
             for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
@@ -441,6 +437,8 @@ def compile_workspace(name: str, spec: WorkspaceSpec, context: CompileContext) -
         raise UsageError("a machine is an episode's own", key="scope", hint="leave it out")
     if os.geteuid() and str(spec.user or 0) not in ("0", "root") and "{{" not in str(spec.user):
         raise UsageError("only root can start a machine whose commands another user runs", key="user")
+    if spec.live is True and spec.sandbox != "bubblewrap":
+        raise UsageError("a machine can be live by bubblewrap alone", key="live", hint="take bubblewrap")
     starters.check_sandbox(spec.sandbox)
     UNSEEN.add(str(context.base.resolve()))
     return WorkspaceResource(name, spec, context)

@@ -14,10 +14,9 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from glob import glob
@@ -39,11 +38,7 @@ USERS: Final = 65_536
 _SHARED: Final = 64 * 1024 * 1024
 _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
-DEEPEST: Final = 4_000
-"""Bytes of a path that the kernel takes, nearly."""
 OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
-_MOST_FOLDERS: Final = 200
-"""Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MORE: Final = 64
 """Processes of what starts a machine."""
@@ -345,68 +340,6 @@ def remove(folder: Path) -> None:
         if os.geteuid() != 0:
             run_on("chmod", "-R", "u+rwX", str(folder))
         run_on("rm", "-rf", "--", str(folder))
-
-
-def like(source: Path, copy: Path) -> None:
-    """The owner, mode and marks of a file or folder of the layer, for its copy."""
-    shutil.copystat(source, copy, follow_symlinks=False)
-    status = os.lstat(source)
-    with contextlib.suppress(PermissionError):
-        os.chown(copy, status.st_uid, status.st_gid, follow_symlinks=False)
-
-
-def copied(source: Path, copy: Path, is_out: Callable[[str], bool] = lambda _: False) -> None:
-    """Copies a tree of the policy's with the same files, none that `is_out` by its copy; no link is followed.
-
-    What lies below 200 folders or too deep for a path is left out, so that time is linear in the tree's files.
-
-    Raises:
-        OSError: this machine's disk, memory or files are used up: nothing may be scored without what is missing.
-    """
-    rest, made = [(os.fspath(source), os.fspath(copy), 0)], list[tuple[str, str]]()
-    while rest:
-        at, to, depth = rest.pop()
-        with _where_it_is_the_policys():
-            if not stat.S_ISDIR(os.lstat(at).st_mode):
-                os.link(at, to, follow_symlinks=False)
-            elif depth <= _MOST_FOLDERS and len(os.fsencode(to)) < DEEPEST:
-                os.mkdir(to)
-                made.append((at, to))
-                inner = ((os.path.join(at, name), os.path.join(to, name), depth + 1) for name in os.listdir(at))
-                rest += (one for one in inner if not is_out(one[1]))
-    for at, to in reversed(made):  # a folder's time changes with what is put into it, and it may be closed
-        with _where_it_is_the_policys():
-            like(Path(at), Path(to))
-
-
-@contextlib.contextmanager
-def _where_it_is_the_policys() -> Iterator[None]:
-    """Leaves out what the policy's files are such that they cannot be copied; a fault of this machine's is raised."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in OF_THIS_MACHINE:
-            raise
-
-
-def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
-    """Copies what is in a folder into another, as it is, with second names and holes; False where that cannot be done.
-
-    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out.
-
-    Raises:
-        OSError: this machine's disk, memory or files are used up.
-    """
-    argv = ["env", "LC_ALL=C", "cp", "-a", f"{source}/.", str(copy)]
-    if is_live:
-        jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
-        jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
-        argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
-    said = run_on(*argv).decode(errors="replace").splitlines()
-    for number in OF_THIS_MACHINE:
-        if any(line.endswith(f": {os.strerror(number)}") for line in said):
-            raise OSError(number, os.strerror(number))
-    return not said
 
 
 def run_on(*argv: str, at: Path | None = None) -> bytes:

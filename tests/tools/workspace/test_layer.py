@@ -18,10 +18,10 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.images import content
-from rlenv.tools.workspace.layer import changes, kept_of, packed_layer, unpacked
+from rlenv.tools.workspace.layer import changes, copied, kept_of, packed_layer, unpacked
 from rlenv.tools.workspace.machine import RowTests
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import copied, remove
+from rlenv.tools.workspace.starters import remove
 from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
