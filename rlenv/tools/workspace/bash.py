@@ -93,9 +93,8 @@ def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any]
         context.resource(spec.resource, WorkspaceResource, "workspace")
         seconds = spec.timeout_s or _TIMEOUT_S
         said = spec.description or description.format(seconds)
-        rest = {**common(spec), "mutates": True, "timeout_s": commands * seconds + 30.0}
-        run = made(spec.resource, seconds).run
-        return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **rest),)
+        rest = {**common(spec), "mutates": True, "timeout_s": commands * seconds + 30.0, "mode": "async"}
+        return (Tool(name=name, description=said, parameters=parameters, run=made(spec.resource, seconds).run, **rest),)
 
     return compiled
 

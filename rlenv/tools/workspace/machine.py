@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import math
 import os
 import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -41,6 +40,8 @@ _BOOT_S: Final = 30.0
 _NS_GET_USERNS: Final = 0xB701
 """Of ioctl_ns(2)."""
 _GRACE_S: Final = 2.0
+WATCH_S: Final = 1.0
+"""Seconds between two looks at the layer's size while a command or what it has started runs."""
 """Seconds that what was interrupted may take to end."""
 
 
@@ -93,7 +94,7 @@ class _Output:
         del self.data[at:]
         return rest
 
-    def ran(self, code: int | None, why: Literal["", "late", "ended", "cut"] = "") -> Ran:
+    def ran(self, code: int | None, why: Literal["", "late", "ended", "cut", "full"] = "") -> Ran:
         self._cut(self.most)
         return Ran(code, bytes(self.data), self.dropped, why)
 
@@ -129,10 +130,15 @@ class Verified(NamedTuple):
 
 
 class Machine:
-    """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened."""
+    """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened.
 
-    def __init__(self, start: starters.Start) -> None:
+    Args:
+        is_full: tells whether it has written more than it may; asked each second of a command, and at its end.
+    """
+
+    def __init__(self, start: starters.Start, is_full: Callable[[], Awaitable[bool]]) -> None:
         self.start = start
+        self._is_full = is_full
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = asyncio.StreamReader(limit=1 << 20)
         self._output: asyncio.BaseTransport | None = None
@@ -246,17 +252,30 @@ class Machine:
         self._write(line)
         for seconds, number in ((timeout_s, signal.SIGINT), (_GRACE_S, signal.SIGKILL), (_GRACE_S, None)):
             try:
-                async with asyncio.timeout(seconds):
-                    code = await self._answer(found, f"\n{mark} ".encode())
+                code = await self._watched(found, f"\n{mark} ".encode(), seconds)
             except TimeoutError:
                 if number is not None and self.start.sandbox != "runsc":  # whose processes are not those inside
-                    since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._began
-                    await asyncio.to_thread(self.signal, number, age_s=since_s)
+                    await asyncio.to_thread(self.signal, number, since=self._began)
                 continue
-            if code is None:
-                return found.ran(None, "ended")
+            is_full = await self._is_full()
+            if code is None or is_full:
+                return found.ran(code, "full" if is_full else "ended")
             return found.ran(code) if number is signal.SIGINT else found.ran(None, "late")
-        return found.ran(None, "cut")
+        return found.ran(None, "full" if await self._is_full() else "cut")
+
+    async def _watched(self, found: _Output, mark: bytes, seconds: float) -> int | None:
+        """The answer within that time; None too where it writes beyond its limit meanwhile."""
+        end = time.monotonic() + seconds
+        while True:
+            left_s = end - time.monotonic()
+            try:
+                async with asyncio.timeout(min(left_s, WATCH_S)):
+                    return await self._answer(found, mark)
+            except TimeoutError:
+                if await self._is_full():
+                    return None
+                if left_s <= WATCH_S:
+                    raise
 
     async def _answer(self, found: _Output, mark: bytes) -> int | None:
         """The status that follows the mark; None where the shell has ended."""
@@ -286,10 +305,11 @@ class Machine:
             self._words += os.read(self._status, 1 << 16)
         return self._words
 
-    def signal(self, number: signal.Signals, *, age_s: float = math.inf) -> None:
-        """A signal to all that runs beside the shell and is no older than that."""
+    def signal(self, number: signal.Signals, *, since: float = 0.0) -> None:
+        """A signal to all that runs beside the shell and has begun since then, in seconds since the system did."""
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since + 0.02  # it is told in ticks
         for pid in set(_below(self.pid)) - self._of_boot:
-            if (work := work_of(pid)) is not None and work.age_s <= age_s + 0.02:  # it is told in ticks
+            if (work := work_of(pid)) is not None and work.age_s <= age_s:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 

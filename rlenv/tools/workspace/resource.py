@@ -29,7 +29,7 @@ from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace import layer as layers
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import ENGINE, MachineImage, content, prepared, user_in
-from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran, RowTests, Verified
+from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, RowTests, Verified
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -41,8 +41,6 @@ _SETUP_S: Final = 600.0
 _BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb", "live")
 _TRIES, _MOST_LOST = 2, 8
 """Boots that fail before the files are at fault, and those that are killed before the host is."""
-_WATCH_S: Final = 1.0
-"""Seconds between two looks at the layer's size while a command or what it has started runs."""
 _FEW: Final = 64
 _BROKEN: Final = Ran(None, b"", why="broken")
 
@@ -120,7 +118,7 @@ class Workspace(layers.Told):
                 if self.has_ended or self._joins:
                     await self._end()
                 self._machine = machine = self._machine or await self._of_the_episode()
-                ran = await self._watched(machine, command, timeout_s, most) if machine else _BROKEN
+                ran = await machine.run(command, timeout_s, most=most) if machine else _BROKEN
             except (MachineFailed, asyncio.CancelledError) as error:  # a shell in half a command is of no use any more
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
                 await self._end()
@@ -145,19 +143,6 @@ class Workspace(layers.Told):
         await (await self._booted([self.image.folder], upper, self.user)).end()
         return None
 
-    async def _watched(self, machine: Machine, command: str, timeout_s: float, most: int = 65_536) -> Ran:
-        """Runs a command, and ends it where what the machine has written grows beyond its limit."""
-        running, is_full = asyncio.ensure_future(machine.run(command, timeout_s, most=most)), False
-        try:
-            while not is_full and not (await asyncio.wait((running,), timeout=_WATCH_S))[0]:
-                is_full = await self._is_full(machine.start.upper)
-            ran = Ran(None, b"") if is_full else running.result()
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError, MachineFailed):
-                await running
-        return replace(ran, why="full") if is_full or await self._is_full(machine.start.upper) else ran
-
     async def _is_full(self, layer: Path) -> bool:
         most = self.limits.disk_mb * 1_000_000
         if layers.written_to(layer, most, looks=_FEW) <= most:  # quicker than another thread
@@ -166,7 +151,7 @@ class Workspace(layers.Told):
 
     async def _look(self) -> None:
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
-        await asyncio.sleep(_WATCH_S)
+        await asyncio.sleep(WATCH_S)
         while (machine := self._machine) is not None and machine.has_jobs():
             if await self._is_full(machine.start.upper):
                 if self._joins:  # tests run, and hold the lock
@@ -174,7 +159,7 @@ class Workspace(layers.Told):
                 async with self._lock:
                     if self._machine is machine:
                         await self._end()
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(WATCH_S)
 
     async def _booted(
         self, lowers: Sequence[Path], upper: Path, user: Sequence[str], joins: Sequence[str] = ()
@@ -185,7 +170,7 @@ class Workspace(layers.Told):
         binds = self.image.binds if lowers[-1] == self.image.folder else ()
         workdir, env = self.settings(lowers[-1])
         start = starters.Start(folder, lowers, upper, workdir, binds, env, self.limits, user, self.entry.sandbox, joins)
-        await (machine := Machine(start)).boot()
+        await (machine := Machine(start, partial(self._is_full, upper))).boot()
         return machine
 
     async def _end(self) -> None:
@@ -277,7 +262,7 @@ class Workspace(layers.Told):
     ) -> Ran:
         machine = await self._booted(lowers, upper, starters.ROOT, joins)
         try:
-            ran = await self._watched(machine, command, time_s, most)
+            ran = await machine.run(command, time_s, most=most)
             if machine.starved_by == "host":
                 raise MachineFailed("the computer ran out of memory", is_cut=True)
             return replace(ran, why="out of memory") if machine.starved_by and not ran.why else ran

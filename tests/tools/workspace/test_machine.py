@@ -22,6 +22,10 @@ pytestmark = pytest.mark.sandbox
 Work = Callable[[Machine], Awaitable[None]]
 
 
+async def never() -> bool:
+    return False
+
+
 def booted(folder: Path, work: Work, *, limits: MachineLimits | None = None) -> Path:
     """Plays `work` on a machine; the folder of what it changed."""
     layer, boot = folder / "layer", folder / "boot"
@@ -32,7 +36,7 @@ def booted(folder: Path, work: Work, *, limits: MachineLimits | None = None) -> 
     async def main() -> None:
         image = prepared(None)
         limited = limits or MachineLimits()
-        machine = Machine(Start(boot, [image.folder], layer, "/app", image.binds, {"WORD": "a b"}, limited))
+        machine = Machine(Start(boot, [image.folder], layer, "/app", image.binds, {"WORD": "a b"}, limited), never)
         try:
             await machine.boot()
             await work(machine)
@@ -189,7 +193,7 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
         for name in ("layer", "boot"):
             (reachable / name).mkdir()
             own(reachable / name)
-        machine = Machine(Start(reachable / "boot", [reachable / "none"], reachable / "layer", "/app"))
+        machine = Machine(Start(reachable / "boot", [reachable / "none"], reachable / "layer", "/app"), never)
         with pytest.raises(MachineFailed, match="did not come up") as failed:
             await machine.boot()
         assert not failed.value.is_cut
@@ -200,7 +204,7 @@ def test_a_machine_without_its_image_does_not_come_up(reachable: Path) -> None: 
 def test_a_machine_that_lacks_open_files_outside_is_nobodys_doing_inside(reachable: Path) -> None:  # noqa: F811
     async def work(machine: Machine) -> None:
         (reachable / "other").mkdir()
-        other = Machine(replace(machine.start, folder=reachable / "other"))
+        other = Machine(replace(machine.start, folder=reachable / "other"), never)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(held) + 4, hard))
