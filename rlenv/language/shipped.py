@@ -79,8 +79,7 @@ def of_harbor(data: Mapping[str, Any], split: str, base: Path) -> dict[str, Any]
         text = text.replace(mark, next((name for name, one in kinds.items() if one == kind), usual))
         lacks |= {group} if given and kind not in kinds.values() else set()
     lacks |= {"oracle"} if "tools" in lacks else set()
-    named = data["tasks"][split]["harbor"]
-    folder = base / named
+    folder = base / (named := data["tasks"][split]["harbor"])
     lacks |= set() if is_folder(folder / "steps") or any(folder.glob("*/steps")) else {"user"}
     found: dict[str, Any] = parse_text(text, file="harbor.yaml", base=base).plain()
     roots = data["roots"] if isinstance(data.get("roots"), list) else []

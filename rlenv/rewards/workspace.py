@@ -290,12 +290,12 @@ class _Tests:
     async def measure(self, context: RewardContext) -> Measured:
         workspace: Workspace = context.resources[self.spec.resource]
         tests = self._filled_in(context)
-        if workspace.is_put_back and workspace.notes.get("live"):
-            raise RewardError("what the episode had left running lived on beside its tests, and that is not recorded")
         with bounded_by_itself():  # what it takes is the episode's doing
             if tests.last:
                 await ran_in_shell(workspace, tests.last, tests.time_s)
             changed = await workspace.told(self.spec.resource)
+            if workspace.is_put_back and workspace.copies:
+                raise RewardError("what the episode had left running lived on beside its tests, and was not recorded")
             is_fresh = not (workspace.commands or workspace.is_put_back)
             name = partial(self._digest, tests, workspace.source, workspace.at_first)
             key = await name() if is_fresh else ""

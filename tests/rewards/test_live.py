@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlenv.cli.main import main
+from rlenv.runs.recorded import recorded
 from rlenv.tools.workspace.starters import groups, swept
 from tests.support.machines import below, children, played, reachable, written  # noqa: F401 - a fixture
 
@@ -93,11 +95,27 @@ def test_what_lives_on_changes_nothing_that_tests_see(reachable: Path, test: str
     assert children() == []
 
 
-def test_nothing_is_left_where_rlenv_is_killed_while_tests_run(reachable: Path) -> None:  # noqa: F811
-    spec = live(reachable, "touch begun; sleep 1000")
+def with_oracle(spec: Path) -> Path:
     held = json.loads(spec.read_text(encoding="utf-8"))
     held["oracle"] = [{"call": {"bash": {"command": BEGINS}}}, {"say": "Done."}]
     spec.write_text(json.dumps(held), encoding="utf-8")
+    return spec
+
+
+def test_a_number_that_rests_on_what_lived_on_is_not_given_again(reachable: Path) -> None:  # noqa: F811
+    spec, run = str(with_oracle(live(reachable))), str(reachable / "run")
+    assert main(["eval", spec, "--policy", "oracle", "--record", "-o", run]) == 0
+    (one,) = recorded(Path(run))
+    assert one.reward.total == 1.0
+    main(["rescore", run, "--spec", spec, "-o", str(reachable / "again"), "--max-invalid", "1"])
+    term = next(iter(recorded(reachable / "again"))).reward.terms["solved"]
+    assert (term.value, "lived on beside its tests" in term.error) == (None, True)
+    assert main(["replay", run, "--spec", spec, "--all-tools"]) == 1
+    assert main(["replay", run, "--spec", spec]) == 0
+
+
+def test_nothing_is_left_where_rlenv_is_killed_while_tests_run(reachable: Path) -> None:  # noqa: F811
+    spec = with_oracle(live(reachable, "touch begun; sleep 1000"))
     driver = subprocess.Popen([sys.executable, "-m", "rlenv", "eval", str(spec), "--policy", "oracle"])
     end = time.monotonic() + 60
     pattern = f"rlenv-machine-{driver.pid}-*/tests-*/upper/app/begun"

@@ -365,6 +365,7 @@ class Told:
     is_put_back: bool = False
     """True where what an earlier episode left has been put in the place of the layer."""
     copies: int = 0
+    """How often processes lived on beside a copy of it."""
 
     @property
     def layer(self) -> Path:
@@ -389,7 +390,7 @@ class Told:
         """What a tape is to hold of it, as JSON."""
         data = await _threads.finish(lambda: packed_layer(self.layer, self.limits.disk_mb * 1_000_000))
         held = {"mime": "application/gzip", "base64": base64.b64encode(data).decode()}
-        return {"layer": held, "is_cut": self.is_cut, "notes": json.loads(json.dumps(self.notes))}
+        return {"layer": held, "is_cut": self.is_cut, "live": self.copies, "notes": json.loads(json.dumps(self.notes))}
 
     async def taped(self, name: str) -> bool:
         """Keeps what it holds on a tape that is to hold all, or puts back what such a tape has; else False.
@@ -418,7 +419,8 @@ class Told:
             ResourceError: it is no layer, or cannot be written.
         """
         try:
-            data, self.is_cut = base64.b64decode(held["layer"]["base64"], validate=True), bool(held["is_cut"])
+            data, self.copies = base64.b64decode(held["layer"]["base64"], validate=True), int(held.get("live", 0))
+            self.is_cut = bool(held["is_cut"])
             await _threads.finish(lambda: starters.remove(self.layer))
             self.layer.mkdir()
             await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))

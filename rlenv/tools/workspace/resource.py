@@ -192,7 +192,7 @@ class Workspace(layers.Told):
             is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
             machine.signal(signal.SIGCONT)
         if is_whole and machine is not None and (joins := machine.beside()):
-            self._joins, self.copies, self.notes["live"] = joins, self.copies + 1, True
+            self._joins, self.copies = joins, self.copies + 1
         else:
             await self._end()
 
