@@ -94,6 +94,31 @@ STEPS = {
 TWO = QUIET + '[[steps]]\nname = "a"\nmin_reward = 0.5\n[[steps]]\nname = "b"\n'
 
 
+SERVES = "cd /srv; echo {} > index; nohup python3 -m http.server 8080 > /dev/null 2>&1 &\n"
+SERVES += "until (: > /dev/tcp/localhost/8080) 2> /dev/null; do sleep 0.05; done"
+ASKS = "python3 -c \"import urllib.request as r; print(r.urlopen('http://localhost:8080/index').read().decode())\""
+
+
+def test_shared_tests_ask_a_server_that_the_episode_left_running(reachable: Path) -> None:  # noqa: F811
+    files = {"tests/test.sh": GIVES.format(f"{ASKS} || echo 0"), "solution/solve.sh": SERVES.format(1)}
+    spec = written(reachable, **files)
+    assert validate([spec]).warnings == ()
+    assert worth(played(spec)) == 1
+    assert worth(played(spec, ["echo 1 > /srv/index"])) == 0
+    spec.write_text(spec.read_text() + "resources: {machine: {kind: workspace, sandbox: runc}}\n")
+    (warning,) = validate([spec]).warnings
+    assert ("only bubblewrap" in warning.message, Path(warning.file).name) == (True, "test.sh")
+
+
+def test_a_step_begins_without_what_an_earlier_one_left_running(reachable: Path) -> None:  # noqa: F811
+    asks = GIVES.format(f"{ASKS} || echo 0")
+    files = {**STEPS, "steps/a/tests/test.sh": asks, "steps/b/tests/test.sh": asks}
+    spec = written(reachable, TWO, **{**files, "steps/b/workdir/setup.sh": "cp /srv/index first"})
+    trajectory = played(spec, [SERVES.format(1), "", SERVES.format("$(cat /app/first)0"), ""])
+    assert trajectory.reward is not None
+    assert trajectory.reward.terms["solved"].details["steps"] == [1.0, 10.0]
+
+
 HANGS = {
     "a hook over what was left": ["mkfifo x"],
     "a hook by a function of the shell": ["timeout() { trap '' INT; while :; do :; done; }; export -f timeout"],

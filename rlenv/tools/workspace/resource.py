@@ -187,8 +187,8 @@ class Workspace(layers.Told):
             return
         if self.entry.live and self.entry.sandbox == "bubblewrap" and machine is not None and machine.has_jobs():
             copy.mkdir()
-            for number in (signal.SIGSTOP,) * 3:  # what they start meanwhile too
-                machine.signal(number)
+            for _ in range(3):  # what they start meanwhile too
+                machine.signal(signal.SIGSTOP)
             is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
             machine.signal(signal.SIGCONT)
         if is_whole and machine is not None and (joins := machine.beside()):
