@@ -23,6 +23,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, Final
 
+from rlenv._base.bounded import quick
 from rlenv.concurrency.lanes import entered, here
 from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
@@ -43,6 +44,7 @@ from rlenv.rewards.measure import (
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
 _NO_RESULTS: TurnResults = {}
+_made = quick(RewardBreakdown)
 _MOST_KEPT: Final = 1_024
 
 
@@ -334,7 +336,7 @@ class Scorer:
             return RewardBreakdown.invalid(terms, turns=turns), None
         if placed:
             placed[-1] += at_end
-        return RewardBreakdown(total, terms, tuple(placed)), self._is_success(terms)
+        return _made(total, terms, tuple(placed)), self._is_success(terms)
 
     def _is_success(self, results: Mapping[str, TermResult]) -> bool | None:
         success = self._plan.success
