@@ -201,16 +201,16 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
     Raises:
         OSError: this machine's disk, memory or files are used up.
     """
-    argv = ["env", "LC_ALL=C", "cp", "-a", f"{source}/.", str(copy)]
+    argv = ["env", "LC_ALL=C", "cp", "-a", "--remove-destination", f"{source}/.", str(copy)]
     if is_live:
         jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
         jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
         argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
-    said = starters.run_on(*argv).decode(errors="replace").splitlines()
+    ran = starters.run_on(*argv)
     for number in starters.OF_THIS_MACHINE:
-        if any(line.endswith(f": {os.strerror(number)}") for line in said):
+        if any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines()):
             raise OSError(number, os.strerror(number))
-    return not said
+    return ran.returncode == 0
 
 
 def packed(folder: Path) -> str:

@@ -342,13 +342,13 @@ def remove(folder: Path) -> None:
         run_on("rm", "-rf", "--", str(folder))
 
 
-def run_on(*argv: str, at: Path | None = None) -> bytes:
-    """Runs a program on folders of ours, `at` one, for what it says is wrong; once more where it is killed half-way."""
+def run_on(*argv: str, at: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """The end of a program on folders of ours, `at` one; it is run once more where it was killed half-way."""
     for _ in range(_MOST_LOST):
         ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, cwd=at)
-        if ran.returncode >= 0:
+        if 0 <= ran.returncode != 137:  # so bubblewrap says that what it ran was
             break
-    return ran.stderr
+    return ran
 
 
 def swept() -> None:

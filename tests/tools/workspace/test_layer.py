@@ -18,10 +18,10 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.images import content
-from rlenv.tools.workspace.layer import changes, copied, kept_of, packed_layer, unpacked
+from rlenv.tools.workspace.layer import changes, copied, duplicate, kept_of, packed_layer, unpacked
 from rlenv.tools.workspace.machine import RowTests
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import remove
+from rlenv.tools.workspace.starters import remove, run_on
 from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox
@@ -308,3 +308,32 @@ def test_what_is_excluded_is_not_kept_and_stays_in_the_layer(tmp_path: Path) -> 
     assert list(kept_of(tmp_path / "above", ["/app/d"], tmp_path / "layer", ["/app"]).iterdir()) == []
     assert list(kept_of(tmp_path / "all", ["/"], tmp_path / "layer", ["*"]).iterdir()) == []
     assert (tmp_path / "layer" / "app" / "d" / "x" / "y").exists()
+
+
+@pytest.mark.parametrize("ends", ["kill -9 $$", "exit 137"])
+def test_what_is_killed_half_way_is_run_once_more(tmp_path: Path, ends: str) -> None:
+    assert run_on("sh", "-c", f"mkdir mark && {ends}; echo again", at=tmp_path).stdout == b"again\n"
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_duplicate_has_second_names_holes_and_marks_and_no_link_is_followed(tmp_path: Path, is_live: bool) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for folder in (source, copy):
+        (folder / "d").mkdir(parents=True)
+    (source / "a").write_text("1")
+    os.link(source / "a", source / "b")
+    (source / "link").symlink_to("/etc/passwd")
+    os.mkfifo(source / "pipe")
+    os.mkfifo(copy / "pipe")  # of a copy that was killed half-way
+    os.truncate(os.open(source / "large", os.O_CREAT | os.O_WRONLY), 1 << 30)
+    os.setxattr(source / "d", "user.overlay.opaque", b"y")
+    assert duplicate(source, copy, is_live=is_live)
+    assert ((copy / "a").stat().st_ino, (copy / "a").read_text()) == ((copy / "b").stat().st_ino, "1")
+    assert (os.readlink(copy / "link"), (copy / "large").stat().st_blocks < 100) == ("/etc/passwd", True)
+    assert os.getxattr(copy / "d", "user.overlay.opaque") == b"y"
+
+
+def test_a_duplicate_that_cannot_be_whole_says_so(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_text("no folder")
+    (tmp_path / "source").mkdir()
+    assert not duplicate(tmp_path / "source", tmp_path / "copy")
