@@ -143,7 +143,7 @@ def check_sandbox(name: str) -> None:
     elif shutil.which(name) is not None and os.geteuid():
         raise UsageError(f"only root can start machines by {name}", key="sandbox", hint="take bubblewrap")
     packages = {} if name == "bubblewrap" else {name: name}
-    packages |= {"setpriv": "util-linux", "unshare": "util-linux", "mount": "mount"}
+    packages |= {"setpriv": "util-linux", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
     if missing := next((one for one in packages if shutil.which(one) is None), None):
         hint = f"install it: apt-get install {packages[missing]}"
         raise UsageError(f"the sandbox {name} needs the program {missing}", key="sandbox", hint=hint)
