@@ -56,39 +56,69 @@ FORMER: Mapping[str, Mapping[str, str]] = {
 # (PyYAML 6.0's problem as a pattern, what was found and expected, the nearest fix); the first that fits is taken.
 _WORDS: tuple[tuple[str, str, str], ...] = (
     (r"found character '\\t'", "found a tab; YAML indents with spaces only", "replace the tab with spaces"),
-    (r"found character '([@`%|>])' that cannot start", "found a value that starts with '{0}', which YAML reserves",
-     "put the value in quotes"),
-    (r"mapping values are not allowed here",
-     "found a ':' inside a value, or a key that is indented differently from its neighbours",
-     "put the value in quotes, or align the key"),
-    (r"could not find expected ':'", "found a line that is no 'key: value'",
-     "add ': ' after the key, or indent the line to continue the one above"),
-    (r"expected <block end>, but found '-'", "found a '-' that does not line up with the list or the key above",
-     "align it with its neighbours"),
-    (r"expected <block end>",
-     "found something that does not line up with the keys above, or text after a closing quote or bracket",
-     "align it with its neighbours, or quote the whole value"),
-    (r"expected ',' or '[\]}]', but got '\?'",
-     "found a '?' before a bracket or comma in a text without quotes, which YAML reads as its own sign",
-     "put the text in quotes"),
-    (r"expected ',' or '\}', but got ':'", "found a second ':' in one entry of '{{'",
-     "add ',' between entries, or put the text in quotes"),
+    (
+        r"found character '([@`%|>])' that cannot start",
+        "found a value that starts with '{0}', which YAML reserves",
+        "put the value in quotes",
+    ),
+    (
+        r"mapping values are not allowed here",
+        "found a ':' inside a value, or a key that is indented differently from its neighbours",
+        "put the value in quotes, or align the key",
+    ),
+    (
+        r"could not find expected ':'",
+        "found a line that is no 'key: value'",
+        "add ': ' after the key, or indent the line to continue the one above",
+    ),
+    (
+        r"expected <block end>, but found '-'",
+        "found a '-' that does not line up with the list or the key above",
+        "align it with its neighbours",
+    ),
+    (
+        r"expected <block end>",
+        "found something that does not line up with the keys above, or text after a closing quote or bracket",
+        "align it with its neighbours, or quote the whole value",
+    ),
+    (
+        r"expected ',' or '[\]}]', but got '\?'",
+        "found a '?' before a bracket or comma in a text without quotes, which YAML reads as its own sign",
+        "put the text in quotes",
+    ),
+    (
+        r"expected ',' or '\}', but got ':'",
+        "found a second ':' in one entry of '{{'",
+        "add ',' between entries, or put the text in quotes",
+    ),
     (r"expected ',' or '\]'", "found the list of '[' not closed here", "add ',' between items, or the missing ']'"),
-    (r"expected ',' or '\}'", "found the mapping of '{{' not closed here",
-     "add ',' between entries, or the missing '}}'"),
+    (
+        r"expected ',' or '\}'",
+        "found the mapping of '{{' not closed here",
+        "add ',' between entries, or the missing '}}'",
+    ),
     (r"found unexpected end of stream", "found the end of the file inside a quoted text", "add the closing quote"),
-    (r"found unknown escape character '(.+)'", "found the escape '\\{0}', which YAML does not know",
-     "use single quotes"),
-    (r"expected escape sequence of", "found an escape with too few hexadecimal digits",
-     "use \\xNN, \\uNNNN or \\UNNNNNNNN"),
-    (r"found undefined tag handle|expected the tag|tag directive", "found a tag; tags are not part of the language",
-     "remove it"),
+    (
+        r"found unknown escape character '(.+)'",
+        "found the escape '\\{0}', which YAML does not know",
+        "use single quotes",
+    ),
+    (
+        r"expected escape sequence of",
+        "found an escape with too few hexadecimal digits",
+        "use \\xNN, \\uNNNN or \\UNNNNNNNN",
+    ),
+    (
+        r"found undefined tag handle|expected the tag|tag directive",
+        "found a tag; tags are not part of the language",
+        "remove it",
+    ),
     (r"expected '<document start>'", "found text after the end of the document", "remove '...' or fix the indentation"),
     (r"sequence entries are not allowed here", "found a '-' where no list can start", "put the list on its own lines"),
     (r"expected a comment or a line break", "found text after '|' or '>'", "start the text on the next line"),
     (r"expected indentation indicator", "found a wrong number after '|' or '>'", "use a number from 1 to 9, or none"),
     (r"found document separator", "found '---' inside a quoted text", "indent the text or close the quote"),
-)  # fmt: skip
+)
 
 
 def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
