@@ -355,8 +355,13 @@ def _reached(subject: Subject, path: str, place: str) -> list[_Definition]:
 
 def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
     """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
-    caught = {part for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers
-              for statement in one.body for part in ast.walk(statement)}  # fmt: skip
+    caught = {
+        part
+        for one in ast.walk(node)
+        if isinstance(one, ast.Try) and one.handlers
+        for statement in one.body
+        for part in ast.walk(statement)
+    }
     types = tuple(getattr(builtins, one, Exception) for one in declared)
     for one in ast.walk(node):
         if isinstance(one, ast.Raise) and one.exc is not None and one not in caught:

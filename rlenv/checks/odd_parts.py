@@ -59,8 +59,11 @@ def _unused(subject: Subject) -> Iterator[Finding]:
            for tool in _toolset(subject, row)}  # fmt: skip
     offered = {name: one for name, one in spec.tools.items() if one.offered is not True and name not in had}
     groups: dict[str, tuple[Mapping[str, Any], str]] = {
-        "tools": (offered, "tool"), "vars": (spec.vars, "constant"),
-        "resources": (spec.resources, "resource"), "endpoints": (spec.endpoints, "endpoint")}  # fmt: skip
+        "tools": (offered, "tool"),
+        "vars": (spec.vars, "constant"),
+        "resources": (spec.resources, "resource"),
+        "endpoints": (spec.endpoints, "endpoint"),
+    }
     for group, (entries, word) in groups.items():
         for name in entries:
             named = re.compile(rf"\b{re.escape(name)}\b")
@@ -221,9 +224,11 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
     paid = {name: one for name, one in spec.rewards.items() if one.usual_weight > 0}
     gates = [open_on(one.gate) for one in paid.values() if not kind_of("rewards", one).form]
     asked = [(f"rewards.{name}.gate", one.gate, open_on(one.gate)) for name, one in spec.rewards.items() if one.gate]
-    asked += [(f"oracle.{index}.when", step.when, partial(_takes, subject, step))
-              for index, step in enumerate(spec.steps)
-              if step.when and "results" not in step.when and step.for_each is None]  # fmt: skip
+    asked += [
+        (f"oracle.{index}.when", step.when, partial(_takes, subject, step))
+        for index, step in enumerate(spec.steps)
+        if step.when and "results" not in step.when and step.for_each is None
+    ]
     for path, source, is_held in asked:
         columns, opened = re.findall(r"\btask\.(\w+)", source), {bool(is_held(row)) for _, row in rows}
         is_idle = (

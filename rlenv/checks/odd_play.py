@@ -42,7 +42,7 @@ _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar(
 
 
 @dataclass(slots=True)
-class Plays:
+class TriedPlays:
     """The results of each way of playing, by split and row; `unknown` are the terms that were not measured."""
 
     oracle: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     """Warnings of `oracle`, `rewards` and `success`, from episodes that reach nothing outside."""
     if not subject.splits or subject.compiled.parts is None or not _may_play(subject):
         return
-    played = subject.once("plays", Plays)
+    played = subject.once("plays", TriedPlays)
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(_run, subject, played), daemon=True)
     thread.start()
@@ -95,7 +95,7 @@ def _may_play(subject: Subject) -> bool:
     return subject.code is not None and PATTERNS.reaches_out.search(subject.code) is None
 
 
-def _run(subject: Subject, played: Plays) -> None:
+def _run(subject: Subject, played: TriedPlays) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(_WITHIN_S):
             await _play(subject, played)
@@ -120,7 +120,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return raised is None
 
 
-async def _play(subject: Subject, played: Plays) -> None:
+async def _play(subject: Subject, played: TriedPlays) -> None:
     spec, parts = subject.loaded.spec, subject.compiled.parts
     assert parts is not None
     tools = {name: tool if _is_local(subject, tool) else _silent(tool) for name, tool in parts.tools.items()}
@@ -174,7 +174,7 @@ async def _play(subject: Subject, played: Plays) -> None:
                     kept[name, index] = await _once(environment, name, index, [*before, action])
 
 
-async def _call_tools(subject: Subject, environment: Environment, played: Plays, name: str, rows: range) -> None:
+async def _call_tools(subject: Subject, environment: Environment, played: TriedPlays, name: str, rows: range) -> None:
     """Calls each local tool by its example, and each Python function with arguments of chance."""
     spec = subject.loaded.spec
     for tool in environment.parts.tools.values():
@@ -196,7 +196,7 @@ async def _call_tools(subject: Subject, environment: Environment, played: Plays,
 
 
 async def _from_columns(
-    subject: Subject, environment: Environment, played: Plays, split: str, tools: Mapping[str, Tool]
+    subject: Subject, environment: Environment, played: TriedPlays, split: str, tools: Mapping[str, Tool]
 ) -> None:
     """Plays each column as the answer; the one that earns most is taken for what is right, if it earns anything."""
     for index, row in enumerate(subject.splits[split].rows[:_OTHERS]):
@@ -294,7 +294,7 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
     return ("oracle", len(steps) - 1, "say" if steps[-1].say is not None else "call") if steps else ("oracle",)
 
 
-def _oracles(subject: Subject, played: Plays) -> Iterator[Finding]:
+def _oracles(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
     warn, seen = subject.document.warning, set[str]()
     for (split, index), got in played.oracle.items():
@@ -305,7 +305,7 @@ def _oracles(subject: Subject, played: Plays) -> Iterator[Finding]:
                 yield warn(path, message, hint, code)
 
 
-def _of_oracle(subject: Subject, played: Plays, got: Trajectory, where: str) -> Told:
+def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str) -> Told:
     spec = subject.loaded.spec
     calls = [(result, turn.index) for turn in got.turns for result in turn.results]
     for result, _ in calls:
@@ -362,13 +362,13 @@ def _asked_by_success(subject: Subject) -> list[str]:
     return list(compile_expression(spec.success, names=spec.rewards).names)
 
 
-def _is_known(subject: Subject, played: Plays) -> bool:
+def _is_known(subject: Subject, played: TriedPlays) -> bool:
     """True where all that `success` reads was measured."""
     spec, names = subject.loaded.spec, _asked_by_success(subject)
     return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
 
 
-def _unread_golds(subject: Subject, played: Plays) -> Iterator[Finding]:
+def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """Terms whose gold calls, or what these leave, cannot be read in any row, whatever the policy does."""
     every = [got for way in (played.oracle, *played.ways.values()) for got in way.values()]
     for name, spec in subject.loaded.spec.rewards.items():
@@ -378,7 +378,7 @@ def _unread_golds(subject: Subject, played: Plays) -> Iterator[Finding]:
             yield subject.document.fault(f"rewards.{name}", told[0][:200], hint, at="key")
 
 
-def _again(subject: Subject, played: Plays) -> Iterator[Finding]:
+def _again(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """An episode that was played twice with one seed, and came out otherwise."""
     if played.twice is None:
         return
@@ -394,7 +394,7 @@ def _again(subject: Subject, played: Plays) -> Iterator[Finding]:
         yield subject.say("unsteady/same-calls", "tools", at="key")
 
 
-def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
+def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
     spec, warn = subject.loaded.spec, subject.document.warning
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
@@ -428,7 +428,7 @@ def _worth(subject: Subject, played: Plays) -> Iterator[Finding]:
             yield subject.say("paid-for-nothing/oracle-answer", f"rewards.{name}", name, highest, least, at="key")
 
 
-def _unearned(subject: Subject, played: Plays) -> Iterator[Finding]:
+def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The first row whose own gold value, given as the answer, does not earn what it should."""
     term = gold_term(subject)
     for (split, index), got in played.oracle.items():

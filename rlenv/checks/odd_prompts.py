@@ -230,9 +230,11 @@ def _promises(subject: Subject, text: str) -> Iterator[Finding]:
     limits, tools = subject.limits, subject.tools
     calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if tools else math.inf
     most = {
-        "limits.tool_calls": calls, "limits.response_tokens": (limits.response_tokens or math.inf) / 1.3,
+        "limits.tool_calls": calls,
+        "limits.response_tokens": (limits.response_tokens or math.inf) / 1.3,
         "limits.turns": max(limits.turns, calls if tools and subject.loaded.spec.user is None else 0),
-        "limits.episode_s": limits.episode_s}  # fmt: skip
+        "limits.episode_s": limits.episode_s,
+    }
     for pattern, key, size in WORDS["promises"]:
         for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(_NUMBERS)})"), text):
             count = int(found[1]) if found[1].isdecimal() else 2 + _NUMBERS.index(found[1].lower())

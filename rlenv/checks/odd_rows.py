@@ -348,9 +348,13 @@ def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value that stands in its own prompt under a name for it, or in a column of remarks."""
     golds = {gold for _, gold in pairs}
     sure = [(index, gold) for index, gold in pairs if len(gold) > 1 or len(golds) > 2]
-    told = [any(PATTERNS.told.search(one.texts[index][max(0, at.start() - 24) : at.start()])
-                for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.texts[index]))
-            for index, gold in sure]  # fmt: skip
+    told = [
+        any(
+            PATTERNS.told.search(one.texts[index][max(0, at.start() - 24) : at.start()])
+            for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.texts[index])
+        )
+        for index, gold in sure
+    ]
     if len(sure) > 1 and len(golds) > 1 and all(told):
         yield f"the prompt of each of {len(told)} rows says it: {sure[0][1][:40]!r}", "take it out of the prompt"
     for column in filter(PATTERNS.remark.fullmatch, one.split.columns) if len(sure) > 1 and len(golds) > 1 else ():
@@ -368,8 +372,12 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
             if len(sums) == 1 and number(gold) is not None:
                 values[index] = float(calculate(sums[0]))
     read = {index: float(value) for index, gold in pairs if (value := number(gold)) is not None}
-    fits = {(index, beside): abs(value - read[index + beside]) < 0.01 * max(1, abs(value))
-            for index, value in values.items() for beside in (-1, 0, 1) if index + beside in read}  # fmt: skip
+    fits = {
+        (index, beside): abs(value - read[index + beside]) < 0.01 * max(1, abs(value))
+        for index, value in values.items()
+        for beside in (-1, 0, 1)
+        if index + beside in read
+    }
     wrong = [index for index in values if not fits[index, 0]]
     words = [(gold.lower(), index) for index, gold in pairs if len(gold) > 2]
     own = sum(gold in one.texts[index].lower() for gold, index in words)
@@ -416,7 +424,10 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence
             index = odd.index(True)
             yield subject.say("odd-gold/value-row", path, index + 1, name, what, golds[index][:40])
             return
-    broken = [(index, found[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
-              if (found := PATTERNS.damaged.search(text))]  # fmt: skip
+    broken = [
+        (index, found[0])
+        for index, text in enumerate(one.users[:_LOOKED_AT])
+        if (found := PATTERNS.damaged.search(text))
+    ]
     if broken and "&" not in subject.loaded.spec.prompt.user:
         yield subject.say("damaged-text/row-split", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")

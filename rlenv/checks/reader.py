@@ -20,7 +20,7 @@ from rlenv._base.bounded import cut_end, cut_middle
 from rlenv._base.strict_json import object_in
 from rlenv._base.text import strings_in
 from rlenv.checks.editor.shape import description_of, fields, shapes_at
-from rlenv.checks.odd_play import Plays
+from rlenv.checks.odd_play import TriedPlays
 from rlenv.checks.subject import ReadSplit, Subject
 from rlenv.checks.surface import first_prompts
 from rlenv.concurrency.threads import run_sync
@@ -164,7 +164,7 @@ def _settings(part: Any) -> Any:
 def _prompts(subject: Subject) -> list[list[dict[str, str]]]:
     """The first prompts: of episodes that were played, else as far as they can be told without one."""
     plays = subject.made.get("plays")
-    ways = [plays.oracle, *plays.ways.values()] if isinstance(plays, Plays) else []
+    ways = [plays.oracle, *plays.ways.values()] if isinstance(plays, TriedPlays) else []
     played = next((list(got.values())[:_PROMPTS] for got in ways if got), [])
     said = [got.messages for got in played] or first_prompts(subject)
     return [[{message.role: cut_middle(message.content, _ROW * 2)} for message in one] for one in said]
@@ -244,7 +244,7 @@ def _files(subject: Subject) -> Iterator[str]:
 def _played(subject: Subject) -> Iterator[str]:
     """The oracle's first episode of each split, and what each way of playing earns."""
     plays = subject.made.get("plays")
-    if not isinstance(plays, Plays):
+    if not isinstance(plays, TriedPlays):
         return
     if plays.unknown:
         yield f"Not measured, since a model or a program would have to be asked: {', '.join(sorted(plays.unknown))}"

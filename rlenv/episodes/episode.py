@@ -319,8 +319,7 @@ class Episode:
 
         calls, is_explicit = parsed.calls, environment.answer_is_explicit
         found = answers.extract(environment.spec.answer, parsed) if is_explicit or not calls else None
-        if found is not None and found.call >= 0:
-            found = None  # the call is run first
+        found = None if found is not None and found.call >= 0 else found  # the call is run first
         if environment.parts.simulated is not None and not calls and not (found and is_explicit):
             return await self._converse(text, parsed, begun, deadline)
         if found is not None or not calls:
@@ -333,10 +332,7 @@ class Episode:
             )
 
         results = await self.tools.run(calls, turn=len(self.turns), deadline=deadline)
-        malformed = 0
-        for result in results:
-            if result.outcome in _INVALID:
-                malformed += 1
+        malformed = len([result for result in results if result.outcome in _INVALID])
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         if environment.has_ends and (end := end_of(results))[1]:
             self._add_turn(text, parsed, begun, results, None, malformed)
@@ -384,27 +380,23 @@ class Episode:
     def _limit_reached(self, observation: Observation, deadline: float) -> str:
         """The limit that ends the episode behind this observation; "" where it goes on."""
         limits, turns = self.limits, len(self.turns)
+        per_reply, most = limits.turns_per_reply, limits.response_tokens
         self._chars += len(observation.text)
-        if turns >= limits.turns or (
-            limits.turns_per_reply is not None and turns - self._heard >= limits.turns_per_reply
-        ):
+        if turns >= limits.turns or (per_reply is not None and turns - self._heard >= per_reply):
             return "turns"
         if self._invalid_streak >= limits.invalid_actions:
             return "invalid_actions"
         if self.now() >= deadline:
             return "time"
-        if limits.response_tokens is None or not self.environment.is_text_only(self.cut):
-            return ""
-        return "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
+        is_over = most is not None and self._chars >= most * CHARS_PER_TOKEN
+        return "response_tokens" if is_over and self.environment.is_text_only(self.cut) else ""
 
     async def _go_on(self, observation: Observation, reason: str) -> Step:
         """The step of a turn that was not the last, or the end where it reached a limit."""
         if reason:
             return await self._finish(terminated=False, reason=reason, observation=observation)
-        reward = 0.0
-        if self._reward.scorer.has_turn_terms:
-            reward = await self._reward.score_turn(self.messages, self.turns)
-        return _step(observation, reward)
+        scores = self._reward.scorer.has_turn_terms
+        return _step(observation, await self._reward.score_turn(self.messages, self.turns) if scores else 0.0)
 
     def _observation(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
         if self._sampled.finish_reason == _CUT:
