@@ -6,6 +6,7 @@ import ast
 import builtins
 import itertools
 import json
+import os.path
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
+from rlenv.checks.odd_rows import all_golds, gold_term
 from rlenv.checks.subject import PATTERNS, Subject
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
@@ -203,11 +205,9 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
 
 def _machines(subject: Subject) -> Iterator[Finding]:
     """What tests compare with, in the machine or the folder that the policy works in."""
-    loaded = subject.loaded
-    prompt = str(subject.document.get("prompt"))
+    loaded, prompt = subject.loaded, str(subject.document.get("prompt"))
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
-        setup = str(getattr(one, "setup", None) or "")
         files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
         shown = [file.name for file in files if PATTERNS.solved.fullmatch(file.name)]
         for key, reward in loaded.spec.rewards.items():
@@ -215,8 +215,18 @@ def _machines(subject: Subject) -> Iterator[Finding]:
             if tests and (loaded.base_of(f"rewards.{key}.tests") / tests).absolute().is_relative_to(folder.absolute()):
                 shown.append(tests)
             command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
-            paths = {*PATTERNS.path.findall(setup)} & {*PATTERNS.path.findall(command)}
+            paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
             shown += sorted(path for path in paths if path not in prompt)
+            read, told = (
+                [*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))] for text in (command, prompt)
+            )
+            if (
+                reward.kind == "workspace"
+                and read
+                and told
+                and not {*map(os.path.basename, read)} & {*map(os.path.basename, told)}
+            ):
+                yield subject.say("odd-file/prompt-tests", f"rewards.{key}", told[0], read[0], at="key")
         if shown:
             yield subject.say("gold-in-prompt/policy-can", f"resources.{name}", shown[0], at="key")
 
@@ -231,6 +241,10 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
     except (OSError, ValueError):
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
+    term, texts = gold_term(subject), " ".join(str(one) for one in read).lower()
+    golds = [gold for split in subject.splits.values() for gold in (all_golds(subject, term, split) if term else ())]
+    if len({*golds}) > 2 and None not in golds and not any(str(gold).lower() in texts for gold in golds):
+        yield subject.say("empty-search/no-document", path, len(golds), golds[0], at="key")
     for key in ("id", "title", "text"):
         column, place = getattr(fields, key, key), f"{path}.columns.{key}"
         if columns and column not in columns and (key == "text" or document.has(place)):
@@ -242,7 +256,7 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
 
 def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     """A tool's own Python function beside its entry: parameters, types, what it raises and what it changes."""
-    path, warn, inject = f"tools.{name}", subject.document.warning, tuple(getattr(entry, "inject", ()))
+    path, inject = f"tools.{name}", tuple(getattr(entry, "inject", ()))
     node = next(iter(_reached(subject, path, str(getattr(entry, "function", "")))), None)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
@@ -261,9 +275,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         wanted, kinds = _TYPES.get(hints.get(argument, ""), kind), kind if isinstance(kind, list) else [kind]
         if wanted not in kinds and not (wanted == "number" and "integer" in kinds):
-            message = f"'{argument}' is declared as {kind}, and the function takes {hints[argument]}"
             place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
-            yield warn(place, message, f"write {wanted}", "other-type", at="key")
+            yield subject.say("other-type/function-takes", place, argument, kind, hints[argument], wanted, at="key")
     if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
         yield subject.say("odd-policy/every-bug", f"{path}.errors", broad[0], at="key")
     if raises := _undeclared(node, entry.errors):

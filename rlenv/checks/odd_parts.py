@@ -251,7 +251,7 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
         if can and len(opens) > 1 and not any(expression(values, row) for values, row in each):
             yield subject.say("never-pays/row-opens", "success")
     for name, split in subject.splits.items():
-        told = [row["measured"].get("success") for row in split.rows if isinstance(row.get("measured"), Mapping)]
+        told = [one.get("success") for row in split.rows if isinstance(one := row.get("measured"), Mapping)]
         shares = [share for share in told if isinstance(share, (int, float))]
         if shares and "measured" in str(spec.tasks[name].when) and (min(shares) >= 0.9 or max(shares) <= 0):
             what = "solved nearly always" if min(shares) > 0 else "never solved"
@@ -323,9 +323,7 @@ def _state(subject: Subject) -> Iterator[Finding]:
             entry = subject.document.get(f"tools.{tool.entry or tool.name}")
             texts = {text for _, text in strings_in(entry, ())}
             if tool.mutates and name in texts:
-                message = f"'{tool.name}' changes it, and all episodes share it: one sees what another has done"
-                path = f"resources.{name}.scope"
-                yield subject.document.warning(path, message, "write scope: episode", "shared-state")
+                yield subject.say("shared-state/tool-changes", f"resources.{name}.scope", tool.name)
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], float]]:

@@ -374,8 +374,7 @@ def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     for name, spec in subject.loaded.spec.rewards.items():
         told = [got.reward.terms[name].error for got in every if name in got.reward.terms]
         if spec.kind == "state" and told and all(error.startswith("the gold ") for error in told):
-            hint = "name what is there, or mend the rows"
-            yield subject.document.fault(f"rewards.{name}", told[0][:200], hint, at="key")
+            yield subject.document.fault(f"rewards.{name}", told[0][:200], "mend the rows", at="key")
 
 
 def _again(subject: Subject, played: TriedPlays) -> Iterator[Finding]:

@@ -387,10 +387,9 @@ def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> i
     """How many replies a scripted user has for a row."""
     count = 0
     for reply in replies:
-        try:
+        value: Any = None
+        with contextlib.suppress(TemplateError, RlenvError):
             value = compile_template(reply).value(task=row, vars=subject.loaded.spec.vars)
-        except (TemplateError, RlenvError):
-            value = ""
         count += len(value) if isinstance(value, list) else 1
     return count
 

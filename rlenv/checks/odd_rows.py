@@ -23,8 +23,6 @@ from rlenv.tasks.rows import load_tasks
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
 _LOOKED_AT: Final = 1_000
-_ITEM: Final = r"(?:[\"'`‘“][^\"'`’”\n]{1,30}[\"'`’”]|\b[A-Z]\b|\b(?i:yes|no|true|false)\b)"
-_CHOICES: Final = re.compile(rf"{_ITEM}(?:, ?{_ITEM})*,? ?(?:or|/) ?{_ITEM}|(?<=[Oo]ne of )(?:[\w-]+, )+(?:or )?[\w-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +176,8 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
         if twice:
             first = {row: index for index, row in reversed([*enumerate(rows)])}
             copy = next(index for index, row in enumerate(rows) if first[row] < index)
-            message = f"{twice} of {len(rows)} rows stand there before (row {copy + 1} is row {first[rows[copy]] + 1})"
-            yield subject.document.warning(place, message, "take them out", "duplicate-rows", at="key")
+            same_row = first[rows[copy]] + 1
+            yield subject.say("duplicate-rows/stand-before", place, twice, len(rows), copy + 1, same_row, at="key")
         shared = [row for row in counts if row in seen]
         if shared and not _is_part(sources[one.split.name], sources[seen[shared[0]]], one.split.name):
             other = seen[shared[0]]
@@ -311,19 +309,21 @@ _Odd = Iterator[tuple[str, str]]
 
 def _forms(subject: Subject, term: Term, golds: Sequence[str]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
-    rule, fixed, is_folded = getattr(term.spec, "rule", ""), fixed_text(subject), _is_folded(term)
+    rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
     sentences = [one for one in re.split(r"(?<=[.!?;])\s+|\n", fixed) if not PATTERNS.partly.search(one)]
-    is_text = rule in ("exact_match", "f1", "contains")
+    is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
     for sentence in sentences if is_text or rule == "numeric_match" else ():
         for wanted, fits in WORDS["forms"] if is_text else WORDS["forms"][-1:]:
             asked = None if is_folded and "case" in wanted else re.search(wanted, sentence, re.IGNORECASE)
             if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
                 yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
                 return
-        for found in _CHOICES.finditer(sentence) if rule != "f1" else ():
+        for found in PATTERNS.choices.finditer(sentence) if rule != "f1" else ():
             choices = [one.strip("\"'`‘’“” ") for one in re.split(r",|\bor\b|/", found[0]) if one.strip()]
             known = {one.lower() if is_folded else one for one in choices}
-            if lost := [gold for gold in golds if (gold.lower() if is_folded else gold) not in known]:
+            meets = {gold.lower() for gold in golds} & {one.lower() for one in choices}
+            is_meant = meets or PATTERNS.sure_choices.search(found[0])
+            if is_meant and (lost := [one for one in golds if (one.lower() if is_folded else one) not in known]):
                 near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {', '.join(choices)}")
                 yield f"the prompt asks for {found[0].strip()}, and a gold value is {lost[0][:40]!r}", near
                 return
@@ -338,10 +338,6 @@ def _forms(subject: Subject, term: Term, golds: Sequence[str]) -> _Odd:
         if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
             asked_unit, unit = min(theirs & {*family}), min(mine & {*family})
             yield f"the prompt asks for {asked_unit}s, and the gold column is of {unit}s", "convert one of them"
-
-
-def _is_folded(term: Term) -> bool:
-    return getattr(term.spec, "normalise", "none") != "none"
 
 
 def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
@@ -388,9 +384,9 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
         if is_told or (len(sums_there) > 2 and wrong and all(sums_there)):
             yield "each row has the gold value of the row beside it", "shift the column back"
             return
-    if wrong and len(values) > 3 and 4 * len(wrong) <= len(values):
-        message = f"row {wrong[0] + 1} asks for what is {values[wrong[0]]:g}, and its gold value is {golds[wrong[0]]}"
-        yield message, "mend the row"
+    if len(values) > 3 and 4 * len(wrong) <= len(values):
+        for row in wrong[:1]:
+            yield f"row {row + 1} asks for what is {values[row]:g}, and its gold value is {golds[row]}", "mend the row"
 
 
 def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[str, set[str]]) -> _Odd:

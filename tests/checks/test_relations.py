@@ -307,10 +307,31 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{"user": {"kind": "scripted", "replies": ["On Monday.", "Thanks. ###STOP###"]}, "oracle": None}],
     ),
 }  # fmt: skip
+CAPITALS = {**rows(answer=["POSITIVE", "NEGATIVE"]), "prompt": {"system": f"Answer positive or negative {TAG}",
+            "user": "{{ task.question }}"}}  # fmt: skip
+RELATIONS["odd-gold"][0].append(CAPITALS)
+RELATIONS["odd-gold"][1].append({**CAPITALS, **rows(answer=["positive", "negative"])})
+SEARCH = {"tools": {"search": {"kind": "search", "path": "docs.jsonl"}}}
+RELATIONS["empty-search"] = ([{**rows(answer=["Cork", "Turin", "Graz"]), **SEARCH}], [SEARCH])
 ANSWERS_WITH_NUMBERS = {**rows(number=[1, 2, 3, 4, 5, 6]), "oracle": [{"say": "<answer>{{ task.number }}</answer>"}]}
 RELATIONS["never-pays"][0].append({**ANSWERS_WITH_NUMBERS, "rewards": {"own": OWN}})
 RELATIONS["never-pays"][1].append({**ANSWERS_WITH_NUMBERS, "rewards": {"own": OWN | {"function": "tools.py:told"}}})
-CASES = [(code, is_odd, index) for code, sides in RELATIONS.items()
+WORK = {"resources": {"m": {"kind": "workspace"}}, "tools": {"bash": {"kind": "bash", "resource": "m"}}, "oracle": None}
+
+
+def machine(file: str) -> dict[str, Any]:
+    reads = {
+        "kind": "workspace",
+        "resource": "m",
+        "command": f'[ "$(cat {file})" = {{{{ task.answer }}}} ]',
+        "by": "status",
+    }
+    return {**WORK, "prompt": {"user": "{{ task.question }} Write it to /app/answer.txt."}, "rewards": {"right": reads}}
+
+
+RELATIONS["odd-file"] = ([machine("/app/result.txt")], [machine("/app/answer.txt")])
+CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
+         for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip
 
 
@@ -330,6 +351,8 @@ def test_a_relation_is_said_where_it_is_broken_and_there_alone(
     }
     (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
     (tmp_path / "env.yaml").write_text(json.dumps({key: one for key, one in spec.items() if one is not None}), "utf-8")
+    lines = [json.dumps({"id": town, "title": town, "text": f"{town} is a town."}) for town in TOWNS]
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines), "utf-8")
     report = validate([tmp_path / "env.yaml"])
     said = {one.code: one for one in report.warnings}
     assert [str(one) for one in report.faults] == []
