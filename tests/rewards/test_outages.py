@@ -20,7 +20,7 @@ from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import Answered, Known, Refused, Untold, in_turn
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.outages import Lost, count_against, known_call, settled, settling
-from rlenv.testing.rewards import reward_context, turn
+from rlenv.testing.rewards import compile_term, reward_context, turn
 from rlenv.tools.base import Tool
 from tests.support.clock import passes, run_skipping
 
@@ -479,3 +479,41 @@ def test_calls_that_are_the_policys_after_all_are_counted_up_to_a_number(most: i
     found = run_skipping(count_against(lost, {"tool": TOOL}, reward_context(call=call), most=most))
     assert found == min(most, 4)
     assert asked - {"known"} == set("abcde"[: {1: 1, 2: 2, 3: 4, 9: 5}[most]])
+
+
+@pytest.mark.parametrize("most", range(6))
+def test_calls_that_are_the_policys_after_all_count_for_the_most_as_others_do(most: int) -> None:
+    """One that went well, three that fail again and one that an outage took: four calls, and a fifth at no fault."""
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(name, "well", "ok") if arguments["q"] == "known" else lost_call("").result
+
+    lost = [*map(lost_call, "abc"), lost_call("x", "unavailable", "infrastructure")]
+    results = [ToolResult("tool", "well", "ok"), *(one.result for one in lost)]
+    calls = [ToolCall("tool", {"q": q}) for q in ("known", *"abcx")]
+    context = reward_context(call=call, turns=[turn(calls=calls, results=results)])
+    term = compile_term(rule="tool_call_count", tools={"tool": TOOL}, max=most)
+
+    async def main() -> float | None:
+        assert term.measure_async is not None
+        return (await term.measure_async(context)).value
+
+    assert run_skipping(main()) == (most >= 4)
+
+
+@pytest.mark.parametrize(
+    ("reason", "whose", "is_asked"),
+    [("server_error", "unclear", True), ("late", "unclear", False), ("unavailable", "infrastructure", False)],
+)
+def test_a_call_is_asked_beside_a_known_one_that_says_that_the_tool_is_there(
+    reason: str, whose: Any, is_asked: bool
+) -> None:
+    asked = {"known": 0, "very": 0}
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked[arguments["q"]] += 1
+        return lost_call("", reason, whose).result
+
+    with pytest.raises(RewardError, match=f"what is known to work failed too: {reason}"):
+        run_skipping(settled(lost_call("very"), TOOL, reward_context(call=call)))
+    assert (asked["known"] > 1, asked["very"] > 0) == (True, is_asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from rlenv.runs.recorded import recorded
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
-from rlenv.tokens.check import Explained, check, compare, explain
-from rlenv.tokens.dialogues import situations
+from rlenv.tokens.check import Explained, TokenCheck, check, compare, explain
+from rlenv.tokens.dialogues import Dialogue, generate, situations
 from rlenv.tokens.dummies import KEYS
 from rlenv.tokens.replay import Independent, Replay, ReplayOutcome
+from rlenv.tokens.verdict import Played, judge
 from rlenv.trajectory import RewardBreakdown, Trajectory, Turn
 from tests.support import real
 from tests.support.families import bound
@@ -447,3 +448,58 @@ def test_what_the_template_would_write_otherwise_is_told_or_stands_in_a_row_of_i
         ("sampled", 1, 1),
     ]
     assert "hm" not in rows.decode(next(p for p in explained.pieces if p.row == 1).ids)
+
+
+@pytest.mark.parametrize(
+    ("thinks", "with_users", "kinds"),
+    [(False, False, {"none"}), (True, False, {"none", "some", "empty"}), (False, True, {"none"})],
+)
+def test_generated_dialogues_are_as_they_are_asked_for(thinks: bool, with_users: bool, kinds: set[str]) -> None:
+    made = list(generate(80, seed=1, max_calls=3, thinks=thinks, with_users=with_users))
+    assert made == list(generate(80, seed=1, max_calls=3, thinks=thinks, with_users=with_users))
+    assert made[:5] != list(generate(5, seed=2, max_calls=3, thinks=thinks, with_users=with_users))
+    assert {len(one.turns) for one in made} == {1, 2, 3, 4, 5}
+    assert {len(one.messages) for one in made} == {1, 2}
+    turns = [turn for one in made for turn in one.turns]
+    assert {turn.thinks for turn in turns} == kinds
+    assert all(bool(turn.message.thinking) == (turn.thinks == "some") for turn in turns)
+    assert {len(turn.message.tool_calls) for turn in turns} == {1, 2, 3} | ({0} if with_users else set())
+    for turn in turns:
+        ids = [call.id for call in turn.message.tool_calls]
+        assert [(one.role, one.tool_call_id) for one in turn.answers] == (
+            [("tool", id) for id in ids] or [("user", None)]
+        )
+        assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "compared", "others"),
+    [
+        ({}, {"kinds of": 0, "generated": 8, "with thinking": 2}, ["result", "reply"]),
+        ({"dialogues": 3}, {"kinds of": 0, "generated": 3, "with thinking": 1}, ["result", "reply"]),
+        ({"with_users": False}, {"kinds of": 0, "generated": 8, "with thinking": 2}, ["result"]),
+        ({"with_tools": False}, {"kinds of": 0}, ["reply"]),
+        ({"with_tools": False, "real": True}, {"kinds of": 0, "of the environment": 1}, ["reply"]),
+    ],
+)
+def test_a_check_compares_what_an_environment_has(
+    options: dict[str, Any], compared: dict[str, int], others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[Dialogue]] = {}
+
+    def take(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
+        seen[name.replace("dialogues", "").strip()] = list(dialogues)
+        return TokenCheck(name, "ok")
+
+    monkeypatch.setattr("rlenv.tokens.check._compared", take)
+    real = list(situations())[:1] if options.get("real") else []
+    verdict = judge(SMALL, Played((Message("user", "Q"),), (), answers=(("user",),)))
+    report = check(lambda: SMALL, name="small", verdict=verdict, **{"dialogues": 8, **options, "real": real})
+    assert {name: 0 if name == "kinds of" else len(found) for name, found in seen.items()} == compared
+    assert {turn.thinks for one in seen.get("generated", ()) for turn in one.turns} <= {"none"}
+    assert "some" in {turn.thinks for one in seen.get("with thinking", seen["kinds of"]) for turn in one.turns}
+    roles = {turn.answers[0].role for found in seen.values() for one in found for turn in one.turns} - {"assistant"}
+    assert ("user" in roles) == options.get("with_users", True)
+    names = [finding.name for finding in report.findings]
+    assert [name.split()[-1] for name in names if name.startswith("turns cut")] == others
+    assert ("hostile results" in names) == options.get("with_tools", True)
