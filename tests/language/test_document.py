@@ -192,6 +192,18 @@ def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
         read_source(tmp_path / "a.yaml")
 
 
+@pytest.mark.parametrize(("others", "is_read"), [(63, True), (64, True), (65, False)])
+def test_a_chain_of_specs_is_read_up_to_a_length(tmp_path: Path, others: int, is_read: bool) -> None:
+    (tmp_path / f"{others}.yaml").write_text("name: last\n")
+    for number in range(others):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    if is_read:
+        assert read_source(tmp_path / "0.yaml").get("name") == "last"
+    else:
+        with pytest.raises(SpecError, match="more than 64 specs extend each other"):
+            read_source(tmp_path / "0.yaml")
+
+
 def test_overrides_replace_values_and_are_relative_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

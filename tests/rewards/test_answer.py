@@ -356,3 +356,25 @@ def test_a_box_and_a_number_are_looked_for_near_the_end(spare: int, is_found: bo
         content = text + "x" * (65_536 - len(text) + spare)
         found = extract(AnswerSpec.model_validate({"from": rule}), ParsedAction(content))
         assert (found is not None) is is_found, rule
+
+
+def test_a_pattern_looks_at_the_end_of_a_long_text_and_says_where() -> None:
+    pattern = compile_pattern(r"n=(\d+)")
+    assert pattern.sees == SEARCHED_CHARS
+    long = "n=1 " + "x" * (SEARCHED_CHARS - 8) + " n=2 n=3"  # whose first match is just out of sight
+    first = pattern.search(long)
+    assert first is not None
+    assert first[1] == "2"
+    assert pattern.search("n=1" + "x" * SEARCHED_CHARS) is None
+    for text in (long, long[4:], "n=2 n=3"):
+        found, begin = pattern.last_at(text)
+        assert found is not None
+        assert text[begin + found.start() :] == "n=3"
+    assert pattern.last_at("n=1" + "x" * SEARCHED_CHARS) == (None, 0)
+
+
+def test_a_whole_text_is_matched_up_to_what_a_pattern_sees() -> None:
+    pattern = compile_pattern("x*")
+    assert pattern.fullmatch("x" * SEARCHED_CHARS) is not None
+    assert pattern.fullmatch("x" * (SEARCHED_CHARS + 1)) is None
+    assert pattern.fullmatch("x" * 5 + "y") is None

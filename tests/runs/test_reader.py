@@ -135,6 +135,24 @@ def test_a_validation_that_an_attempt_makes_again_counts_once(tmp_path: Path) ->
     assert sorted(row["id"] for row in reader.rows() if reader.counts(row)) == sorted(row["id"] for row in found)
 
 
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (0, 1)])
+def test_a_sample_that_an_attempt_plays_again_counts_once_wherever_its_rows_lie(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    writers = [RunWriter(tmp_path, attempt=attempt) for attempt in (0, 1)]
+    for attempt, tasks in ((0, (0, 1)), (1, (1, 2))):
+        for task in tasks:
+            writers[attempt].append(episode(task), Facts(mode="sampled"))
+        if attempt in closed:
+            writers[attempt].close()
+    reader = RunReader(tmp_path)
+    found = sorted(zip(reader.table["task"].to_pylist(), reader.table["attempt"].to_pylist(), strict=True))
+    assert found == [(0, 0), (1, 1), (2, 1)]
+    assert sum(reader.counts(row) for row in reader.rows()) == 3
+    for writer in writers:
+        writer.close()
+
+
 @pytest.mark.parametrize("id", ["nothing", "nothing-0", "{segment}-9", "", "../../x-0"])
 def test_an_id_that_is_no_episodes_is_told(tmp_path: Path, id: str) -> None:
     (real,) = keep(tmp_path, 1)
