@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from rlenv.concurrency.deadline import Countdown, Expired, running_under
 from rlenv.concurrency.pool import Pool
-from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending
+from rlenv.concurrency.processes import Cause, Gone, Process, Program, StartFailed, cause_of, ending, work_of
 
 OWN = ("SIGSEGV", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGABRT", "SIGFPE", "SIGILL")
 OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
@@ -324,3 +325,19 @@ def test_a_pool_has_two_places_at_least() -> None:
 def test_a_status_that_no_signal_has_is_told_as_it_is() -> None:
     assert [ending(status) for status in (0, 1, -1, -200)] == ["status 0", "status 1", "SIGHUP", "status -200"]
     assert [cause_of(status) for status in (0, -200)] == ["exit", "outside"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says")
+def test_the_work_of_a_process_is_its_own_and_that_of_its_children_apart() -> None:
+    burn = "import time\nwhile time.process_time() < {}: pass\n"
+    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn.format(0.15)!r}])\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{child}print(flush=True)\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        work = work_of(process.pid)
+        process.kill()
+    assert work is not None
+    assert work.children_s >= 0.14 > work.cpu_s
+    assert work_of(process.pid) is None

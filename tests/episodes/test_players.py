@@ -248,6 +248,27 @@ def test_who_has_ended_first_is_scored_though_the_asked_for_episode_ends_meanwhi
     }
 
 
+def test_an_opening_that_is_cancelled_while_others_play_leaves_no_task_behind(tmp_path: Path) -> None:
+    environment = made(tmp_path, COUNTING)
+    is_there = asyncio.Event()
+
+    async def sleeps(episode: Any) -> None:
+        async with episode:
+            is_there.set()
+            await asyncio.Event().wait()
+
+    async def left() -> set[asyncio.Task[Any]]:
+        async with environment:
+            opening = asyncio.create_task(environment.start(task=1, others=sleeps).open())
+            await is_there.wait()
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(left()) == set()
+
+
 def test_an_episode_that_is_left_leaves_no_task_behind(tmp_path: Path) -> None:
     environment = made(tmp_path, COUNTING)
 

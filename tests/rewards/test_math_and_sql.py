@@ -285,6 +285,16 @@ def test_a_gold_query_that_cannot_be_read_leaves_the_term_invalid() -> None:
         structure("SELECT 1; SELECT 2", dialect="sqlite")
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("partial", [False, True])
+def test_any_accepted_query_will_do(place: int, partial: bool) -> None:
+    golds = ["SELECT a FROM t", "SELECT b FROM u", "SELECT c FROM v"]
+    where = reward_context(answer=golds[place], task={"gold_sql": golds})
+    assert measure("sql_match", where, partial=partial).value == 1.0
+    other = reward_context(answer="SELECT d FROM w", task={"gold_sql": golds})
+    assert measure("sql_match", other).value == 0.0
+
+
 def test_an_unknown_dialect_is_the_authors_mistake() -> None:
     with pytest.raises(UsageError, match="dialect"):
         compile_term(rule="sql_match", dialect="nosuch")

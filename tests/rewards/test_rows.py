@@ -308,3 +308,21 @@ def test_some_one_order_of_the_columns_fits_all_rows(mine: list[Any], gold: list
 )
 def test_a_tools_value_is_a_table_or_none(value: Any, table: Table | None) -> None:
     assert read_table(value) == table
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "are_same"),
+    [
+        ([1.01, 1.17], [1.09, 1.1], True),
+        ([1.17, 1.01], [1.1, 1.09], True),
+        ([1.01, 1.09, 1.17], [1.1, 1.18, 1.02], True),
+        ([1.01, 1.17], [1.02, 1.3], False),
+        ([1.01, 1.01], [1.02, 1.3], False),
+    ],
+)
+def test_rows_that_are_near_in_a_chain_find_their_partners(
+    mine: list[float], gold: list[float], are_same: bool
+) -> None:
+    for more in ((), ("a",)):
+        one, other = ([(*more, value) for value in side] for side in (mine, gold))
+        assert same_rows(one, other, ordered=False, tolerance=0.1) is are_same

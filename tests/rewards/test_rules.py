@@ -450,6 +450,11 @@ def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
 DOWN = ToolResult("add", "down", "failed", reason="unavailable", whose="infrastructure")
 
 
+@pytest.mark.parametrize(("answer", "value"), [(None, 0.0), ("", 1.0), ("0", 2.0), ("ab", 3.0)])
+def test_an_answer_of_no_characters_is_one(answer: str | None, value: float) -> None:
+    assert measure("value", reward_context(answer=answer), value="{{ answer | length + 1 }}").value == value
+
+
 @pytest.mark.parametrize(
     ("keys", "values"),
     [

@@ -51,7 +51,7 @@ def score(
     scorer = Scorer(terms, success=success)
 
     async def main() -> tuple[RewardBreakdown, bool | None]:
-        made = [turn(index=index) for index in range(turns)]
+        made = [turn("word", index=index) for index in range(turns)]
         readings = [
             await scorer.score_turn(reward_context(turns=made[: index + 1]), limit_s=limit_s) for index in range(turns)
         ]
@@ -755,3 +755,20 @@ def test_other_weights_give_what_they_would_have_given() -> None:
     assert statuses(after) == statuses(before)
     heavy, _ = Scorer([term("a", weight=1e308), term("b"), term("c")]).weighed(before.terms, turns=1)
     assert (heavy.total, heavy.terms["a"].status) == (None, "invalid")
+
+
+@pytest.mark.parametrize("fails_at", [None, 0, 1])
+def test_a_term_over_turns_shows_the_last_one_or_the_first_that_failed(fails_at: int | None) -> None:
+    def gives(context: RewardContext) -> Measured:
+        at = len(context.turns) - 1
+        if fails_at is not None and at >= fails_at:
+            raise RewardError(f"failed {at}")
+        return Measured(0.5, f"turn {at}", {"at": at}, ((at, 0, 1),))
+
+    (found,) = score(term("a", gives, when="turn"), turns=3)[0].terms.values()
+    if fails_at is None:
+        assert (found.value, found.turn_values) == (0.5, (0.5, 0.5, 0.5))
+        assert (found.evidence, found.details, found.where) == ("turn 2", {"at": 2}, ((2, 0, 1),))
+    else:
+        assert (found.status, found.where) == ("invalid", ())
+        assert found.error.startswith(f"turn {fails_at}: ")

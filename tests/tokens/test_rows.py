@@ -81,6 +81,18 @@ def test_a_new_row_may_use_up_the_budget(spare: int) -> None:
     assert spare < 0 or (len(rows.rows), rows.remaining) == (2, spare)
 
 
+def test_a_result_that_was_cut_stays_so_in_the_rows_behind() -> None:
+    rows = SMALL.start_rows([Message("user", "Q")])
+    long = Observation((Message("tool", "word " * 100),))
+    said = Message("assistant", rows.add_sampled(SMALL.encode_text("<think>hm</think>one<|im_end|>")))
+    assert rows.add_observation(long, said=said, max_tokens=20)
+    shown = SMALL.decode(rows.last.context_ids).count("word")
+    said = Message("assistant", rows.add_sampled(SMALL.encode_text("<think>hm</think>two<|im_end|>")))
+    assert rows.add_observation(USER, said=said, max_tokens=20)
+    assert 0 < shown < 30
+    assert (len(rows.rows), SMALL.decode(rows.last.prompt_ids).count("word")) == (2, shown)
+
+
 def test_the_whole_has_a_budget_of_its_own() -> None:
     trajectory = SMALL.start([Message("user", "Q")], max_total_tokens=40, max_response_tokens=1000)
     assert trajectory.remaining == 40 - len(trajectory.prompt_ids)

@@ -6,19 +6,23 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlenv.checks.validate import validate
+from rlenv.dialects.base import CUT_NOTE
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import SpecError
-from rlenv.messages import Message, ToolCall
+from rlenv.messages import Message, Observation, ToolCall
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import rescore
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
+from rlenv.testing.rewards import turn
 from rlenv.trajectory import Trajectory
+from rlenv.users.base import dialogue
 
 SPEC = """
 rlenv: 1
@@ -428,6 +432,22 @@ def test_a_user_who_hears_all_is_told_of_calls_and_results(make_environment: Mak
         heard[hears], _ = spoken(make_environment(text(user), tools=parrot), [call(expression="2+3"), "It is five."])
     assert heard["messages"] == ["It is five."]
     assert heard["all"] == ['[called calculate {"expression": "2+3"}: 5]\n\nIt is five.']
+
+
+@pytest.mark.parametrize(
+    ("content", "heard"),
+    [(f"Ok.\n\n{CUT_NOTE}", "Ok."), (f"{CUT_NOTE} Ok.", f"{CUT_NOTE} Ok."), ("Ok.", "Ok."), (CUT_NOTE, "")],
+)
+def test_a_user_does_not_hear_what_the_environment_tells_the_policy(content: str, heard: str) -> None:
+    prompt = (Message("system", "Be kind."), Message("user", "Hi."), Message("assistant", " "))
+    said = replace(turn("I do."), observation=Observation((Message("tool", "5"), Message("user", content))))
+    found = dialogue(prompt, [said], "Well?")
+    assert [(one.role, one.content) for one in found] == [
+        ("user", "Hi."),
+        ("assistant", "I do."),
+        ("user", heard),
+        ("assistant", "Well?"),
+    ]
 
 
 @pytest.mark.parametrize("reply", ["Bye ###STOP###", "TRANSFER me"])
