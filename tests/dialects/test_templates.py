@@ -98,3 +98,27 @@ def test_a_template_says_where_a_turn_of_raw_text_ends(mark: str, given: dict[st
 def test_a_row_says_whether_it_writes_what_begins_a_conversation(name: str, begins: bool) -> None:
     dialect: Any = dialects.get(name)
     assert dialect.begins is begins
+
+
+NAMED = (
+    "{%- for m in messages %}{%- if m.role == 'tool' %}{{- '<|im_start|>' + m.name + '/' + m.tool_call_id + '\\n'"
+    " + m.content + '<|im_end|>\\n' }}{%- else %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+    "{%- for call in m.tool_calls or [] %}{{- '<tool_call>' + call | tojson + '</tool_call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "head"),
+    [
+        (Message("tool", "R", name="look", tool_call_id="c1"), "look/c1"),
+        (Message("tool", "R", tool_call_id="c1"), "tool/c1"),
+        (Message("tool", "R", name="look"), "look/call00000"),
+    ],
+)
+def test_a_result_without_a_name_or_an_id_is_written_with_one(message: Message, head: str) -> None:
+    dialect = TemplatedDialect(dialects.get("hermes"), NAMED)
+    assert dialect.render_observation([message]) == (
+        f"<|im_end|>\n<|im_start|>{head}\nR<|im_end|>\n<|im_start|>assistant\n"
+    )

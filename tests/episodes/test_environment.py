@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
-from rlenv.errors import SpecError, UsageError
+from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import OraclePolicy
 from rlenv.runs import files as record
@@ -136,6 +136,22 @@ def test_what_is_no_prompt_is_a_fault_at_its_place(
 
 
 OPENING = "user: {kind: scripted, replies: ['A {{ task.item }}, please.', 'Thanks. {{ turn }} {{ message }}']}"
+
+
+@pytest.mark.parametrize(
+    ("roles", "speaks"), [((), True), (("system",), True), (("user",), False), (("user", "assistant"), True),
+                          (("user", "assistant", "tool"), False)],
+)  # fmt: skip
+def test_a_prompt_that_a_policy_can_answer_asks_no_user(write: Write, roles: Sequence[Any], speaks: bool) -> None:
+    messages = [Message(role, "a") for role in roles]
+    assert load(write("{}", user=OPENING)).speaks_first(messages) is speaks
+    alone = load(write("{user: Q}"))
+    if speaks:
+        with pytest.raises(EpisodeError, match="expected the user's") as caught:
+            alone.speaks_first(messages)
+        assert caught.value.reason == "prompt"
+    else:
+        assert not alone.speaks_first(messages)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_deep_nesting_is_a_fault_and_never_a_recursion_error(text: str) -> None:
 def test_nesting_up_to_the_limit_is_read() -> None:
     depth = MAX_DEPTH - 1
     assert parse_source("a: " + "[" * depth + "]" * depth).data["a"]
+    assert fault_of("a: " + "[" * (depth + 1) + "]" * (depth + 1)).message == f"nested deeper than {MAX_DEPTH} levels"
 
 
 def test_aliases_cannot_blow_up_memory() -> None:

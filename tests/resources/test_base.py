@@ -530,6 +530,23 @@ def test_it_is_removed_where_the_episode_is_cancelled(tmp_path: Path) -> None:
     assert not asyncio.run(main()).exists()
 
 
+@pytest.mark.parametrize(("path", "is_filled"), [("a1", True), ("{{ task.name }}", False)])
+def test_links_of_a_folder_that_a_row_names_stay_inside(tmp_path: Path, path: str, is_filled: bool) -> None:
+    (tmp_path / "specs" / "a1").mkdir(parents=True)
+    (tmp_path / "secret").write_text("of another", encoding="utf-8")
+    (tmp_path / "specs" / "a1" / "link").symlink_to(tmp_path / "secret")
+
+    async def main() -> str:
+        async with compiled(tmp_path / "specs", path=path).open(ResourceContext({"name": "a1"})) as folder:
+            return (folder.path / "link").read_text(encoding="utf-8")
+
+    if is_filled:
+        assert asyncio.run(main()) == "of another"
+    else:
+        with pytest.raises(ResourceError, match="cannot be filled"):
+            asyncio.run(main())
+
+
 def test_what_it_starts_with_has_to_be_there(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(ResourceError, match="cannot be filled"):

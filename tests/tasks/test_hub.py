@@ -105,6 +105,13 @@ def test_configurations_are_those_that_the_readme_lists(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean 'main'?"
 
 
+@pytest.mark.parametrize("files", ["[]", "[{split: train, path: []}]", "gone.jsonl"])
+def test_a_configuration_may_have_no_files(tmp_path: Path, files: str) -> None:
+    rows(tmp_path / "train.jsonl", "a")
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files: {files}\n---\n")
+    assert names(tmp_path, config="main") == []
+
+
 def test_without_a_readme_folders_are_configurations(tmp_path: Path) -> None:
     rows(tmp_path / "main" / "train.jsonl", "a")
     rows(tmp_path / "hard" / "train.jsonl", "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql import read, written
+from rlenv.resources.sql._sqlite_connection import SqliteConnection
 from rlenv.resources.sql.resource import StatementRequest, WorkerAnswer, limits_for
 from rlenv.resources.sql.sqlite import SqliteCopy
 from tests.resources.sql.engines import SQLITE, rows, run, toys
@@ -155,3 +157,38 @@ def test_what_a_worker_wrote_for_a_cancelled_statement_is_never_taken_for_the_co
         assert len({one.next_key for one in workers.requests}) == len(workers.requests)
 
     run(work())
+
+
+def test_a_connection_says_what_its_last_statement_did() -> None:
+    connection = SqliteConnection(sqlite3.connect(":memory:"), may_write=True)
+    for sql, did in (
+        ("CREATE TABLE t (a)", (True, True)),
+        ("INSERT INTO t VALUES (1)", (True, False)),
+        ("SELECT a FROM t", (False, False)),
+        ("CREATE INDEX i ON t (a)", (True, True)),
+        ("CREATE TABLE u AS SELECT a FROM t", (True, True)),
+        ("UPDATE t SET a = 2", (True, False)),
+        ("DROP TABLE u", (True, True)),
+        ("DELETE FROM t", (True, False)),
+    ):
+        connection.run(sql, until=math.inf, max_rows=1)
+        assert (connection.has_written, connection.has_new_schema) == did, sql
+    connection.close()
+
+
+@pytest.mark.parametrize(("pages", "fits"), [(0.5, False), (1, False), (40, True)])
+def test_a_database_grows_up_to_its_bound_of_at_least_a_page(pages: float, fits: bool) -> None:
+    raw = sqlite3.connect(":memory:")
+    page = raw.execute("PRAGMA page_size").fetchone()[0]
+    connection = SqliteConnection(raw, may_write=True, max_bytes=int(pages * page))
+
+    def fill() -> None:
+        for sql in ("CREATE TABLE t (a)", f"INSERT INTO t VALUES ('{'x' * page * 2}')"):
+            connection.run(sql, until=math.inf, max_rows=1)
+
+    if fits:
+        fill()
+    else:
+        with pytest.raises(ToolFailed, match="larger than it may"):
+            fill()
+    connection.close()
