@@ -265,7 +265,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     read = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {"self", "context", *inject}
     is_stub = any(kind_of("rewards", one).of_calls for one in subject.loaded.spec.rewards.values())
     lost = [one for one in names if one not in read and not one.startswith("_")]
-    if lost and len(node.body) > 1 and not is_stub:
+    # What reads nothing at all is a pad to write on, or a stub.
+    if lost and read.intersection(names) and not is_stub:
         yield subject.say("unread-parameter/function-never", f"{path}.function", lost[0])
     worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
     if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:

@@ -272,7 +272,8 @@ def _limits(subject: Subject) -> Iterator[Finding]:
         return
     # The calls alone are what single-call data asks for, whose rows declare their tools.
     offered = [tool for tool in subject.compiled.tools.values() if spec.tools[tool.entry].offered is not False]
-    if not all(tool.ends for tool in offered):
+    is_acted = any(kind_of("rewards", one).of_calls or one.kind == "state" for one in spec.rewards.values())
+    if not is_acted and not all(tool.ends for tool in offered):
         yield subject.say("limits/turn-result", "limits.turns")
     if spec.user is not None:
         yield warn("limits.turns", "with one turn the user never replies", "allow more", "limits")
@@ -416,7 +417,8 @@ def told_by_tools(subject: Subject, told: Mapping[str, Sequence[str]], oracle: _
             if isinstance(call, ToolCall) and result.name in told and not subject.tools[call.name].mutates:
                 called.setdefault(call.name, []).append((str(call.arguments), result.text.strip()))
     for name, calls in called.items():
-        if len({given for given, _ in calls}) > 2 and len({text for _, text in calls}) == 1:
+        texts = {text for _, text in calls}
+        if len({given for given, _ in calls}) > 2 and len(texts) == 1 and PATTERNS.nothing.fullmatch(*texts):
             yield subject.say("empty-result/each-calls", places[name], len(calls), calls[0][1][:40], at="key")
 
 

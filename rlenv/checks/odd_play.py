@@ -420,7 +420,7 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         others = [_value_of(one, name) for got in played.ways.values() for one in got.values()]
         measured = [value for value in others if value is not None]
         values = {value for value in golds if value is not None} | {*measured}
-        if len(values) == 1 and len(measured) > 2:
+        if len(values) == 1 and len(measured) > 2 and reward.usual_weight:
             yield subject.say("constant-term/oracle-silence", f"rewards.{name}", name, values.pop(), at="key")
         highest = max((value for value in golds if value is not None), default=None)
         if reward.usual_weight > 0 and highest is not None and measured and highest < (least := min(measured)):

@@ -23,7 +23,7 @@ from rlenv.users.base import stops_of
 
 __all__ = ["check_prompts"]
 
-_EXPRESSIONS: Final = frozenset(("gate", "success", "for_each", "report_by", "function", "path", "pattern"))
+_EXPRESSIONS: Final = frozenset("gate success for_each report_by function path pattern when".split())
 _MOST_SHOWN: Final = 1_000
 _MOST_ROWS: Final = 100
 _NUMBERS: Final = "two three four five six seven eight nine ten eleven twelve".split()

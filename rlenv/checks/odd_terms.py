@@ -101,7 +101,10 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     rule = getattr(spec, "rule", "")
     of = subject.loaded.spec.rewards.get(getattr(spec, "of", "") if spec.kind == "group" else "")
     is_best = of is not None and of.usual_weight > 0
-    if spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
+    golds = [gold_in(one) for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0 and gold_key(one)]
+    # A wrong answer may cost: one behind a gate, or one that is compared with something else than the right ones.
+    is_right = spec.gate is None and (not golds or not gold_key(spec) or gold_in(spec) in golds)
+    if is_right and spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
         yield subject.say("paid-for-silence/weight-takes", f"{path}.weight", spec.usual_weight)
     if spec.when == "turn" and spec.usual_weight > 0 and spec.kind == "rule" and rule in _ENDS:
         yield subject.say("odd-turns/compares-answer", f"{path}.when")

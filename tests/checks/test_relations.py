@@ -28,6 +28,11 @@ def find(name: str) -> str:
     return ROOMS.get(name, "nowhere")
 
 
+def note(text: str) -> str:
+    "Keeps a note."
+    return "noted"
+
+
 def blind(name: str, limit: int = 0) -> str:
     "Finds a room."
     return ROOMS.get(name, "nowhere")[:limit]
@@ -300,7 +305,24 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{**rows(maze=["S\n.G", "S.\nG"]), "resources": {"w": {"kind": "python", "function": "tools.py:of_row",
          "run_in": "loop"}}}],
     ),
-    "empty-result": ([tool("blind", {"name": "{{ task.answer }}"})], [tool("find", {"name": "{{ task.answer }}"})]),
+    "empty-result": ([tool("blind", {"name": "{{ task.answer }}"})],
+        [tool("find", {"name": "{{ task.answer }}"}), tool("note", {"text": "{{ task.answer }}"})]),
+    "paid-for-silence": (
+        [{"rewards": {"right": EXACT, "said": EXACT | {"weight": -0.2}}}],
+        [{**rows(wrong=["Rome", "Oslo"]),
+          "rewards": {"right": EXACT, "wrong": EXACT | {"expect": "{{ task.wrong }}", "weight": -0.2}}},
+         {"rewards": {"right": EXACT, "wrong": {"kind": "rule", "rule": "answered", "weight": -0.2,
+          "gate": "right < 1"}}}],
+    ),
+    "constant-term": (
+        [],
+        [{"rewards": {"right": EXACT, "passed": EXACT | {"expect": "pass", "weight": 0}}, "success": "right >= 1"}],
+    ),
+    "no-braces": (
+        [{"rewards": {"right": EXACT | {"expect": "task.answer"}}}],
+        [{**rows(far=[True, False]), **tool("find"),
+          "oracle": [{"when": "task.far", "call": {"find": {"name": "x"}}}, *SAY]}],
+    ),
     "ends-early": ([tool("find", ends=True)], [tool("find")]),
     "user-ends": (
         [{"user": {"kind": "scripted", "replies": ["Thanks. ###STOP###", "On Monday."]}, "oracle": None}],
@@ -330,6 +352,7 @@ def machine(file: str) -> dict[str, Any]:
 
 
 RELATIONS["odd-file"] = ([machine("/app/result.txt")], [machine("/app/answer.txt")])
+RELATIONS["unread-parameter"][1].append(tool("note", {"text": "{{ task.answer }}"}))
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip
