@@ -326,3 +326,20 @@ def test_prompts_of_one_shape_have_one_key() -> None:
     assert len(set(keys)) == len(keys)
     odd = Story([user], [{"name": object()}], datetime(2000, 1, 1))
     assert odd.of_prompt() == odd.of_prompt() != key(user, tools=[{"name": object()}])
+
+
+@pytest.mark.parametrize(
+    ("begins", "opens", "closes"),
+    [
+        ("", False, False),
+        ("<think>\n", True, False),
+        ("<think>\n\n</think>\n\n", False, True),
+        ("<think></think>", False, True),
+        ("<think>\nhm\n</think>\n", False, False),
+        ("</think>", False, False),
+    ],
+)
+def test_a_prompt_ends_inside_a_block_or_behind_an_empty_one_or_neither(begins: str, opens: bool, closes: bool) -> None:
+    encoder = bound(Kind("own", {"opens": begins, "think": ["<think>", "</think>"]}))
+    story = Story([{"role": "user", "content": "Q"}], (), datetime(2000, 1, 1))
+    assert (encoder.growth.opens(story), encoder.growth.closes(story)) == (opens, closes)

@@ -452,3 +452,7 @@ def test_a_kept_run_holds_its_lock_and_stamps_every_row_and_attempt(tmp_path: Pa
     rows = sorted((row["attempt"], row["lock"]) for row in open_run(tmp_path / "run").rows())
     assert rows == [(0, lock.hash12), (1, other.hash12)]
     assert list(locks_of(tmp_path / "run")) == [lock.hash12, other.hash12]
+
+
+def test_a_system_text_of_no_characters_is_one(folder: Path) -> None:
+    assert "prompts: system" in differences(locked(folder), locked(folder, set={"prompt.system": ""}))
