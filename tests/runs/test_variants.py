@@ -22,7 +22,7 @@ from rlenv.runs.recorded import recorded
 from rlenv.runs.replay import rescore
 from rlenv.runs.summary import compare
 from rlenv.runs.variants import Ablation, Weights, ablation, shared, varied
-from rlenv.trajectory import ModelUsage, Trajectory
+from rlenv.trajectory import ModelUsage, TermResult, Trajectory
 
 SPEC = """
 rlenv: 1
@@ -428,3 +428,31 @@ def test_the_command_writes_table_figures_and_chart(path: Path, capsys: pytest.C
     assert (out / "ablation.md").read_text().count("\n|") > 10
     assert command(asked) == 2
     assert command([*asked, "--overwrite", "--json"]) == 0
+
+
+def test_comparisons_that_models_were_asked_for_keep_what_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "env.yaml").write_text(
+        SPEC[: SPEC.index("  short:")]
+        + "  duel: {kind: judge, endpoint: judge, pairwise: {with: group}, prompt: Judge, weight: 0.5}\n"
+        "endpoints: {judge: {base_url: 'http://127.0.0.1:9/v1', model: m}}\n"
+    )
+
+    async def answered(environment: rlenv.Environment, answer: str) -> Trajectory:
+        async with environment.start(task=0, seed=1) as episode:
+            await episode.step(f"<answer>{answer}</answer>")
+            return episode.trajectory
+
+    async def main() -> list[Trajectory]:
+        async with rlenv.load(tmp_path / "env.yaml") as environment:
+            found = []
+            for value, answer in ((0.75, "3"), (0.25, "4")):
+                one = await answered(environment, answer)
+                duel = TermResult.valid("duel", value=value, weight=0.5)
+                reward = dataclasses.replace(one.reward, terms={**one.reward.terms, "duel": duel})
+                found.append(dataclasses.replace(one, reward=reward))
+            return varied(environment, found, Weights(weight={"duel": 2.0}))
+
+    assert [(one.reward.terms["duel"].value, one.reward.total) for one in asyncio.run(main())] == [
+        (0.75, 2.5),
+        (0.25, 0.5),
+    ]
