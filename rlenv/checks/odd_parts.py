@@ -224,11 +224,9 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
     paid = {name: one for name, one in spec.rewards.items() if one.usual_weight > 0}
     gates = [open_on(one.gate) for one in paid.values() if not kind_of("rewards", one).form]
     asked = [(f"rewards.{name}.gate", one.gate, open_on(one.gate)) for name, one in spec.rewards.items() if one.gate]
-    asked += [
-        (f"oracle.{index}.when", step.when, partial(_takes, subject, step))
-        for index, step in enumerate(spec.steps)
-        if step.when and "results" not in step.when and step.for_each is None
-    ]
+    for index, step in enumerate(spec.steps):
+        if step.when and "results" not in step.when and step.for_each is None:
+            asked.append((f"oracle.{index}.when", step.when, partial(_takes, step, vars=spec.vars)))
     for path, source, is_held in asked:
         columns, opened = re.findall(r"\btask\.(\w+)", source), {bool(is_held(row)) for _, row in rows}
         is_idle = (
@@ -240,6 +238,11 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
             said = "every row: it decides nothing" if is_idle else "no row: it never counts"
             near = did_you_mean("".join(re.findall(r"['\"]([^'\"]*)['\"]", source)[:1]), values, otherwise=known)
             yield warn(path, f"'{source}' holds for {said}; {known}", near, "idle-gate" if is_idle else "never-pays")
+    filters = [(f"tasks.{name}.when", one.when) for name, one in spec.tasks.items() if one.when]
+    for path, source in [*((path, source) for path, source, _ in asked), *filters]:
+        for column in re.findall(r"\btask\.(\w+)\s*[<>=!]=?\s*-?\d", source):
+            if rows and all(isinstance(row.get(column), str) for _, row in rows):
+                yield subject.say("text-number/compares", path, column, rows[0][1][column])
     closed = [where for where, row in rows if gates and not any(is_open(row) for is_open in gates)]
     if closed and len(closed) < len(rows):
         yield subject.say("never-pays/term-paid", "rewards", len(closed), closed[0], at="key")
@@ -258,11 +261,8 @@ def _conditions(subject: Subject) -> Iterator[Finding]:
             yield subject.say("idle-limit/keeps-tasks", f"tasks.{name}.when", what)
 
 
-def _takes(subject: Subject, step: OracleStep, row: Mapping[str, Any]) -> bool:
-    try:
-        return holds(step, {"task": row, "vars": subject.loaded.spec.vars})
-    except (TemplateError, RlenvError):
-        return True
+def _takes(step: OracleStep, row: Mapping[str, Any], **values: Any) -> bool:
+    return holds(step, {"task": row, **values})
 
 
 def _limits(subject: Subject) -> Iterator[Finding]:

@@ -51,6 +51,8 @@ class TriedPlays:
     """The call that each tool gives as its example, on the first row."""
     twice: tuple[Trajectory, Trajectory] | None = None
     """The oracle on the first row, else a wrong answer, played twice with one seed."""
+    unpaid: tuple[str, int] | None = None
+    """A row with a column that looks like what is right, of which no column earns anything as the answer."""
     told: dict[str, list[str]] = field(default_factory=dict)
     """The results of a call of each tool with arguments of chance, by row."""
     unknown: frozenset[str] = frozenset()
@@ -75,6 +77,8 @@ def check_played(subject: Subject) -> Iterator[Finding]:
         if result is not None and result.is_error and result.whose != "infrastructure":
             yield subject.say("odd-example/call-fails", f"tools.{name}.example", result.text[:100])
     yield from _again(subject, played)
+    if played.unpaid is not None:
+        yield subject.say("gold-not-earned/no-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
     yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
@@ -206,6 +210,8 @@ async def _from_columns(
         best = max(got, key=lambda one: one.reward.total or 0.0, default=None)
         if best is not None and (best.reward.total or 0.0) > 0:
             played.oracle[split, index] = best
+        elif got and not tools and subject.loaded.spec.user is None and any(map(PATTERNS.golden.fullmatch, row)):
+            played.unpaid = played.unpaid or (split, index)
 
 
 def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:

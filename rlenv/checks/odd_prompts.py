@@ -397,23 +397,15 @@ def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> i
 def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
     """Cues that nothing reaches, cues that an earlier one hides, and a user who ends the dialogue before it begins."""
     asked = [step.say for step in subject.loaded.spec.steps[:-1] if step.say is not None]
-    patterns = [re.compile(cue.pattern, re.IGNORECASE) if _compiles(cue.pattern) else None for cue in user.cues]
-    if asked and patterns and not any(one is None or one.search(text) for one in patterns for text in asked):
+    patterns = [compile_pattern(cue.pattern, ignore_case=True) for cue in user.cues]
+    if asked and patterns and not any(one.search(text) for one in patterns for text in asked):
         yield subject.say("unmet-cue/text-oracle", "user.cues", at="key")
     for index, cue in enumerate(user.cues):
         plain = [part for part in cue.pattern.split("|") if re.fullmatch(r"[\w\s']+", part)]
         for above, one in enumerate(patterns[:index]):
-            if one is not None and (one.search("") or any(one.search(part) for part in plain)):
+            if one.search("") or any(one.search(part) for part in plain):
                 yield subject.say("hidden-cue/meets-waits", ("user", "cues", above, "pattern"), index + 1)
                 return
     first = user.replies[0] if user.replies else ""
     if any(stop in first and not first.replace(stop, "").strip() for stop in stops_of(user)):
         yield subject.say("user-ends/first-message", "user.replies")
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True

@@ -108,6 +108,10 @@ def same(context):
     return float(context.answer == context.task["number"])
 
 
+def folded(context):
+    return float((context.answer or "").lower() == context.task["answer"])
+
+
 def told(context):
     return float(context.answer == str(context.task["number"]))
 
@@ -333,6 +337,14 @@ CAPITALS = {**rows(answer=["POSITIVE", "NEGATIVE"]), "prompt": {"system": f"Answ
             "user": "{{ task.question }}"}}  # fmt: skip
 RELATIONS["odd-gold"][0].append(CAPITALS)
 RELATIONS["odd-gold"][1].append({**CAPITALS, **rows(answer=["positive", "negative"])})
+LEVELS = rows(level=["1", "2", "3"])["tasks"]["train"]["rows"]
+RELATIONS["text-number"] = (
+    [{"tasks": {"train": {"rows": LEVELS, "when": "task.level != 2"}}}],
+    [{"tasks": {"train": {"rows": LEVELS, "when": "task.level|int != 2"}}}],
+)
+FOLDED = {"rewards": {"own": {"kind": "rule", "function": "tools.py:folded"}}, "oracle": None}
+RELATIONS["gold-not-earned"] = ([FOLDED], [{**FOLDED, **rows(answer=["lima", "bern"])}])
+RELATIONS["no-tools"] = ([system("Use the calculator.")], [system("Calculate.")])
 SEARCH = {"tools": {"search": {"kind": "search", "path": "docs.jsonl"}}}
 RELATIONS["empty-search"] = ([{**rows(answer=["Cork", "Turin", "Graz"]), **SEARCH}], [SEARCH])
 ANSWERS_WITH_NUMBERS = {**rows(number=[1, 2, 3, 4, 5, 6]), "oracle": [{"say": "<answer>{{ task.number }}</answer>"}]}
