@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NoReturn
 from pydantic import Field
 
 from rlenv.concurrency.deadline import bounded_by_itself
-from rlenv.errors import EpisodeError, RewardError, UsageError
+from rlenv.errors import RewardError, UsageError
 from rlenv.language.dialect import ByRow, Float, Text
 from rlenv.language.spec import RewardSpec
 from rlenv.language.templates import template_of
@@ -103,7 +103,7 @@ async def _noted(term: tuple[Measure, By], context: RewardContext) -> Mapping[st
     note: dict[str, Any] = {"value": None, "evidence": "", "details": {}, "error": "", "by": ""}
     try:
         found, by = await term[0](context), await term[1](context)
-    except RewardError as error:  # told by the term, at the end
+    except (RewardError, MachineFailed) as error:  # told by the term, at the end
         return {**note, "error": str(error)}
     return {**note, "value": found.value, "evidence": found.evidence, "details": found.details, "by": by}
 
@@ -117,7 +117,7 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
     made or measured: what was said is said again.
 
     Raises:
-        EpisodeError: the machine was ended from outside.
+        MachineFailed: the machine was ended from outside.
     """
     workspace = next((one for one in resources.values() if isinstance(one, Workspace)), None)
     if workspace is None:
@@ -141,11 +141,8 @@ async def next_step(task: Mapping[str, Any], vars: Mapping[str, Any], resources:
         numbers = {"reward": note["value"], **note["details"].get("numbers", {})}
         if note["error"] or any(key not in numbers or numbers[key] < most for key, most in least.items()):
             noted["ended"] = "below"
-    try:
-        if not noted.get("ended") and not await _begun(workspace, after, vars):
-            noted["ended"] = "unready"
-    except (RewardError, MachineFailed) as error:
-        raise EpisodeError(f"the machine is not there: {error}", reason="worker") from error
+    if not noted.get("ended") and not await _begun(workspace, after, vars):
+        noted["ended"] = "unready"
     return None if noted.get("ended") else str(after["instruction"])
 
 
@@ -167,11 +164,8 @@ async def _begun(workspace: Workspace, task: Mapping[str, Any], vars: Mapping[st
 
 
 async def ran_in_shell(workspace: Workspace, command: str, most_s: float) -> int | None:
-    """The status of a command in the episode's own shell. Raises RewardError: the machine is not there."""
-    try:
-        return (await workspace.run(f"(\n{command}\n)", most_s)).code
-    except MachineFailed as error:
-        raise RewardError(f"the machine is not there: {error}") from error
+    """The status of a command in the episode's own shell. Raises MachineFailed."""
+    return (await workspace.run(f"(\n{command}\n)", most_s)).code
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> NoReturn:

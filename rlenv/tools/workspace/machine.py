@@ -232,6 +232,11 @@ class Machine:
         """True where it was ended between two commands: no command lost anything."""
         return self._process is None or self._process.poll() is not None or self._reader.at_eof()
 
+    @property
+    def is_cut(self) -> bool:
+        """True where it was ended from outside, and not by what ran in it."""
+        return bool(self._process) and self.has_ended and _ENDED not in self._told() and self.starved_by != "limit"
+
     async def run(self, command: str, timeout_s: float, *, most: int = _KEPT) -> Ran:
         """A command in the shell, whose folder, variables and background jobs stay. `most` bytes of output are kept.
 

@@ -185,7 +185,9 @@ class Workspace(layers.Told):
         machine, copy, is_whole = self._machine, self.folder / f"layer-{self.copies + 1}", False
         if self._joins:
             return
-        if self.entry.live and self.entry.sandbox == "bubblewrap" and machine is not None and machine.has_jobs():
+        is_live = self.entry.live and self.entry.sandbox == "bubblewrap"
+        self.is_cut |= bool(is_live and machine and machine.is_cut)  # what ran in it cannot be had again
+        if is_live and machine is not None and machine.has_jobs():
             copy.mkdir()
             for _ in range(3):  # what they start meanwhile too
                 machine.signal(signal.SIGSTOP)
@@ -252,6 +254,7 @@ class Workspace(layers.Told):
                 joins = () if self.has_ended or not over_layer else self._joins
                 # In a shell of its own: one that ends gives a status all the same.
                 ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most, joins)
+                self.is_cut |= bool(self._joins and self._machine and self._machine.is_cut)
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:

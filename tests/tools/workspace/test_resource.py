@@ -340,6 +340,29 @@ def test_what_lives_on_changes_nothing_that_tests_see(reachable: Path, test: str
     assert children() == []
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_lives_on_and_is_killed_from_outside_makes_no_number(reachable: Path, is_late: bool) -> None:  # noqa: F811
+    killers: list[asyncio.Future[None]] = []
+
+    async def kill(workspace: Workspace) -> None:
+        (pid,) = children()
+
+        async def killed() -> None:
+            while is_late and not [*workspace.folder.glob("tests-*/upper/app/begun")]:  # noqa: ASYNC110 - as below
+                await asyncio.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+
+        killers.append(asyncio.ensure_future(killed()))
+        await asyncio.sleep(0)
+        while not is_late and not workspace.has_ended:  # noqa: ASYNC110 - told by the system alone
+            await asyncio.sleep(0.01)
+
+    trajectory, _ = played(live(reachable, "touch begun; while asked answer; do sleep 0.1; done"), [BEGINS, kill])
+    assert killers[0].done()
+    assert "ended from outside" in str(trajectory.failure)
+    assert children() == []
+
+
 def with_oracle(spec: Path) -> Path:
     held = json.loads(spec.read_text(encoding="utf-8"))
     held["oracle"] = [{"call": {"bash": {"command": BEGINS}}}, {"say": "Done."}]
