@@ -433,6 +433,13 @@ def test_what_the_policy_said_may_be_counted_and_never_makes_its_reward_invalid(
         measure("value", where, value="{{ task.none + said }}")
 
 
+def test_of_a_long_talk_the_end_is_seen() -> None:
+    where = reward_context(turns=[turn("first" + "x" * 65_536), turn("last", index=1)])
+    found = [measure("value", where, value=f"{{{{ '{word}' in said }}}}").value for word in ("first", "xxx", "last")]
+    assert found == [0.0, 1.0, 1.0]
+    assert measure("value", where, value="{{ said | length }}").value == 65_536
+
+
 def test_an_answer_that_a_value_cannot_be_made_of_is_worth_nothing() -> None:
     for answer, template in (
         ("?", "{{ 1 / (answer | int) }}"),

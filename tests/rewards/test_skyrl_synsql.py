@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ import pytest
 
 import rlenv
 from rlenv.episodes.environment import Environment
+from rlenv.errors import RewardError
+from rlenv.messages import ToolResult
+from rlenv.testing.rewards import measure, reward_context, turn
+from rlenv.tools.base import Tool
 from tests.support import data
 
 SPEC = """
@@ -71,3 +76,39 @@ def test_thinking_is_wanted_after_what_a_tool_answered(tmp_path: Path) -> None:
         (task, ["<think>t</think><solution>DROP TABLE t</solution>"]),
     ]
     assert asyncio.run(scores(environment, plays)) == [1.0, -1.0, 0.0, 0.0]
+
+
+def table(*rows: tuple[Any, ...], is_cut: bool = False) -> ToolResult:
+    return ToolResult("query", "", value={"columns": ["a", "b"], "rows": rows, "truncated": is_cut})
+
+
+FAILED = ToolResult("query", "no such table", "failed", whose="policy")
+
+
+@pytest.mark.parametrize(
+    ("mine", "gold", "value"),
+    [
+        (table((1, 2), (3, 4)), table((3, 4), (1, 2), (1, 2)), 1.0),
+        (table((1, 2)), table((1, 3)), 0.0),
+        (table((1, 2)), table((1, 2), (3, 4)), 0.0),
+        (table(), table(), 1.0),
+        (table((1, 2), is_cut=True), table((1, 2)), 0.0),
+        (FAILED, table((1, 2)), 0.0),
+        (ToolResult("query", "", value="text"), table((1, 2)), 0.0),
+        (table((1, 2)), table((1, 2), is_cut=True), "the rows of the gold query are not all there"),
+        (table((1, 2)), ToolResult("query", "", value="text"), "the rows of the gold query are not all there"),
+        (table((1, 2)), FAILED, "the gold query ended as failed"),
+    ],
+)
+def test_rows_are_those_of_the_gold_query_as_a_set(mine: ToolResult, gold: ToolResult, value: float | str) -> None:
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return {"SELECT mine": mine, "SELECT gold": gold}[arguments["sql"]]
+
+    tool = Tool(name="query", description="", parameters={"type": "object"}, run=lambda *_: None, mode="inline")
+    said = turn("<think>hm</think><solution>SELECT mine</solution>")
+    context = reward_context(call=call, turns=[said], task={"gold_sql": "SELECT gold"})
+    if isinstance(value, str):
+        with pytest.raises(RewardError, match=value):
+            measure("skyrl_synsql", context, tools={"query": tool}, tool="query")
+    else:
+        assert measure("skyrl_synsql", context, tools={"query": tool}, tool="query").value == value

@@ -198,6 +198,9 @@ def test_a_dataset_in_the_hubs_cache_is_read_without_a_network(tmp_path: Path, o
     (stored / "refs" / "main").write_text(commit)
     assert answers(tasks_of(tmp_path, "{hf: {path: someone/sums}}")) == ["a", "b"]
     assert answers(tasks_of(tmp_path, f"{{hf: {{path: someone/sums, revision: {commit}}}}}")) == ["a", "b"]
+    assert tasks_of(tmp_path, "{hf: {path: someone/sums}}").revision == commit
+    rows(tmp_path / "own" / "train.jsonl", "a")
+    assert tasks_of(tmp_path, "{hf: {path: own}}").revision == ""
     fault = fault_of(tmp_path, "{hf: {path: someone/sums, revision: v2}}")
     assert "'someone/sums' at revision 'v2' is not in the hub's cache, and HF_HUB_OFFLINE is set" in fault.message
 
