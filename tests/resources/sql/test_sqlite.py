@@ -192,3 +192,13 @@ def test_a_database_grows_up_to_its_bound_of_at_least_a_page(pages: float, fits:
         with pytest.raises(ToolFailed, match="larger than it may"):
             fill()
     connection.close()
+
+
+def test_a_process_may_take_longer_than_whoever_asked_waits() -> None:
+    """So that its own answer says what a statement took, where both have the same limit."""
+    limits = limits_for(time.monotonic() + 8, cpu_s=None, max_rows=10, max_size=1000)
+    asked = StatementRequest("SELECT 1", limits, {"path": "a.sqlite"}, key="k", next_key="n").as_json(2.0)
+    assert asked["wall_s"] > 2.0
+    assert asked["cpu_s"] == pytest.approx(2.0, abs=0.1)
+    assert (asked["path"], asked["sql"], asked["key"], asked["next"]) == ("a.sqlite", "SELECT 1", "k", "n")
+    assert (asked["max_rows"], asked["max_size"]) == (10, 1000)
