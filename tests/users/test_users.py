@@ -307,6 +307,28 @@ def test_a_model_sees_the_dialogue_from_the_users_side(make_environment: Make, m
     assert server.requests[0]["seed"] == 3
 
 
+@pytest.mark.parametrize(
+    ("of_user", "of_endpoint", "asked"),
+    [(None, None, 3), (None, 9, 9), (7, None, 7), (7, 9, 7), (0, 9, 0), (None, 0, 0)],
+)
+def test_a_users_seed_is_its_own_or_its_endpoints_or_the_episodes(
+    make_environment: Make, of_user: int | None, of_endpoint: int | None, asked: int
+) -> None:
+    async def main() -> int:
+        async with FakeEndpoint(["It is A17."]) as server:
+            own = "" if of_user is None else f", sampling: {{seed: {of_user}}}"
+            spec = text(f"{{kind: model, endpoint: customer, prompt: 'Own it.'{own}}}").replace(
+                "timeout_s: 60.0",
+                "timeout_s: 60.0" + ("" if of_endpoint is None else f", sampling: {{seed: {of_endpoint}}}"),
+            )
+            environment = make_environment(spec.replace("${env:RLENV_TEST_CUSTOMER}", server.base_url))
+            async with environment, environment.start(seed=3) as episode:
+                await episode.step("Which?")
+                return int(server.requests[0]["seed"])
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == asked
+
+
 @pytest.mark.parametrize("answer", [Reply(500, "down"), Reply(drops=True), " "], ids=str)
 def test_a_model_that_fails_makes_the_reward_invalid(
     make_environment: Make, monkeypatch: pytest.MonkeyPatch, answer: Any
