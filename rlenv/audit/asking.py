@@ -74,6 +74,8 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
         if called is None or subject.submits(call.name) or len(hidden) != 1 or len(found) >= 2 * _MOST_AIMS:
             continue
         (key,) = hidden
+        if any(len({*map(str, given)}) > 1 for given in _given(subject, call.name, key)):  # to look through is the task
+            continue
         right = str(call.arguments[key])
         others = list(map(str, values_of(subject, call.name, key)))
         wrong = [one for one in dict.fromkeys(others) if one != right]
@@ -85,12 +87,16 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
 
 def values_of(subject: AuditSubject, name: str, key: str) -> list[Any]:
     """The oracle's values of a parameter on other tasks."""
+    return [value for given in _given(subject, name, key) for value in given]
+
+
+def _given(subject: AuditSubject, name: str, key: str) -> list[list[Any]]:
+    """The oracle's values of a parameter in each of its other episodes."""
     others = [other for other in subject.others if other.task_index != subject.gold.task_index]
-    calls = [call for other in others for turn in other.turns for call in turn.parsed.calls]
+    calls = [[call for turn in other.turns for call in turn.parsed.calls] for other in others]
     return [
-        call.arguments[key]
-        for call in calls
-        if isinstance(call, ToolCall) and call.name == name and key in call.arguments
+        [one.arguments[key] for one in made if isinstance(one, ToolCall) and one.name == name and key in one.arguments]
+        for made in calls
     ]
 
 

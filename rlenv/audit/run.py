@@ -247,8 +247,9 @@ class _Run:
         targets = {subject.gold.task_index: asking.targets_of(subject) for subject in subjects}
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
             for how in (asking.ask_each, asking.halve):
-                write = partial(_asks, targets, name, how)
-                chapter.tried["asked_until_right"].append((name, await player.way(subjects, write)))
+                way = await player.way(subjects, partial(_asks, targets, name, how))
+                if any(_is_answered_otherwise(ended, name.partition("(")[0]) for ended in way.values()):
+                    chapter.tried["asked_until_right"].append((name, way))
 
     async def _guesses(
         self,
@@ -412,6 +413,11 @@ def _asks(
     target = targets[subject.gold.task_index].get(name)
     is_fit = target is not None and (how is asking.ask_each or isinstance(target.fitting(target.right), int))
     return how(subject, target) if target is not None and is_fit else ()
+
+
+def _is_answered_otherwise(ended: Trajectory, tool: str) -> bool:
+    """True where a tool told one call something else than another: to ask it tells something."""
+    return len({result.text for turn in ended.turns for result in turn.results if result.name == tool}) > 1
 
 
 def _commonest(options: Sequence[str]) -> str:

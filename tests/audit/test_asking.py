@@ -74,3 +74,58 @@ def test_a_state_that_is_empty_finds_what_every_filter_finds(tmp_path: Path, exp
             return await audit(environment)
 
     assert [one.hole for one in asyncio.run(main()).findings] == holes
+
+
+BOXES = '''
+import random
+
+
+class Shelf:
+    def __init__(self, task, seed):
+        self.box = random.Random(f"{seed} {task['shelf']}").randint(1, 6)
+        self.done = False
+
+
+def peek(box: int, shelf) -> str:
+    """Looks into a box."""
+    return "a key" if box == shelf.box else "nothing"
+
+
+def take(box: int, shelf) -> str:
+    """Takes what lies in a box."""
+    shelf.done = shelf.box == box
+    return "taken"
+
+
+def play(task):
+    for box in range(1, 7):
+        if (yield {"name": "peek", "arguments": {"box": box}})[-1] == "a key":
+            yield {"name": "take", "arguments": {"box": box}}
+            return
+'''
+SHELVES = """
+rlenv: 1
+name: shelves
+tasks: {train: {rows: [ROWS]}}
+prompt: {user: "Take the key from its box, one of 1 to 6, on shelf {{ task.shelf }}."}
+resources: {shelf: {kind: python, function: "tools.py:Shelf", run_in: loop}}
+tools:
+  peek: {kind: python, function: "tools.py:peek", inject: [shelf], run_in: loop}
+  take: {kind: python, function: "tools.py:take", inject: [shelf], run_in: loop, mutates: true, ends: true}
+limits: {turns: 8, calls_per_turn: 1}
+rewards: {done: {kind: rule, rule: value, value: "{{ resources.shelf.done }}"}}
+oracle: {function: "tools.py:play"}
+"""
+
+
+@pytest.mark.slow
+def test_to_look_through_is_no_hole_where_it_is_the_oracle_s_way(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(BOXES, encoding="utf-8")
+    path = tmp_path / "env.yaml"
+    path.write_text(SHELVES.replace("ROWS", ", ".join(f"{{shelf: {n}}}" for n in range(12))), encoding="utf-8")
+
+    async def main() -> AuditReport:
+        async with rlenv.load(path) as environment:
+            return await audit(environment)
+
+    assert "asked_until_right" not in [one.hole for one in asyncio.run(main()).findings]
