@@ -82,37 +82,39 @@ import random
 
 class Shelf:
     def __init__(self, task, seed):
-        self.box = random.Random(f"{seed} {task['shelf']}").randint(1, 6)
+        chance = random.Random(f"{seed} {task['shelf']}")
+        self.box, self.code = chance.randint(1, 9), str(chance.randint(1000, 9999))
         self.done = False
 
 
 def peek(box: int, shelf) -> str:
     """Looks into a box."""
-    return "a key" if box == shelf.box else "nothing"
+    return f"code {shelf.code}" if box == shelf.box else "nothing"
 
 
-def take(box: int, shelf) -> str:
-    """Takes what lies in a box."""
-    shelf.done = shelf.box == box
-    return "taken"
+def unlock(code: str, shelf) -> str:
+    """Unlocks the shelf."""
+    shelf.done = code == shelf.code
+    return "tried"
 
 
 def play(task):
-    for box in range(1, 7):
-        if (yield {"name": "peek", "arguments": {"box": box}})[-1] == "a key":
-            yield {"name": "take", "arguments": {"box": box}}
+    for box in range(1, 10):
+        told = (yield {"name": "peek", "arguments": {"box": box}})[-1]
+        if told.startswith("code "):
+            yield {"name": "unlock", "arguments": {"code": told[5:]}}
             return
 '''
 SHELVES = """
 rlenv: 1
 name: shelves
 tasks: {train: {rows: [ROWS]}}
-prompt: {user: "Take the key from its box, one of 1 to 6, on shelf {{ task.shelf }}."}
+prompt: {user: "Unlock shelf {{ task.shelf }} by the code in one of its nine boxes."}
 resources: {shelf: {kind: python, function: "tools.py:Shelf", run_in: loop}}
 tools:
   peek: {kind: python, function: "tools.py:peek", inject: [shelf], run_in: loop}
-  take: {kind: python, function: "tools.py:take", inject: [shelf], run_in: loop, mutates: true, ends: true}
-limits: {turns: 8, calls_per_turn: 1}
+  unlock: {kind: python, function: "tools.py:unlock", inject: [shelf], run_in: loop, mutates: true, ends: true}
+limits: {turns: 12, calls_per_turn: 1}
 rewards: {done: {kind: rule, rule: value, value: "{{ resources.shelf.done }}"}}
 oracle: {function: "tools.py:play"}
 """
@@ -122,7 +124,7 @@ oracle: {function: "tools.py:play"}
 def test_to_look_through_is_no_hole_where_it_is_the_oracle_s_way(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(BOXES, encoding="utf-8")
     path = tmp_path / "env.yaml"
-    path.write_text(SHELVES.replace("ROWS", ", ".join(f"{{shelf: {n}}}" for n in range(12))), encoding="utf-8")
+    path.write_text(SHELVES.replace("ROWS", ", ".join(f"{{shelf: {n}}}" for n in range(16))), encoding="utf-8")
 
     async def main() -> AuditReport:
         async with rlenv.load(path) as environment:
