@@ -172,7 +172,7 @@ class Machine:
                 raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
         except (OSError, TimeoutError, MachineFailed) as error:
             # A fault of this machine's is nobody's doing in there.
-            is_cut = getattr(error, "errno", None) in starters.OF_THIS_MACHINE or await self._is_killed()
+            is_cut = getattr(error, "errno", None) in starters.OF_THIS_MACHINE or await self.is_killed()
             await self.end()
             why = str(error) or ("it was ended from outside" if is_cut else "it took too long")
             raise MachineFailed(f"it did not come up: {why}", is_cut=is_cut) from error
@@ -209,13 +209,14 @@ class Machine:
             self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
             self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(into, "wb", 0))
 
-    async def _is_killed(self) -> bool:
+    async def is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
-        if self._process is None:
+        if self._process is None or (self._of_boot and self._of_boot.issubset(_below(self.pid))):
             return False
         with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
             await asyncio.wait_for(ended(self._process), _GRACE_S)
-        return self._process.poll() in _KILLED and _ENDED not in self._told() and self.starved_by != "limit"
+        is_silent = _ENDED not in self._told() and self.starved_by != "limit"
+        return is_silent and self._process is not None and self._process.poll() in _KILLED
 
     def _write(self, data: bytes) -> None:
         """Writes a whole line, without waiting; what the shell does not take is seen by its silence."""
@@ -231,11 +232,6 @@ class Machine:
     def has_ended(self) -> bool:
         """True where it was ended between two commands: no command lost anything."""
         return self._process is None or self._process.poll() is not None or self._reader.at_eof()
-
-    @property
-    def is_cut(self) -> bool:
-        """True where it was ended from outside, and not by what ran in it."""
-        return bool(self._process) and self.has_ended and _ENDED not in self._told() and self.starved_by != "limit"
 
     async def run(self, command: str, timeout_s: float, *, most: int = _KEPT) -> Ran:
         """A command in the shell, whose folder, variables and background jobs stay. `most` bytes of output are kept.

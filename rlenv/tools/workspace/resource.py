@@ -182,18 +182,19 @@ class Workspace(layers.Told):
 
     async def _settle(self) -> None:
         """Nothing changes the layer any more: all processes have ended, or live on beside a copy of it."""
-        machine, copy, is_whole = self._machine, self.folder / f"layer-{self.copies + 1}", False
+        machine, copy, joins = self._machine, self.folder / f"layer-{self.copies + 1}", list[str]()
         if self._joins:
             return
-        is_live = self.entry.live and self.entry.sandbox == "bubblewrap"
-        self.is_cut |= bool(is_live and machine and machine.is_cut)  # what ran in it cannot be had again
-        if is_live and machine is not None and machine.has_jobs():
-            copy.mkdir()
-            for _ in range(3):  # what they start meanwhile too
-                machine.signal(signal.SIGSTOP)
-            is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
-            machine.signal(signal.SIGCONT)
-        if is_whole and machine is not None and (joins := machine.beside()):
+        if machine is not None and self.entry.live and self.entry.sandbox == "bubblewrap":
+            if machine.has_jobs():
+                copy.mkdir()
+                for _ in range(3):  # what they start meanwhile too
+                    machine.signal(signal.SIGSTOP)
+                is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
+                machine.signal(signal.SIGCONT)
+                joins = machine.beside() if is_whole else []
+            self.is_cut |= await machine.is_killed()  # what ran in it cannot be had again
+        if joins:
             self._joins, self.copies = joins, self.copies + 1
         else:
             await self._end()
@@ -254,7 +255,7 @@ class Workspace(layers.Told):
                 joins = () if self.has_ended or not over_layer else self._joins
                 # In a shell of its own: one that ends gives a status all the same.
                 ran = await self._once(lowers, upper, f"(\n{given.command}\n)", given.time_s, most, joins)
-                self.is_cut |= bool(self._joins and self._machine and self._machine.is_cut)
+                self.is_cut |= bool(self._joins and self._machine and await self._machine.is_killed())
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
