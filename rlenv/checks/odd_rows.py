@@ -201,6 +201,7 @@ def _columns(subject: Subject) -> Iterator[Finding]:
     """Numbers that are sorted as texts, texts that are cut, and columns that nothing reads and something speaks of."""
     spec = subject.loaded.spec
     texts = [text for _, text in strings_in(subject.document.data, ())] + [str([*spec.rewards.values()])]
+    texts += [f"task.{one.report_by}" for one in spec.tasks.values()]
     whole = re.search(r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)", subject.code or "")
     for split in subject.splits.values():
         for column in sorted(split.columns):
@@ -218,9 +219,7 @@ def _columns(subject: Subject) -> Iterator[Finding]:
                 )
             reads = re.compile(rf"task(?:\.|\W{{2,3}}){re.escape(column)}\b")
             named = whole or re.search(rf"[\"']{re.escape(column)}[\"']|\.{re.escape(column)}\b", subject.code or "")
-            is_read = named or any(
-                text == column or reads.search(text) or PATTERNS.whole.search(text) for text in texts
-            )
+            is_read = named or any(reads.search(text) or PATTERNS.whole.search(text) for text in texts)
             if not is_read and len(set(map(str, given))) > 1 and subject.code is not None:
                 is_long = all(not isinstance(one, str) or re.search(r"[\n/]|.{60}", one) for one in given)
                 yield from _unread(subject, split.name, column, values, is_long=is_long)
@@ -229,12 +228,8 @@ def _columns(subject: Subject) -> Iterator[Finding]:
 def _unread(subject: Subject, split: str, column: str, values: set[str], *, is_long: bool) -> Iterator[Finding]:
     """A column that nothing reads, where all episodes share what it names, or the prompt speaks of it."""
     spec, warn, fixed = subject.loaded.spec, subject.document.warning, fixed_text(subject)
-    code, word, said, place = (
-        "unread-column",
-        re.escape(column.removesuffix("s").replace("_", " ")),
-        "",
-        f"tasks.{split}",
-    )
+    code, said, place = "unread-column", "", f"tasks.{split}"
+    word = re.escape(column.removesuffix("s").replace("_", " "))
     for name, resource in spec.resources.items():
         path = str(getattr(resource, "path", None) or "")
         folder = (subject.loaded.base_of(f"resources.{name}.path") / path).parent

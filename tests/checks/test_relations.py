@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,9 @@ RELATIONS["text-number"] = (
 FOLDED = {"rewards": {"own": {"kind": "rule", "function": "tools.py:folded"}}, "oracle": None}
 RELATIONS["gold-not-earned"] = ([FOLDED], [{**FOLDED, **rows(answer=["lima", "bern"])}])
 RELATIONS["no-tools"] = ([system("Use the calculator.")], [system("Calculate.")])
+DATABASES = {"resources": {"db": {"kind": "sqlite", "path": "a.sqlite", "access": "read_only"}}, "oracle": None,
+             "tools": {"query": {"kind": "sql", "resource": "db"}}}  # fmt: skip
+RELATIONS["same-file"] = ([{**rows(db=["a", "b"]), **DATABASES}], [{**rows(id=["x", "y"]), **DATABASES}])
 SEARCH = {"tools": {"search": {"kind": "search", "path": "docs.jsonl"}}}
 RELATIONS["empty-search"] = ([{**rows(answer=["Cork", "Turin", "Graz"]), **SEARCH}], [SEARCH])
 ANSWERS_WITH_NUMBERS = {**rows(number=[1, 2, 3, 4, 5, 6]), "oracle": [{"say": "<answer>{{ task.number }}</answer>"}]}
@@ -386,6 +390,8 @@ def test_a_relation_is_said_where_it_is_broken_and_there_alone(
     }
     (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
     (tmp_path / "env.yaml").write_text(json.dumps({key: one for key, one in spec.items() if one is not None}), "utf-8")
+    for name in ("a", "b"):
+        sqlite3.connect(tmp_path / f"{name}.sqlite").close()
     lines = [json.dumps({"id": town, "title": town, "text": f"{town} is a town."}) for town in TOWNS]
     (tmp_path / "docs.jsonl").write_text("\n".join(lines), "utf-8")
     report = validate([tmp_path / "env.yaml"])
