@@ -700,3 +700,13 @@ def test_a_row_with_a_text_in_the_place_of_paths_is_invalid(reachable: Path, key
     (term,) = with_rows(spec, [{"id": "a", "paths": "/app/out"}])
     assert term.value is None
     assert f"{key}: found '/app/out'; expected a list of names" in term.error
+
+
+def test_unittests_that_were_skipped_are_told_whatever_the_reason() -> None:
+    log = "\n".join(
+        f"test_{name} (test_x.A.test_{name}) ... {said}"
+        for name, said in (("a", "ok"), ("b", "FAIL"), ("c", "skipped 'no network'"), ("d", "skipped"), ("e", "ERROR"))
+    )
+    found = passed_in(log, "unittest")
+    named = {name.rpartition("_")[2]: passed for name, passed in found.items() if name.startswith("test_x")}
+    assert named == {"a": True, "b": False, "c": False, "d": False, "e": False}
