@@ -6,16 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.concurrency.lanes import here
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.events import Reel
 from rlenv.runs.recorded import recorded
 from rlenv.runs.stage import Stage
@@ -95,18 +92,32 @@ def test_an_option_about_a_kept_run_needs_its_folder(tmp_path: Path, options: di
         Stage(kind="eval", **given)
 
 
-def test_servers_are_asked_for_their_tools_on_the_tape_that_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[object] = []
+def test_servers_are_asked_for_their_tools_on_the_tape_that_records(tmp_path: Path) -> None:
+    """A spec's own module is imported where its servers are asked, and sees the tape of that moment."""
+    for name, given, tape in (("plain", {}, "None"), ("kept", {"out": tmp_path / "run"}, "Recorder")):
+        (folder := tmp_path / name).mkdir()
+        (folder / "seen.py").write_text(SEEN, encoding="utf-8")
+        (folder / "spec.yaml").write_text(SPEC, encoding="utf-8")
+        Stage(kind="eval", **given).load(folder / "spec.yaml")
+        assert (folder / "tape").read_text() == tape
 
-    def load(*_: object, **__: object) -> object:
-        lane = here()
-        seen.append(None if lane is None else lane.tape)
-        return None
 
-    monkeypatch.setattr("rlenv.runs.stage.load", load)
-    monkeypatch.setattr("rlenv.runs.stage.Reel", SimpleNamespace(of=lambda path: SimpleNamespace(ids=())))
-    for given in ({}, {"out": tmp_path / "a"}, {"tape": "t"}, {"tape": "t", "out": tmp_path / "b"}):
-        Stage(kind="eval", **given).load("spec.yaml")
-    assert [type(one) for one in seen] == [type(None), Recorder, Player, Player]
+SPEC = """
+rlenv: 1
+name: seen
+tasks: {train: {rows: [{question: a}]}}
+prompt: {user: "{{ task.question }}"}
+rewards: {right: {kind: rule, function: "seen.py:right"}}
+"""
+SEEN = """
+from pathlib import Path
+
+from rlenv.concurrency.lanes import here
+
+lane = here()
+Path(__file__).with_name("tape").write_text("None" if lane is None else type(lane.tape).__name__)
+
+
+def right(context):
+    return 1.0
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from rlenv.runs.recorded import recorded
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import load_tokenizer
-from rlenv.tokens.check import Explained, TokenCheck, check, compare, explain
-from rlenv.tokens.dialogues import Dialogue, generate, situations
+from rlenv.tokens.check import Explained, check, compare, explain
+from rlenv.tokens.dialogues import generate, situations
 from rlenv.tokens.dummies import KEYS
 from rlenv.tokens.replay import Independent, Replay, ReplayOutcome
 from rlenv.tokens.verdict import Played, judge
@@ -475,31 +475,19 @@ def test_generated_dialogues_are_as_they_are_asked_for(thinks: bool, with_users:
 @pytest.mark.parametrize(
     ("options", "compared", "others"),
     [
-        ({}, {"kinds of": 0, "generated": 8, "with thinking": 2}, ["result", "reply"]),
-        ({"dialogues": 3}, {"kinds of": 0, "generated": 3, "with thinking": 1}, ["result", "reply"]),
-        ({"with_users": False}, {"kinds of": 0, "generated": 8, "with thinking": 2}, ["result"]),
-        ({"with_tools": False}, {"kinds of": 0}, ["reply"]),
-        ({"with_tools": False, "real": True}, {"kinds of": 0, "of the environment": 1}, ["reply"]),
+        ({}, {"kinds of", "generated", "with thinking"}, ["result", "reply"]),
+        ({"with_users": False}, {"kinds of", "generated", "with thinking"}, ["result"]),
+        ({"with_tools": False}, {"kinds of"}, ["reply"]),
+        ({"with_tools": False, "real": True}, {"kinds of", "of the environment"}, ["reply"]),
     ],
 )
 def test_a_check_compares_what_an_environment_has(
-    options: dict[str, Any], compared: dict[str, int], others: list[str], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], compared: set[str], others: list[str]
 ) -> None:
-    seen: dict[str, list[Dialogue]] = {}
-
-    def take(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> TokenCheck:
-        seen[name.replace("dialogues", "").strip()] = list(dialogues)
-        return TokenCheck(name, "ok")
-
-    monkeypatch.setattr("rlenv.tokens.check._compared", take)
     real = list(situations())[:1] if options.get("real") else []
     verdict = judge(SMALL, Played((Message("user", "Q"),), (), answers=(("user",),)))
-    report = check(lambda: SMALL, name="small", verdict=verdict, **{"dialogues": 8, **options, "real": real})
-    assert {name: 0 if name == "kinds of" else len(found) for name, found in seen.items()} == compared
-    assert {turn.thinks for one in seen.get("generated", ()) for turn in one.turns} <= {"none"}
-    assert "some" in {turn.thinks for one in seen.get("with thinking", seen["kinds of"]) for turn in one.turns}
-    roles = {turn.answers[0].role for found in seen.values() for one in found for turn in one.turns} - {"assistant"}
-    assert ("user" in roles) == options.get("with_users", True)
+    report = check(lambda: SMALL, name="small", verdict=verdict, **{"dialogues": 3, **options, "real": real})
     names = [finding.name for finding in report.findings]
+    assert {name.replace("dialogues", "").strip() for name in names if "dialogues" in name} == compared
     assert [name.split()[-1] for name in names if name.startswith("turns cut")] == others
     assert ("hostile results" in names) == options.get("with_tools", True)
