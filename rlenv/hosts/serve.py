@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,9 +216,9 @@ class Server:
         environment = self.environments[self.named(request)]
         self.refuse_if_draining()
         limits = self.limits
-        socket = web.WebSocketResponse(
-            heartbeat=limits.heartbeat_s, max_msg_size=limits.message_bytes, compress=False, timeout=2.0
-        )
+        # Sessions that a trainer opens at once would be pinged in one pass of the loop: 3,000 pings hold it for 0.2 s.
+        beat_s = limits.heartbeat_s * random.uniform(0.5, 1.0)
+        socket = web.WebSocketResponse(heartbeat=beat_s, max_msg_size=limits.message_bytes, compress=False, timeout=2.0)
         await socket.prepare(request)
         conversation = ServedSocket(self, Session(environment), socket, request.transport)
         self.conversations.add(conversation)

@@ -23,6 +23,7 @@ from rlenv.hosts.http import close_silent
 from rlenv.hosts.serve import UP, Board
 
 _LOGGER: Final = logging.getLogger("rlenv.hosts.serve")
+_EXACT_S: Final = 3_600.0
 _BACKLOG: Final = 1_024
 _QUICK_S, _MOST_QUICK = 5.0, 3
 """A worker that ends so soon after its start, so often, will never serve."""
@@ -96,7 +97,10 @@ async def serve(
     stop_by_signal(stopped)
     if is_worker:
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 1) else stopped.set())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace_s, handle_signals=False)
+    # By default aiohttp rounds up to whole seconds, at which all sessions that are due would be pinged at once.
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=grace_s, handle_signals=False, timeout_ceil_threshold=_EXACT_S
+    )
     await runner.setup()
     sweeping = loop.create_task(close_silent(runner))
     try:

@@ -94,11 +94,12 @@ def test_an_option_about_a_kept_run_needs_its_folder(tmp_path: Path, options: di
 
 def test_servers_are_asked_for_their_tools_on_the_tape_that_records(tmp_path: Path) -> None:
     """A spec's own module is imported where its servers are asked, and sees the tape of that moment."""
-    for name, given, tape in (("plain", {}, "None"), ("kept", {"out": tmp_path / "run"}, "Recorder")):
+    stages = {"plain": Stage(kind="eval"), "kept": Stage(kind="eval", out=tmp_path / "run")}
+    for (name, stage), tape in zip(stages.items(), ("None", "Recorder"), strict=True):
         (folder := tmp_path / name).mkdir()
         (folder / "seen.py").write_text(SEEN, encoding="utf-8")
         (folder / "spec.yaml").write_text(SPEC, encoding="utf-8")
-        Stage(kind="eval", **given).load(folder / "spec.yaml")
+        stage.load(folder / "spec.yaml")
         assert (folder / "tape").read_text() == tape
 
 
