@@ -131,8 +131,11 @@ def test_a_run_json_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path)
 
 @pytest.mark.slow
 def test_what_could_not_be_kept_is_said_once_and_in_the_summary_and_the_exit_code(tmp_path: Path) -> None:
-    """A limit on the size of files stands for a full disk: both refuse a write."""
-    words = f"ulimit -f 16; exec {sys.executable} -m rlenv eval arithmetic -n 60 --concurrency 1 -o RUN"
+    """A limit on the size of files stands for a full disk: both refuse a write.
+
+    With -B: Python 3.11 keeps bytecode that such a limit has cut, and whoever imports the module next fails.
+    """
+    words = f"ulimit -f 16; exec {sys.executable} -B -m rlenv eval arithmetic -n 60 --concurrency 1 -o RUN"
     done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True)
     lost = json.loads((tmp_path / "RUN" / "summary.json").read_text())["not_kept"]
     assert lost > 0

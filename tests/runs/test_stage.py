@@ -63,7 +63,9 @@ def test_what_could_not_be_written_is_told_at_the_end(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536)); sys.exit(main(sys.argv[1:]))"
     )
     argv = ["eval", "arithmetic", "--policy", "oracle", "-n", "20", "-k", "10", "--record", "-o", str(tmp_path / "run")]
-    ran = subprocess.run([sys.executable, "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(
+        [sys.executable, "-B", "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100
+    )
     assert ran.returncode == 1, ran.stderr
     assert re.search(r"run: \d+ writes failed, and what they held of the run is not kept\n", ran.stderr)
 
