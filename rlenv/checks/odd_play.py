@@ -37,6 +37,7 @@ _ROWS, _OTHERS = 16, 3
 _WITHIN_S: Final = 8.0
 _WRONG: Final = ("an empty message", "a refusal", f"the answer '{_NOISE}'", "the answer '{}'")
 _WORK: Final = ("the oracle's work", "the answer of", "a list of")  # what begins with what the oracle does
+_WRITES: Final = re.compile(r"\.(?:unlink|rmdir|rename|touch|mkdir|write_\w+)\(|\bopen\([^)]*[\"'][wax+]")
 _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("raised", default=None)
 """What tools raised in the episodes of this context, by name; None where nothing is played."""
 
@@ -179,8 +180,8 @@ async def _play(subject: Subject, played: TriedPlays) -> None:
 
 
 async def _call_tools(subject: Subject, environment: Environment, played: TriedPlays, name: str, rows: range) -> None:
-    """Calls each local tool by its example, and each Python function with arguments of chance."""
-    spec = subject.loaded.spec
+    """Calls each local tool by its example, and each Python function that changes nothing with arguments of chance."""
+    spec, writes = subject.loaded.spec, _WRITES.search(subject.code or "") is not None
     for tool in environment.parts.tools.values():
         is_called = _is_local(subject, tool) and tool.name in spec.tools  # as a policy would
         if not is_called or spec.tools[tool.name].offered is False:
@@ -188,15 +189,14 @@ async def _call_tools(subject: Subject, environment: Environment, played: TriedP
         if tool.example is not None and not tool.mutates:
             call = Message("assistant", "", (ToolCall(tool.name, dict(tool.example)),))
             played.examples[tool.name] = await _once(environment, name, 0, [call])
-        if tool.kind != "python" or tool.ends or tool.name == spec.answer.tool:
+        if tool.kind != "python" or tool.ends or tool.mutates or writes or tool.name == spec.answer.tool:
             continue
         with contextlib.suppress(ValueError):  # nothing fits its schema
             given = random_value({"type": "object", **tool.parameters}, random.Random(0))
             blind = Message("assistant", "", (ToolCall(tool.name, given if isinstance(given, dict) else {}),))
             played.told[tool.name] = []
-            for turns in [(await _once(environment, name, index, [blind])).turns for index in rows]:
-                results = [result.text for turn in turns for result in turn.results]
-                played.told[tool.name].append("".join(results))
+            for got in [await _once(environment, name, index, [blind]) for index in rows]:
+                played.told[tool.name].append("".join(result.text for turn in got.turns for result in turn.results))
 
 
 async def _from_columns(

@@ -399,3 +399,20 @@ def test_a_relation_is_said_where_it_is_broken_and_there_alone(
     assert [str(one) for one in report.faults] == []
     assert (code in said) is is_odd, [str(one) for one in report.warnings]
     assert not is_odd or said[code].hint
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+@pytest.mark.parametrize("writes", ["path.write_text(name)", "os.mkfifo(path)"])
+def test_no_tool_that_changes_something_is_called_with_arguments_of_chance(
+    tmp_path: Path, writes: str, mutates: bool
+) -> None:
+    """What a function does to this computer's files is known of some by their words, and of others by their entry."""
+    body = f'    "Saves."\n    path = Path(__file__).with_name("X")\n    {writes}\n    return name\n'
+    code = f"import os\nfrom pathlib import Path\n\n\ndef save(name: str) -> str:\n{body}"
+    (tmp_path / "tools.py").write_text(code, encoding="utf-8")
+    spec = {"rlenv": 1, "name": "saved", **rows(), **system("Answer."), "rewards": {"right": EXACT}, **tool("save")}
+    spec["tools"]["save"]["mutates"] = mutates
+    (tmp_path / "env.yaml").write_text(json.dumps(spec), encoding="utf-8")
+    assert validate([tmp_path / "env.yaml"]).faults == ()
+    is_known = mutates or "write" in writes
+    assert (tmp_path / "X").exists() is not is_known
