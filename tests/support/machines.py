@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ from rlenv.episodes.environment import load
 from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.resource import KIND, WorkspaceResource, WorkspaceSpec
+from rlenv.tools.workspace.starters import groups, swept
 from rlenv.trajectory import Trajectory
+from tests.support.waiting import wait_until
 
 TEST = """
 right=0
@@ -150,3 +153,14 @@ def opened(base: Path, work: Any, *, task: dict[str, Any] | None = None, **keys:
     folder = asyncio.run(main())
     assert not folder.exists()
     return folder
+
+
+def assert_leaves_nothing(driver: subprocess.Popen[Any], folder: Path) -> None:
+    """Kills a process that has machines in a folder: no process, mount, folder or cgroup of theirs is left."""
+    running = below(driver.pid)
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}/status").exists() for pid in running), what="its processes' end")
+    assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
+    swept()
+    assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
 from rlenv.tools.workspace.starters import groups, own, remove, swept
 from tests.support.machines import (  # noqa: F401 - a fixture
-    below,
+    assert_leaves_nothing,
     children,
     compiled,
     killed_at_first,
@@ -32,6 +32,7 @@ from tests.support.machines import (  # noqa: F401 - a fixture
     reachable,
     written,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.sandbox
 
@@ -385,17 +386,6 @@ def test_a_number_that_rests_on_what_lived_on_is_not_given_again(reachable: Path
 def test_nothing_is_left_where_rlenv_is_killed_while_tests_run(reachable: Path) -> None:  # noqa: F811
     spec = with_oracle(live(reachable, "touch begun; sleep 1000"))
     driver = subprocess.Popen([sys.executable, "-m", "rlenv", "eval", str(spec), "--policy", "oracle"])
-    end = time.monotonic() + 60
-    pattern = f"rlenv-machine-{driver.pid}-*/tests-*/upper/app/begun"
-    while not (begun := list(Path(tempfile.gettempdir()).glob(pattern))):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    folder, running = next(one for one in begun[0].parents if one.name.startswith("rlenv-machine-")), below(driver.pid)
-    driver.kill()
-    driver.wait()
-    while any(Path(f"/proc/{pid}/status").exists() for pid in running) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not [pid for pid in running if Path(f"/proc/{pid}/status").exists()]
-    assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
-    swept()
-    assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])
+    begun = partial(Path(tempfile.gettempdir()).glob, f"rlenv-machine-{driver.pid}-*/tests-*/upper/app/begun")
+    wait_until(lambda: any(begun()), what="tests that have begun")
+    assert_leaves_nothing(driver, next(one for one in next(begun()).parents if one.name.startswith("rlenv-machine-")))

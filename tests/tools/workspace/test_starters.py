@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceSpec
 from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs, swept
-from tests.support.machines import below, children, reachable  # noqa: F401 - a fixture
+from tests.support.machines import assert_leaves_nothing, children, reachable  # noqa: F401 - a fixture
 
 SANDBOXES = ("bubblewrap", "runc", "runsc")
 Work = Callable[[Workspace], Awaitable[None]]
@@ -181,16 +180,7 @@ def test_nothing_is_left_where_rlenv_is_killed(reachable: Path, sandbox: str) ->
     assert driver.stdout is not None
     with driver.stdout:
         folder = Path(driver.stdout.readline().strip())
-    running = below(driver.pid)
-    driver.kill()
-    driver.wait()
-    end = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}/status").exists() for pid in running) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not [pid for pid in running if Path(f"/proc/{pid}/status").exists()]
-    assert str(folder) not in Path("/proc/mounts").read_text(encoding="utf-8")
-    swept()
-    assert (folder.exists(), groups(f"{folder.name}*")) == (False, [])
+    assert_leaves_nothing(driver, folder)
 
 
 def test_several_processes_may_sweep_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
