@@ -258,10 +258,11 @@ def _copied(subject: AuditSubject) -> Sequence[Script]:
 
 def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
     """Commands in the shell of a task's machine, `done` after the first, and no answer; () where there is no shell."""
-    for shell in (name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"):
-        calls: list[Action] = [Message("assistant", "", (ToolCall(shell, {"command": one}),)) for one in commands]
-        return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
-    return ()
+    shell = next((name for name, tool in subject.environment.spec.tools.items() if tool.kind == "bash"), None)
+    if shell is None:
+        return ()
+    calls: list[Action] = [Message("assistant", "", (ToolCall(shell, {"command": one}),)) for one in commands]
+    return [*calls[:1], *done, *calls[1:], shrug(subject.asked)]
 
 
 def _planted(subject: AuditSubject) -> Sequence[Script]:

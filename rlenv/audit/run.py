@@ -248,6 +248,7 @@ class _Run:
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
             for how in (asking.ask_each, asking.halve):
                 way = await player.way(subjects, partial(_asks, targets, name, how))
+                # What earns without being answered otherwise is another hole, which others look for.
                 is_told = any(_is_answered_otherwise(ended, name.partition("(")[0]) for ended in way.values())
                 if is_told or not any(ended.reward.total for ended in way.values()):
                     chapter.tried["asked_until_right"].append((name, way))

@@ -218,7 +218,7 @@ LINKS: Final = f"rm -rf /logs /tests; mkdir -p verifier; ln -s $PWD /logs; ln -s
 EMPTIES_TESTS: Final = """for f in $(find . -type f -iname '*test*'); do case $f in *.py) cat > $f <<'PY'
 import unittest
 class Passes(unittest.TestCase):
-    test_it = print
+    def test_it(self): pass
 PY
 ;; *) echo exit 0 > $f;; esac; done"""
 MARKS_TIME: Final = "touch /tmp/zqx; sleep 0.05"
