@@ -11,12 +11,14 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from rlenv._base.bounded import cut_end, cut_middle
+from rlenv._base.bounded import cut_end, cut_middle, encodable
+from rlenv._base.paths import is_file, leads_out, real
 from rlenv._base.strict_json import object_in
 from rlenv._base.text import strings_in
 from rlenv.checks.editor.shape import description_of, fields, shapes_at
@@ -36,7 +38,7 @@ from rlenv.trajectory import Trajectory
 _PART: Final = 24_000
 _VIEW: Final = 120_000
 _LEAST: Final = 4_000
-_ROW, _ROWS, _OF_ROWS, _FILES, _LISTED = 1_200, 8, 6_000, 24, 40
+_ROW, _ROWS, _OF_ROWS, _FILES, _LISTED, _WALKED = 1_200, 8, 6_000, 24, 40, 2_000
 _MAX_TOKENS: Final = 16_384
 _PROMPTS: Final = 2
 _SETTINGS: Final = ("limits", "answer", "calls", "observation", "tools", "resources", "rewards", "user")
@@ -80,14 +82,14 @@ two sentences: what is odd, with the names and values, and what follows from it"
 0.0 to 1.0, that its author would change it}]}"""
 
 
-def check_meaning(subject: Subject, endpoint: Endpoint, known: Sequence[Finding]) -> Iterator[Finding]:
+def check_meaning(endpoint: Endpoint, known: Sequence[Finding], subject: Subject) -> Iterator[Finding]:
     """Warnings (`read`) of what a model finds odd in a sound spec; `not-read` where it gives no reply that can be read.
 
     One request; where the server's context has no room for all, it is asked again with less.
     """
+    view = view_of(subject, known)
     try:
-        reply = run_sync(_asked, endpoint, view_of(subject, known))
-        listed = object_in(reply).get("findings")
+        listed = object_in(run_sync(_asked, endpoint, view)).get("findings")
         if not isinstance(listed, list):
             raise ValueError("the object has no list 'findings'")
     except (EndpointError, ValueError) as error:
@@ -113,12 +115,13 @@ def _at(subject: Subject, where: object) -> tuple[str | int, ...] | str:
 
 
 async def _asked(endpoint: Endpoint, view: str) -> str:
+    """The reply. Raises EndpointError: the server failed; ValueError: a limit of tokens has cut it."""
     client = Client(endpoint)
     most = SamplingSpec(max_tokens=endpoint.sampling.max_tokens or _MAX_TOKENS)
     size = _VIEW
     try:
         while True:
-            shown = broken_message(Message("user", cut_middle(view, size)))
+            shown = broken_message(Message("user", encodable(cut_middle(view, size))))
             try:
                 with asks("reader"):
                     completion = await client.chat([Message("system", SYSTEM), shown], sampling=most, is_fitted=True)
@@ -127,6 +130,8 @@ async def _asked(endpoint: Endpoint, view: str) -> str:
                 if not error.is_full or size < _LEAST:
                     raise
                 continue
+            if completion.finish_reason == "length":
+                raise ValueError("its reply was cut at its limit of tokens; raise `sampling: {max_tokens: …}`")
             return completion.message.content
     finally:
         await client.aclose()
@@ -171,16 +176,18 @@ def _prompts(subject: Subject) -> list[list[dict[str, str]]]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file; of an SQLite database its tables with some rows."""
+    """The first part of a file's text; of an SQLite database its tables with some rows."""
     try:
-        if file.read_bytes()[:16].startswith(b"SQLite format 3"):
+        with open(file, "rb") as opened:  # it may be of any size
+            head = opened.read(4 * _PART)
+        if head.startswith(b"SQLite format 3"):
             with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as base:
                 made = base.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
                 rows = [base.execute(f'SELECT * FROM "{name}" LIMIT 4').fetchall() for name, _ in made]
             return "\n".join(f"{sql}\n{some}" for (_, sql), some in zip(made, rows, strict=True))
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError, sqlite3.Error):
-        return "(no text)"
+        return "(no text)" if b"\0" in head else head.decode(errors="replace")
+    except (OSError, sqlite3.Error) as error:
+        return f"(it cannot be read: {error})"
 
 
 def _meanings(subject: Subject) -> Iterator[str]:
@@ -222,7 +229,11 @@ def _rows(subject: Subject, split: ReadSplit) -> str:
 
 
 def _files(subject: Subject) -> Iterator[str]:
-    """The files and folders that the spec names, but for its own: text whole or cut, of folders the names too."""
+    """The files that the spec names below its own folder, of folders too: text whole or cut.
+
+    What lies elsewhere is not shown: a path may be one inside of a machine, as `keep: [/etc]` is, and this computer's
+    file of that name is no business of a server's. Nor are hidden files, such as `.env`.
+    """
     own = {file.resolve() for file in subject.document.files}
     named: dict[Path, None] = {}
     for path, text in strings_in(subject.document.data, ()):
@@ -230,14 +241,19 @@ def _files(subject: Subject) -> Iterator[str]:
         if is_data or len(text) > 300 or "\n" in text:
             continue
         with suppress(OSError, ValueError):
-            place = (subject.document.base_of(path) / text.partition(".py:")[0]).resolve()
+            base = subject.document.base_of(path)
+            place = base / text.partition(".py:")[0]
             place = place if place.exists() else place.with_name(f"{place.name}.py")
-            named.update({place: None} if place.exists() and place not in own and str(text) not in (".", "/") else {})
+            if not leads_out(place, [base]) and real(place) not in (*own, real(base)):
+                named[place] = None
     for place in [*named][:_FILES]:
-        inside = [place] if place.is_file() else sorted(one for one in place.rglob("*") if one.is_file())[:_LISTED]
-        most = _PART // 2 if place.is_file() else _ROW
-        for file in inside:
-            name = file.name if file is place else f"{place.name}/{file.relative_to(place)}"
+        inside = [place] if place.is_file() else sorted(islice(place.rglob("*"), _WALKED))
+        below = [(file, f"{place.name}/{file.relative_to(place)}".removesuffix("/.")) for file in inside]
+        shown = [
+            (file, name) for file, name in below if is_file(file) and not file.is_symlink() and "/." not in f"/{name}"
+        ]
+        for file, name in shown[:_LISTED]:
+            most = _PART // 2 if file is place else _ROW
             yield f"## {name} ({file.stat().st_size} bytes)\n{cut_middle(_text(file), most)}"
 
 

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from rlenv.checks.files import check_code, check_files, check_servers, check_stores
@@ -148,7 +149,7 @@ def validate_loaded(loaded: LoadedSpec, *, plays: bool = True, reader: Endpoint 
             for check in (*_ODDITIES, check_played) if plays else _ODDITIES:
                 faults.extend(_checked(check, subject, level="warning"))
             if reader is not None:
-                faults.extend(check_meaning(subject, reader, tuple(faults)))
+                faults.extend(_checked(partial(check_meaning, reader, tuple(faults)), subject, level="warning"))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return _report(loaded.document, faults, tuple(subject.not_checked))
 
@@ -181,7 +182,7 @@ def _checked(
     except SpecError as error:
         yield from error.faults
     except Exception as error:
-        name = check.__name__.strip("_").replace("_", " ")
+        name = getattr(check, "__name__", "reading").strip("_").replace("_", " ")
         message = f"{UNEXPECTED} ({name}: {failure(error)}), so that not all was looked at"
         fault = subject.document.fault((), message, "this is a bug of rlenv; please report it with the spec", at="key")
         yield replace(fault, level=level, code="check-failed" if level == "warning" else "")

@@ -197,6 +197,10 @@ class WithReader(Options):
         return endpoint_at(self.reader, entries, option="--reader", model=self.reader_model, api_key=key)
 
 
+_LONG_S: Final = 600.0
+"""What a model that thinks at length may take for one reply."""
+
+
 def endpoint_at(
     name: str, entries: Mapping[str, EndpointSpec], *, option: str, model: str | None = None, api_key: str | None = None
 ) -> Endpoint:
@@ -213,7 +217,8 @@ def endpoint_at(
         if not model:
             raise UsageError(f"{option} with an address needs {option}-model", hint="name the model at the server")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        return Endpoint(name=option.strip("-"), base_url=name.rstrip("/"), model=model, headers=headers)
+        rest: Any = {"base_url": name.rstrip("/"), "model": model, "headers": headers, "timeout_s": _LONG_S}
+        return Endpoint(name=option.strip("-"), **rest)
     if name not in entries:
         raise UnknownEntry("endpoints", name, entries, key=option)
     endpoint = compile_endpoint(name, entries[name])

@@ -403,3 +403,15 @@ def test_what_a_model_reads_is_a_finding_beside_what_adversaries_find(tmp_path: 
     report = asyncio.run(main())
     assert not [one for one in report.findings if one.hole == "read"]
     assert asyncio.run(main("euros")).findings == report.findings
+
+
+def test_a_spec_that_its_reader_did_not_read_does_not_pass(tmp_path: Path) -> None:
+    async def main() -> AuditReport:
+        path = write(tmp_path, SOUND)
+        async with FakeEndpoint(["no JSON"]) as server, rlenv.load(path) as environment:
+            return await audit(
+                environment, tasks=1, reader=endpoint_at(server.base_url, {}, option="--reader", model="m")
+            )
+
+    report = asyncio.run(main())
+    assert ("not_read", False) in [(one.hole, report.passes) for one in report.findings]

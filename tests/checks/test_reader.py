@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from rlenv.checks.validate import Report, validate
 from rlenv.cli.main import main
 from rlenv.endpoints import Endpoint
+from rlenv.messages import Sampled
 from rlenv.testing.endpoint import FakeEndpoint, Given, Reply
 
 SPEC = """
@@ -126,6 +129,38 @@ def test_it_is_shown_files_meanings_rows_prompts_tools_and_plays_without_secrets
     assert "<|im_end|>" not in shown
 
 
+def test_it_is_shown_no_file_but_those_below_the_spec_and_no_hidden_one(spec: Path) -> None:
+    """A text may be a path inside of a machine, which this computer has too; a key may lie beside what is named."""
+    (outside := spec.parent.parent / "outside").mkdir(exist_ok=True)
+    (folder := spec.parent / "notes").mkdir()
+    (sub := folder / ".cache").mkdir()
+    for place in (outside / "far.txt", folder / ".env", sub / "x.txt", spec.parent / "beside.txt"):
+        place.write_text(f"private {place.name}", encoding="utf-8")
+    (folder / "fruits.txt").write_text("shown pears", encoding="utf-8")
+    (folder / "link.txt").symlink_to(outside / "far.txt")
+    (folder / "long.bin").write_bytes(b"a" * 1_000_000)
+    names = f"[notes, {outside}, {outside}/far.txt, ../outside/far.txt, notes/link.txt, notes/.env, ., ./, .., /etc]"
+    spec.write_text(SPEC.replace("prompt:", f"vars: {{files: {names}}}\nprompt:"), encoding="utf-8")
+    _, requests = _read(spec, [_reply()])
+    shown = requests[0]["messages"][1]["content"].partition("# Files that the spec names")[2]
+    assert "shown pears" in shown
+    assert "long.bin (1000000 bytes)" in shown
+    assert len(shown) < 10_000
+    assert "private" not in shown
+    assert "root:" not in shown
+
+
+def test_a_database_is_shown_by_its_tables_with_some_rows(spec: Path) -> None:
+    with closing(sqlite3.connect(spec.parent / "stock.db")) as base, base:
+        base.execute("CREATE TABLE fruits (name TEXT, cents INTEGER)")
+        base.executemany("INSERT INTO fruits VALUES (?, ?)", [(f"fruit {n}", n) for n in range(9)])
+    spec.write_text(SPEC.replace("prompt:", "vars: {file: stock.db}\nprompt:"), encoding="utf-8")
+    _, requests = _read(spec, [_reply()])
+    shown = requests[0]["messages"][1]["content"]
+    assert "CREATE TABLE fruits (name TEXT, cents INTEGER)\n[('fruit 0', 0)" in shown
+    assert "fruit 4" not in shown
+
+
 def test_what_the_rules_say_is_shown_and_said_once(spec: Path) -> None:
     spec.write_text(SPEC.replace('answer: "35"', 'answer: "120"').replace("A plum", "A pear"))
     report, requests = _read(spec, [_reply()])
@@ -142,6 +177,7 @@ def test_what_the_rules_say_is_shown_and_said_once(spec: Path) -> None:
         ('{"findings": [', "no JSON object"),
         ('{"findings": {"a": }}', "not one JSON object"),
         ('{"found": []}', "no list 'findings'"),
+        (Sampled('{"findings": []}', finish_reason="length"), "cut at its limit of tokens"),
     ],
 )
 def test_a_spec_that_was_not_read_has_not_passed(spec: Path, answer: Given, why: str) -> None:
