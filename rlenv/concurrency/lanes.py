@@ -12,18 +12,20 @@ so that a task inherits the lane of whoever started it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from rlenv.errors import CassetteError
 
-__all__ = ["POLICY", "Answer", "Asked", "Heard", "Lane", "Slot", "Tape", "check_going_out", "entered", "given"]
+__all__ = ["POLICY", "Answer", "Asked", "Heard", "Kept", "Lane", "Slot", "Tape", "check_going_out", "entered", "given"]
 __all__ += ["heard_again", "hearing", "here", "offline", "said_again", "through"]
 
 _T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
 POLICY: Final = "policy "
 """What the place of a policy's request begins with."""
 Outcome = Literal["ok", "failed", "refused", "cancelled"]
@@ -242,6 +244,54 @@ def heard_again(heard: Heard) -> None:
     """Tells the tape, of the lane of this task, what a result stands on that was kept."""
     if heard and (lane := _lane.get()) is not None:
         lane.tape.copied(lane, heard)
+
+
+class Kept(Generic[_K, _T]):
+    """The `size` results that were asked for last, by key, shared by all episodes of a process.
+
+    Callers that ask at once share one request. A failure is never kept, nor a result that `is_good` is false of: one
+    caller's failure or cancellation is not another's.
+    """
+
+    def __init__(self, size: int, *, is_good: Callable[[_T], bool] = lambda result: True) -> None:
+        self._size = size
+        self._is_good = is_good
+        self._known: OrderedDict[_K, tuple[_T, Heard]] = OrderedDict()
+        self._running: dict[tuple[_K, asyncio.AbstractEventLoop], asyncio.Future[tuple[_T, Heard] | None]] = {}
+
+    async def get(self, key: _K, ask: Callable[[], Awaitable[_T]]) -> tuple[_T, bool]:
+        """The result, and whether it was known or asked for already; raises what `ask` raises."""
+        place = (key, asyncio.get_running_loop())
+        while (known := self._known.get(key)) is None:
+            running = self._running.get(place)
+            if running is None:
+                return await self._first(key, place, ask), False
+            # Shielded: this caller's cancellation must not reach the others that wait for the same result.
+            if (known := await asyncio.shield(running)) is not None:
+                break
+        else:
+            with suppress(KeyError):  # another thread may have dropped it in between; what is in hand stays right
+                self._known.move_to_end(key)
+        heard_again(known[1])
+        return known[0], True
+
+    async def _first(
+        self, key: _K, place: tuple[_K, asyncio.AbstractEventLoop], ask: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        shared = self._running[place] = place[1].create_future()
+        known: tuple[_T, Heard] | None = None
+        try:
+            with hearing() as heard:
+                result = await ask()
+            known = (result, heard) if self._is_good(result) else None
+        finally:
+            del self._running[place]
+            shared.set_result(known)  # None tells those who wait to ask for themselves
+        if known is not None:
+            self._known[key] = known
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+        return result
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -14,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._base.bounded import size
-from rlenv.concurrency.lanes import Heard, heard_again, hearing
+from rlenv.concurrency.lanes import Kept
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
@@ -256,62 +253,22 @@ _Key = tuple[bytes, tuple[Hashable, ...]]
 
 
 class GoldCache:
-    """The last `size` gold results of one term, shared by all episodes of a process.
+    """The last `size` gold results of one term.
 
     A result is kept only where it is known what it depends on: the arguments and the task, as JSON, and each opened
     resource by the public attribute `version` of its handle. With a resource that has none (or None, for one whose
-    state may have changed) every episode computes its own. Callers that ask at once share one computation; a failure
-    is never kept, and one caller's failure or cancellation is not another's.
+    state may have changed) every episode computes its own.
     """
 
     def __init__(self, size: int = 4096) -> None:
-        self._size = size
-        self._known: OrderedDict[_Key, tuple[Side, Heard]] = OrderedDict()
-        self._running: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Future[tuple[Side, Heard] | None]] = {}
+        self._kept: Kept[_Key, Side] = Kept(size)
 
     async def get(self, arguments: Mapping[str, Any], context: RewardContext, compute: Compute) -> Side:
         """The gold result for `arguments`; raises what `compute` raises."""
         key = _key(arguments, context)
         if key is None:
             return await compute(arguments, context)
-        place = (key, asyncio.get_running_loop())
-        while (known := self._known.get(key)) is None:
-            running = self._running.get(place)
-            if running is None:
-                return await self._compute(key, place, arguments, context, compute)
-            # Shielded: this caller's cancellation must not reach the others that wait for the same result.
-            if (known := await asyncio.shield(running)) is not None:
-                break
-        else:
-            # Another thread may have dropped it in between; the result in hand stays right.
-            with contextlib.suppress(KeyError):
-                self._known.move_to_end(key)
-        heard_again(known[1])
-        return known[0]
-
-    async def _compute(
-        self,
-        key: _Key,
-        place: tuple[_Key, asyncio.AbstractEventLoop],
-        arguments: Mapping[str, Any],
-        context: RewardContext,
-        compute: Compute,
-    ) -> Side:
-        shared: asyncio.Future[tuple[Side, Heard] | None] = place[1].create_future()
-        self._running[place] = shared
-        found: tuple[Side, Heard] | None = None
-        try:
-            with hearing() as heard:
-                side = await compute(arguments, context)
-            found = side, heard
-        finally:
-            # None tells those who wait to compute for themselves, on resources of their own.
-            del self._running[place]
-            shared.set_result(found)
-        self._known[key] = found
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
-        return side
+        return (await self._kept.get(key, lambda: compute(arguments, context)))[0]
 
 
 def _key(arguments: Mapping[str, Any], context: RewardContext) -> _Key | None:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ import orjson
 from rlenv._base.bounded import cut_middle, plain
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.lanes import Asked as TapeKey
-from rlenv.concurrency.lanes import Heard, entered, heard_again, hearing, here
+from rlenv.concurrency.lanes import Kept, entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
@@ -110,53 +109,6 @@ class Failed:
     why: str
 
 
-class Cache:
-    """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, tuple[JudgeReply, Heard]] = OrderedDict()
-        self._running: dict[
-            tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[tuple[JudgeReply, Heard] | None]
-        ] = {}
-
-    async def get(
-        self, key: bytes, ask: Callable[[], Awaitable[JudgeReply | Failed]]
-    ) -> tuple[JudgeReply | Failed, bool]:
-        """The verdict and whether it was known or asked for already."""
-        place = (key, asyncio.get_running_loop())
-        while (known := self._known.get(key)) is None:
-            running = self._running.get(place)
-            if running is None:
-                return await self._first(key, place, ask), False
-            if (known := await asyncio.shield(running)) is not None:
-                break
-        heard_again(known[1])
-        return known[0], True
-
-    async def _first(
-        self,
-        key: bytes,
-        place: tuple[bytes, asyncio.AbstractEventLoop],
-        ask: Callable[[], Awaitable[JudgeReply | Failed]],
-    ) -> JudgeReply | Failed:
-        future: asyncio.Future[tuple[JudgeReply, Heard] | None] = place[1].create_future()
-        self._running[place] = future
-        found: tuple[JudgeReply, Heard] | None = None
-        try:
-            with hearing() as heard:
-                asked = await ask()
-            found = (asked, heard) if isinstance(asked, JudgeReply) else None
-        finally:
-            # None tells those who wait to ask for themselves: one caller's failure is not another's.
-            del self._running[place]
-            future.set_result(found)
-        if found is not None:
-            self._known[key] = found
-            while len(self._known) > _CACHED:
-                self._known.popitem(last=False)
-        return asked
-
-
 @dataclass(frozen=True, slots=True)
 class Asker:
     """The questions of one term.
@@ -177,7 +129,9 @@ class Asker:
     seed: int
     breaker: BreakerSpec
     is_cached: bool
-    cache: Cache = field(default_factory=Cache)
+    cache: Kept[bytes, JudgeReply | Failed] = field(
+        default_factory=lambda: Kept(_CACHED, is_good=lambda found: isinstance(found, JudgeReply))
+    )
 
     async def ask(self, place: str, member: Member, question: Question) -> tuple[JudgeReply | Failed, bool]:
         """A judge's verdict, and whether it was known or asked for already; within `member.limit_s` seconds.
