@@ -13,7 +13,7 @@ server that is well of two. A known call that is met by what others do costs mor
 is how often which of them failed. Seconds only say how many known calls are made between two tries, and when to stop:
 waiting for others who ask the same server, or for a process to start, counts for no limit.
 
-Whether a judge's endpoint is worth asking, shared by all episodes of an environment.
+Whether a judge's endpoint is worth asking, and asking again, shared by all episodes of an environment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec
 
-__all__ = ["ROUNDS", "Answered", "Health", "Known", "Refused", "Untold", "in_turn"]
+__all__ = ["ROUNDS", "Answered", "Health", "Known", "Legibility", "Refused", "Untold", "in_turn"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
@@ -266,6 +266,7 @@ async def in_turn(
 
 
 _HUNG_S = 10.0
+_MOST_UNREAD: Final = 10
 
 
 class Health:
@@ -333,3 +334,33 @@ class Health:
         self._answers += 1
         breaker.succeeded()
         return found
+
+
+@dataclass(slots=True)
+class Legibility:
+    """The knowledge that nothing of a judge can be read, shared by all episodes that ask it.
+
+    Replies about harmless characters tell it, which no policy brings about: `most` in a row that cannot be read, with
+    nothing read of the judge between them. It holds for `hold_s` seconds, or until something is read. A judge that can
+    be read now and then needs more of them: were it given up as soon, who makes it unreadable would often be spared.
+    """
+
+    hold_s: float
+    clock: Callable[[], float] = time.monotonic
+    most: int = 3
+    unread: int = 0
+    until: float = -inf
+
+    @property
+    def is_lost(self) -> bool:
+        """True while it is no use to ask for a reply again."""
+        return self.clock() < self.until
+
+    def told(self, *, is_read: bool) -> None:
+        """Takes note of a reply that was read, or of one about harmless characters that was not."""
+        if is_read:
+            self.most, self.unread, self.until = _MOST_UNREAD, 0, -inf
+            return
+        self.unread += 1
+        if self.unread >= self.most:
+            self.until = self.clock() + self.hold_s

@@ -30,7 +30,7 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, Health, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import Answered, Health, Legibility, Refused, Untold, in_turn
 from rlenv.rewards.verdict import Fence, JudgeVerdict, Material, ReplySchema, UnreadableReply
 
 __all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
@@ -206,6 +206,10 @@ class _Asking:
     most_chars: int | None = None
     """Of each text in the reply, once one was cut."""
     bound: int | None = None
+    unread: int = 0
+    """Replies about harmless characters that could not be read."""
+    why: str = ""
+    """The fault of the last reply that could not be read."""
 
     async def verdict(self) -> JudgeReply | Failed:
         """The verdict, after as many tries as it takes; where there is none, why."""
@@ -262,11 +266,11 @@ class _Asking:
             # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
             self.most_chars = self.bound
         try:
-            return Answered(JudgeReply(self._read(completion, nonce, material), self.attempts, self.usage))
+            return self._answered(completion, nonce, material)
         except UnreadableReply as error:
             client.unread(completion)
-            model = self.member.endpoint.model
-            return Unread(f"no reply of {model} could be read in {self.attempts} tries: {error}")
+            self.why = str(error)
+            return Unread(f"no reply of {self.member.endpoint.model} could be read in {self.attempts} tries: {error}")
 
     @property
     def _everyone(self) -> tuple[int, ...]:
@@ -292,14 +296,17 @@ class _Asking:
         material = {name: given[name] for name in self.named}
         is_known = parties == self._everyone
         try:
-            completion = await self._chat(client, material, nonce, _LIMITS[-1], 0, is_known=is_known)
+            completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, is_known=is_known)
         except EndpointError as error:
             return _failed(error)
         self._count(completion)
         try:
-            return Answered(JudgeReply(self._read(completion, nonce, {}), self.attempts, self.usage))
+            return self._answered(completion, nonce, {})
         except UnreadableReply as error:
             client.unread(completion)
+            if is_known:
+                self.unread, self.why = self.unread + 1, str(error)
+                self._legibility.told(is_read=False)
             return Refused(str(error))
 
     async def _chat(
@@ -347,22 +354,34 @@ class _Asking:
                 "sampling": sampling_of(client.body(member.sampling)),
             }
             asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(messages, sampling=sampling, asked=asked, around=self._around(is_known=is_known))
+        return await client.chat(
+            messages, sampling=sampling, asked=asked, around=partial(self._around, is_known=is_known)
+        )
 
-    def _around(
-        self, *, is_known: bool
-    ) -> Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None:
-        member, question = self.member, self.question
-        caller = None if is_known else question.caller
-        health = Health.of(member.endpoint, self.by.breaker, question.scope, limit_s=member.limit_s)
-        return None if health is None else lambda request: health.ask(request, caller=caller)
+    @property
+    def _legibility(self) -> Legibility:
+        key = ("judge legibility", self.member.digest, self.member.endpoint, self.by.breaker.reset_s)
+        return self.question.scope.keep(key, lambda: Legibility(self.by.breaker.reset_s))
 
-    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> JudgeVerdict:
+    async def _around(self, request: Callable[[], Awaitable[Completion]], *, is_known: bool) -> Completion:
+        """One request, unless asking again is no use; a tape keeps that, since a replay does not know of the others."""
+        endpoint, question, legibility = self.member.endpoint, self.question, self._legibility
+        if self.why and (legibility.is_lost or self.unread >= legibility.most):
+            raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
+        health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
+        if health is None:
+            return await request()
+        return await health.ask(request, caller=None if is_known else question.caller)
+
+    def _answered(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Answered[JudgeReply]:
+        """Raises UnreadableReply: there is no verdict in it."""
         said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
         texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
-        return self.by.reply.read(
+        verdict = self.by.reply.read(
             completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
         )
+        self._legibility.told(is_read=True)
+        return Answered(JudgeReply(verdict, self.attempts, self.usage))
 
     def _count(self, completion: Completion) -> None:
         if self.usage is not None:

@@ -11,7 +11,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.asking_again import Health
+from rlenv.rewards.asking_again import Health, Legibility
 
 Request = Callable[[], Awaitable[str]]
 
@@ -139,3 +139,18 @@ def test_all_who_share_a_scope_share_one_and_0_wants_none() -> None:
     assert Health.of(endpoint, BreakerSpec(), scope, limit_s=None) is found
     assert Health.of(endpoint, BreakerSpec(), Scope(), limit_s=None) is not found
     assert Health.of(endpoint, BreakerSpec(failures=0), scope, limit_s=None) is None
+
+
+def test_a_judge_is_given_up_after_replies_in_a_row_that_cannot_be_read_and_for_a_while() -> None:
+    clock = Clock()
+    known = Legibility(30.0, clock)
+    for is_read, is_lost in [(False, False), (False, False), (False, True), (True, False)]:
+        known.told(is_read=is_read)
+        assert known.is_lost == is_lost
+    for number in range(1, 11):  # it can be read now and then: more of them
+        known.told(is_read=False)
+        assert known.is_lost == (number == 10)
+    clock.now += 30
+    assert not known.is_lost
+    known.told(is_read=False)  # still in a row
+    assert known.is_lost

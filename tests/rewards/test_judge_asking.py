@@ -84,6 +84,41 @@ def test_what_one_judges_server_refuses_is_worth_the_lowest_score_there(refusal:
     assert [judge["score"] for judge in found.details["judges"]] == [1, 5, 3]
 
 
+def texts(*said: str) -> list[Any]:
+    return [lambda scope, text=text: context(scope, text) for text in said]
+
+
+@pytest.mark.parametrize(("reset_s", "later"), [(1000, 1), (1e-9, 8)], ids=["while it is known", "when it is over"])
+def test_a_judge_that_cannot_be_read_costs_few_requests(reset_s: float, later: int) -> None:
+    server = Server(["I like it."])
+    found = judged(server, *texts("a", "b", "c"), breaker={"reset_s": reset_s})
+    assert all(isinstance(one, RewardError) and "not one JSON value" in str(one) for one in found)
+    # At first `retries` + 1, and three without the text, two of them with one more about it.
+    assert len(server.asked) == 8 + 2 * later
+    assert [body["seed"] for body in server.asked if "(left out)" in str(body)][:3] == [0, 1, 2]
+    server = Server(["I like it."])
+    judged(server, context, retries=0, breaker={"failures": 0})
+    assert len(server.asked) == 1 + 5
+
+
+def test_a_judge_that_is_read_again_is_asked_as_before() -> None:
+    server = Server([*["I like it."] * 8, verdict(4), "I like it.", verdict(2)])
+    lost, *found = judged(server, *texts("a", "b", "c"), breaker={"reset_s": 1000})
+    assert isinstance(lost, RewardError)
+    assert [one.value for one in found if isinstance(one, Measured)] == [0.75, 0.25]
+
+
+def test_nobody_is_spared_a_score_by_a_judge_that_can_be_read_now_and_then() -> None:
+    replies = iter(["(no idea)"] * 5)
+
+    def answer(body: Mapping[str, Any]) -> str:
+        shown = body["messages"][-1]["content"]
+        return "How lovely!" if "talk" in shown else next(replies, verdict(4)) if "(left out)" in shown else verdict(3)
+
+    found = judged(Server([answer]), *texts("fair", "talk"))
+    assert [one.value for one in found if isinstance(one, Measured)] == [0.5, 0.0]
+
+
 def test_weights_and_personas_by_prompt() -> None:
     judges = [
         {"endpoint": "writer", "prompt": "As a poet: {{ message }}", "weight": 3},

@@ -554,6 +554,16 @@ def test_a_judge_that_failed_and_then_gave_a_verdict_does_both_again(
     same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
 
 
+def test_a_judge_that_nobody_could_read_is_given_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By each episode for itself, as soon as it was in the run, where the others' replies told it."""
+    path = spec(tmp_path, JUDGE)
+    with served(FakeEndpoint(["I like it."])) as server:
+        asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
+        assert run(capsys, "eval", path, *asked, "--concurrency", "1", "-o", str(tmp_path / "run"))[0] == 0
+        assert len(server.requests) == 18  # 8 of each judge, and 1 of the second episode
+    same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
+
+
 TALK = f"""{TASKS}
 endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
 user: {{kind: model, endpoint: writer, prompt: "You want {{{{ task.question }}}}.", stop: "###"}}
