@@ -318,10 +318,7 @@ def _suffixes(given: DialectSpec, row: DialectSpec) -> Why:
 
 def _tool_schemas(given: DialectSpec, row: DialectSpec) -> Why:
     if row.chat.same_turn:
-        return (
-            "'tools' is not read with same_turn: true, where the prompt says what tools there are",
-            "remove it",
-        )
+        return "'tools' is not read with same_turn: true, where the prompt says what tools there are", "remove it"
     if row.chat.tools == "" and not row.chat.tools_alone:
         return "'tools' says how tools are shown, and 'chat.tools' is empty: they are not", "remove it"
     return _READ

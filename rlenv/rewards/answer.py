@@ -220,10 +220,7 @@ def _prefix(source: str) -> str:
     return match[0][: -1 if source[end : end + 1] in ("?", "*", "{") else None]
 
 
-_NUMBER = re.compile(
-    r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?",
-    re.ASCII,
-)
+_NUMBER = re.compile(r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?", re.ASCII)
 # Boxes and numbers are looked for in so many characters from the end.
 _SEARCHED_CHARS = 65_536
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)

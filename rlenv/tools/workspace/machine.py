@@ -40,9 +40,9 @@ _BOOT_S: Final = 30.0
 _NS_GET_USERNS: Final = 0xB701
 """Of ioctl_ns(2)."""
 _GRACE_S: Final = 2.0
+"""Seconds that what was interrupted may take to end."""
 WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command or what it has started runs."""
-"""Seconds that what was interrupted may take to end."""
 
 
 class MachineFailed(ResourceError):
@@ -149,7 +149,7 @@ class Machine:
         self._held: list[int] = []
         self._killed = (0, 0)
         self._rest = b""
-        self._of_boot: frozenset[int] = frozenset()
+        self._of_boot: list[int] = []
 
     async def boot(self) -> None:
         """Starts it, until its shell answers.
@@ -167,7 +167,7 @@ class Machine:
                 self._counts = starters.joined(self.pid, self.start.group, self.start.limits)
                 self._write(b"go\n")
             ran = await self.run("true", _BOOT_S)
-            self._of_boot = frozenset(_below(self.pid))
+            self._of_boot = _below(self.pid)
             if ran.code != 0:
                 raise MachineFailed(ran.output.decode(errors="replace").strip()[-300:])
         except (OSError, TimeoutError, MachineFailed) as error:
@@ -211,7 +211,7 @@ class Machine:
 
     async def is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""
-        if self._process is None or (self._of_boot and self._of_boot.issubset(_below(self.pid))):
+        if self._process is None or (self._of_boot and {*self._of_boot} <= {*_below(self.pid)}):
             return False
         with contextlib.suppress(TimeoutError):  # where it has failed it has ended, or is about to
             await asyncio.wait_for(ended(self._process), _GRACE_S)
@@ -306,29 +306,35 @@ class Machine:
             self._words += os.read(self._status, 1 << 16)
         return self._words
 
-    def signal(self, number: signal.Signals, *, since: float = 0.0) -> None:
+    def signal(self, number: signal.Signals, *, since: float) -> None:
         """A signal to all that runs beside the shell and has begun since then, in seconds since the system did."""
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since + 0.02  # it is told in ticks
-        for pid in set(_below(self.pid)) - self._of_boot:
+        for pid in {*_below(self.pid)} - {*self._of_boot}:
             if (work := work_of(pid)) is not None and work.age_s <= age_s:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
-    def beside(self) -> list[str]:
-        """Options of `nsenter` for the network of what runs in it, until its end; none where that is no own one."""
-        at, own = f"/proc/{os.getpid()}/fd", os.stat("/proc/self/ns/net").st_ino
-        for path in (f"/proc/{pid}/ns/net" for pid in _below(self.pid)):
+    def signal_all(self, name: str) -> bool:
+        """A signal to all that runs inside, the shell too, and to what they start at that moment: the kernel sends it
+        to a namespace at once. False where it could not. Blocks."""
+        at = self.inside("pid")
+        return bool(at) and starters.run_on("nsenter", *at, "sh", "-c", f"kill -{name} -1").returncode == 0
+
+    def inside(self, kind: Literal["net", "pid"]) -> list[str]:
+        """Options of `nsenter` for a namespace of what runs in it, until its end; none where that is no own one."""
+        at, own = f"/proc/{os.getpid()}/fd", os.stat(f"/proc/self/ns/{kind}").st_ino
+        for pid in (one for one in _below(self.pid) if one not in self._of_boot[:-1]):
             with contextlib.suppress(OSError):
-                self._held.append(network := os.open(path, os.O_RDONLY))
-                if os.fstat(network).st_ino != own:
-                    self._held.append(users := fcntl.ioctl(network, _NS_GET_USERNS))
+                self._held.append(space := os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY))
+                if os.fstat(space).st_ino != own and pid in _below(self.pid):  # no other one by the same number
+                    self._held.append(users := fcntl.ioctl(space, _NS_GET_USERNS))
                     by_user = [f"--user={at}/{users}", "--preserve-credentials"] if os.geteuid() else []
-                    return [f"--net={at}/{network}", *by_user]
+                    return [f"--{kind}={at}/{space}", *by_user]
         return []
 
     def has_jobs(self) -> bool:
         """True while processes run beside the shell."""
-        return not self.has_ended and not self._of_boot.issuperset(_below(self.pid))
+        return not self.has_ended and not {*_below(self.pid)} <= {*self._of_boot}
 
     async def end(self) -> None:
         """Ends all of its processes, and returns once they are gone. Its layer stays."""

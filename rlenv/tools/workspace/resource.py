@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -182,22 +181,26 @@ class Workspace(layers.Told):
 
     async def _settle(self) -> None:
         """Nothing changes the layer any more: all processes have ended, or live on beside a copy of it."""
-        machine, copy, joins = self._machine, self.folder / f"layer-{self.copies + 1}", list[str]()
+        machine, copy = self._machine, self.folder / f"layer-{self.copies + 1}"
         if self._joins:
             return
         if machine is not None and self.entry.live and self.entry.sandbox == "bubblewrap":
-            if machine.has_jobs():
-                copy.mkdir()
-                for _ in range(3):  # what they start meanwhile too
-                    machine.signal(signal.SIGSTOP)
-                is_whole = await _threads.finish(lambda: layers.duplicate(self.layer, copy, is_live=True))
-                machine.signal(signal.SIGCONT)
-                joins = machine.beside() if is_whole else []
+            if machine.has_jobs() and await _threads.finish(lambda: self._copied(machine, copy)):
+                self._joins = machine.inside("net")
             self.is_cut |= await machine.is_killed()  # what ran in it cannot be had again
-        if joins:
-            self._joins, self.copies = joins, self.copies + 1
+        if self._joins:
+            self.copies += 1
         else:
             await self._end()
+
+    def _copied(self, machine: Machine, copy: Path) -> bool:
+        """Copies the layer while all stands still that could change it; False where that cannot be done."""
+        starters.remove(copy)  # what an earlier try has left
+        copy.mkdir()
+        try:
+            return machine.signal_all("STOP") and layers.duplicate(self.layer, copy, is_live=True)
+        finally:
+            machine.signal_all("CONT")
 
     async def freeze(self) -> None:
         """Ends all processes: nothing changes the layer any more."""

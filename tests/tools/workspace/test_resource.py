@@ -364,6 +364,45 @@ def test_what_lives_on_and_is_killed_from_outside_makes_no_number(reachable: Pat
     assert children() == []
 
 
+BUSY = """cat > busy.py <<'END'
+import itertools, os, sys
+files = [os.open(f"kept-{number}", os.O_WRONLY | os.O_CREAT) for number in range(100)]
+for one in files: os.write(one, b"0" * 8)
+if sys.argv[1:]: os.write(1, f"\\n{sys.argv[1].split()[-2]} 0\\n".encode())  # the shell's own answer
+for number in itertools.count(1):
+    for one in files:
+        if not sys.argv[1:] and os.fork(): os._exit(0)
+        os.pwrite(one, b"%08d" % number, 0)
+END
+"""
+IN_THE_SHELL = """(setsid sleep 1000 > /dev/null 2>&1 &)
+trap 'case "$BASH_COMMAND" in printf*) exec python3 busy.py "$BASH_COMMAND";; esac' DEBUG"""
+IN_EVER_NEW_PROCESSES = "(setsid python3 busy.py > /dev/null 2>&1 &); until [ -s kept-99 ]; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("runs", [IN_THE_SHELL, IN_EVER_NEW_PROCESSES])
+def test_files_are_copied_as_they_were_at_one_moment(reachable: Path, runs: str) -> None:  # noqa: F811
+    spread = "found = [int(open(f'kept-{one}').read()) for one in range(100)]; exit(max(found) - min(found) > 1)"
+    trajectory, _ = played(live(reachable, f'python3 -Ic "{spread}"'), [BUSY + runs])
+    assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
+
+
+def test_a_layer_that_cannot_be_copied_is_another_time(reachable: Path) -> None:  # noqa: F811
+    async def work(workspace: Workspace) -> None:
+        job = "(setsid sleep 1000 > /dev/null 2>&1 &)"
+        rest = 4_094 - len(f"{workspace.layer}/app")  # as long as a path may be; that of the copy has some more
+        names = [100] * (rest // 101 - 1) + [rest % 101 + 48, 51]
+        deep = f"import os\nfor one in {names}: os.mkdir('d' * one); os.chdir('d' * one)"
+        await workspace.run(f'{job}; python3 -c "{deep}"', 30)
+        await workspace.told("machine")
+        assert (workspace.copies, children()) == (0, [])
+        await workspace.run(f"{job}; rm -r d*", 30)
+        await workspace.told("machine")
+        assert (workspace.copies, len(children())) == (1, 1)
+
+    opened(reachable, work, live=True, cwd="/app")
+
+
 def with_oracle(spec: Path) -> Path:
     held = json.loads(spec.read_text(encoding="utf-8"))
     held["oracle"] = [{"call": {"bash": {"command": BEGINS}}}, {"say": "Done."}]

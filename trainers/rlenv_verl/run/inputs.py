@@ -148,13 +148,7 @@ def _row(
         # resources that exist only then.
         "prompt": [{"role": "user", "content": f"{environment.spec.name}/{split}/{task}"}],
         "reward_model": {"style": "rule", "ground_truth": ""},
-        "extra_info": {
-            "index": task,
-            "split": split,
-            "task": task,
-            "greedy": greedy,
-            "is_validation": is_validation,
-        },
+        "extra_info": {"index": task, "split": split, "task": task, "greedy": greedy, "is_validation": is_validation},
     }
 
 
