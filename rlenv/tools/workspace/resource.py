@@ -232,6 +232,9 @@ class Workspace(layers.Told):
         """
         async with self._lock:
             await self._settle()
+            # What would give a number over the image alone is not kept from it by what the episode left running.
+            tell = self._machine.signal_all if self._machine and self._joins and not over_layer else bool
+            await _threads.finish(lambda: tell("STOP"))
             self.boots += 1
             (base := self.folder / f"tests-{self.boots}").mkdir()
             starters.own(base)
@@ -263,6 +266,7 @@ class Workspace(layers.Told):
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
                 await _threads.finish(lambda: starters.remove(base))
+                await _threads.finish(lambda: tell("CONT"))
 
     async def _once(
         self, lowers: Sequence[Path], upper: Path, command: str, time_s: float, most: int = 65_536, joins: Any = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
+from rlenv.concurrency.processes import work_of
 from rlenv.errors import ResourceError, UsageError
 from rlenv.runs.recorded import recorded
 from rlenv.tools.workspace.machine import MachineFailed
@@ -24,6 +26,7 @@ from rlenv.tools.workspace.resource import Workspace
 from rlenv.tools.workspace.starters import groups, own, remove, swept
 from tests.support.machines import (  # noqa: F401 - a fixture
     assert_leaves_nothing,
+    below,
     children,
     compiled,
     killed_at_first,
@@ -401,6 +404,36 @@ def test_a_layer_that_cannot_be_copied_is_another_time(reachable: Path) -> None:
         assert (workspace.copies, len(children())) == (1, 1)
 
     opened(reachable, work, live=True, cwd="/app")
+
+
+def test_what_lives_on_waits_while_tests_run_over_the_image_alone(reachable: Path) -> None:  # noqa: F811
+    states: list[str] = []
+
+    async def watch(workspace: Workspace) -> None:
+        async def seen() -> None:
+            while not (waiting := inside(b"sleep\x001234\x00")):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+            states.extend(work.state for pid in inside(b"server.py") if (work := work_of(pid)))
+            os.kill(waiting[0], signal.SIGTERM)
+
+        watchers.append(asyncio.ensure_future(seen()))
+
+    def inside(word: bytes) -> list[int]:
+        found = []
+        for pid in (pid for one in children() for pid in below(one)):
+            with contextlib.suppress(OSError):  # it has ended
+                found += [pid] * (word in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return found
+
+    watchers: list[asyncio.Future[None]] = []
+    test = "[ -e answer ] && exit; sleep $((1230 + 4)); echo 1 > /logs/verifier/reward.txt; exit"
+    spec = live(reachable)
+    held = json.loads(spec.read_text(encoding="utf-8"))
+    held["rewards"]["solved"]["command"] = test
+    spec.write_text(json.dumps(held), encoding="utf-8")
+    trajectory, _ = played(spec, [BEGINS, watch])
+    assert (trajectory.failure, trajectory.reward.total) == (None, 0.0)
+    assert (watchers[0].done(), states) == (True, ["T"])
 
 
 def with_oracle(spec: Path) -> Path:
