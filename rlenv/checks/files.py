@@ -54,14 +54,22 @@ def check_files(subject: Subject) -> Iterator[Finding]:
             value = getattr(spec, key, None)
             if isinstance(value, str):
                 yield from _file(subject, f"resources.{name}.{key}", value, kind=spec.kind)
-    rows = [row for split in subject.splits.values() for row in split.rows]
     for name, one in subject.resources.items():
         check: Any = getattr(one, "check_row", None)
-        try:
-            for row in rows if check is not None else ():
+        for row, where in _placed(subject) if check is not None else ():
+            try:
                 check(row, subject.loaded.spec.vars)
-        except UsageError as error:
-            yield subject.document.fault(f"resources.{name}.image", error.message, error.hint)
+            except UsageError as error:
+                path = f"resources.{name}.{error.key or 'image'}"
+                yield subject.document.fault(path, f"{error.message}{where if error.key else ''}", error.hint)
+                break
+
+
+def _placed(subject: Subject) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Each row, and where it stands, in words that follow a message."""
+    for split in subject.splits.values():
+        for index, row in enumerate(split.rows):
+            yield row, f" (row {index + 1} of split '{split.name}')"
 
 
 def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
@@ -74,15 +82,8 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Finding]:
         return  # known only while an episode runs
     constants = subject.loaded.spec.vars
     find = finder(template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=constants)
-    rows: list[tuple[Mapping[str, Any], str]] = [({}, "")]
-    if "task" in template.names:
-        rows = [
-            (row, f" (row {index + 1} of split '{split.name}')")
-            for split in subject.splits.values()
-            for index, row in enumerate(split.rows)
-        ]
     seen: set[str] = set()
-    for row, where in rows:
+    for row, where in _placed(subject) if "task" in template.names else [({}, "")]:
         try:
             value = template.value(task=row, vars=subject.loaded.spec.vars)
         except TemplateError:
@@ -139,10 +140,8 @@ def _written(subject: Subject, template: Template) -> Iterable[tuple[str, str]]:
     try:
         if "task" not in template.names:
             return [(template.text(vars=constants), "")]
-        for split in subject.splits.values():
-            for index, row in enumerate(split.rows):
-                written = template.text(task=row, vars=constants)
-                found.setdefault(written, f" (row {index + 1} of split '{split.name}')")
+        for row, where in _placed(subject):
+            found.setdefault(template.text(task=row, vars=constants), where)
     except TemplateError:
         return []  # reported with the templates
     return found.items()

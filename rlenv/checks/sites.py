@@ -227,7 +227,7 @@ def _rows(
 ) -> Iterator[Finding]:
     document, rewards = subject.document, subject.loaded.spec.rewards
     is_gold = _is_reward(site) and gold_key(rewards[str(site.path[1])]) in site.path[2:]
-    is_number = site.path[0] == "limits" or site.path[2:] == ("weight",)
+    is_number = site.path[0] == "limits" or (_is_reward(site) and site.path[2:] in (("weight",), ("time_s",)))
     render: Callable[..., Any] = template.value if _is_reward(site) or is_number else template.text
     constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
     for index, row in rows:

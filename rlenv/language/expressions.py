@@ -428,7 +428,8 @@ def number_of(source: str, key: str, vars: Mapping[str, Any]) -> Callable[[Mappi
 
 def expected_of(key: str, value: Any) -> str:
     """What is expected of the number that a row gives for `key`; "" where it is that."""
-    if value is None and key in LimitsSpec.model_fields and LimitsSpec.model_fields[key].default is None:
+    may_be_empty = key in LimitsSpec.model_fields and LimitsSpec.model_fields[key].default is None
+    if (value is None and may_be_empty) or (value in (None, "") and key == "time_s"):
         return ""
     if key in LimitsSpec.model_fields and not key.endswith("_s"):
         return "" if type(value) is int and value >= 1 else "a whole number of 1 or more"

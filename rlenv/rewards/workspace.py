@@ -26,9 +26,11 @@ from rlenv._base.bounded import drop_oldest
 from rlenv._base.strict_json import read_json
 from rlenv.concurrency.deadline import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
+from rlenv.language.expressions import expected_of
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.language.templates import TemplateError, template_of
+from rlenv.language.type_faults import found as named
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import compile_for_context
 from rlenv.rewards.steps import SteppedSpec, ran_in_shell, stepped
@@ -393,7 +395,9 @@ def _compile(name: str, spec: WorkspaceTestsSpec, context: TermCompileContext) -
         if spec.log and not (mend or stay):
             raise RewardError("log: the row names no test")
         rest: dict[str, Any] = {key: str(row[key]) for key in _BY_ROW[:4]}
-        rest |= {"exclude": _listed("exclude", row["exclude"] or ()), "time_s": float(row["time_s"])}
+        if expected := expected_of("time_s", time_s := row["time_s"]):
+            raise RewardError(f"time_s: the row gives {named(time_s)}; expected {expected}")
+        rest |= {"exclude": _listed("exclude", row["exclude"] or ())} | ({"time_s": float(time_s)} if time_s else {})
         return RowTests(folder=folder, keep=kept, names=(mend, stay), **rest)
 
     tests = _Tests(spec, tests_of)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlenv.checks.validate import validate
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
@@ -91,6 +92,40 @@ def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Pat
 
     trajectory, _ = played(written(reachable), [SOLVE, kill, "ls"])
     assert (trajectory.failure, trajectory.reward.total) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (3, ""),
+        (None, ""),
+        (0, "gives 0; expected a number above 0"),
+        (-5, "gives -5; expected a number above 0"),
+        ("60", 'gives the text "60"; expected a number above 0'),
+    ],
+)
+@pytest.mark.sandbox
+def test_a_row_s_time_that_is_none_is_refused_by_name(reachable: Path, given: Any, said: str) -> None:  # noqa: F811
+    spec = written(reachable, time_s="{{ task.seconds }}")
+    rows = [{"id": "a", "seconds": 5}, {"id": "b", "seconds": given}]
+    spec.write_text(spec.read_text(encoding="utf-8").replace('[{"id": "a"}]', json.dumps(rows)), encoding="utf-8")
+    faults = validate([spec]).faults
+    if not said:
+        assert faults == ()
+        return
+    (fault,) = faults
+    assert str(fault).startswith(f"{spec}:1:{fault.column}: rewards.solved.time_s: row 2 of split 'test' {said}")
+    assert fault.quote[fault.column - 1 :].startswith('"{{ task.seconds }}"')
+
+
+@pytest.mark.sandbox
+def test_a_row_s_machine_that_cannot_be_is_refused_by_name(reachable: Path) -> None:  # noqa: F811
+    spec = written(reachable)
+    text = spec.read_text(encoding="utf-8").replace('"disk_mb": 8', '"disk_mb": "{{ task.disk }}"')
+    spec.write_text(text.replace('[{"id": "a"}]', '[{"id": "a", "disk": 8}, {"id": "b", "disk": 0}]'), encoding="utf-8")
+    (fault,) = validate([spec]).faults
+    said = "a row gives 0; expected greater than or equal to 1 (row 2 of split 'test')"
+    assert (fault.where, fault.message) == ("resources.machine.disk_mb", said)
 
 
 @pytest.mark.parametrize("name", ["mount", "bwrap", "unshare"])

@@ -23,6 +23,7 @@ from rlenv.language.dialect import ByRow
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, ResourceSpec, Text
 from rlenv.language.templates import TemplateError, compile_value, template_of, texts_at
+from rlenv.language.type_faults import found
 from rlenv.resources.base import ResourceContext
 from rlenv.tools._bubblewrap import UNSEEN
 from rlenv.tools.workspace import layer as layers
@@ -404,8 +405,7 @@ class WorkspaceResource:
     def of_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> WorkspaceSpec:
         """The entry as a row fills it in; what is empty then is as if it were not there.
 
-        Raises:
-            ResourceError: the row gives what no machine has.
+        Raises ResourceError: the row gives what no machine has.
         """
         try:
             held = {key: one for key, one in self._by_row(task=task, vars=vars).items() if one not in ("", None)}
@@ -416,7 +416,14 @@ class WorkspaceResource:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
 
     def check_row(self, task: Mapping[str, Any], vars: Mapping[str, Any]) -> None:
-        """Raises UsageError where the image of a row has to be pulled or built, and is not on this machine."""
+        """Raises UsageError: no machine is as the row says, or its image has to be pulled or built, and is not here."""
+        try:
+            self.of_row(task, vars)
+        except ResourceError as error:
+            if isinstance(error.__cause__, ValidationError):
+                wrong = error.__cause__.errors()[0]
+                said = f"a row gives {found(wrong['input'])}; expected {wrong['msg'].removeprefix('Input should be ')}"
+                raise UsageError(said, key=str(wrong["loc"][0])) from error
         with contextlib.suppress(TemplateError, RefusedPath, ResourceError, OSError):  # the episode says so
             for source in (self.source("image", task, vars), self.source("tests_image", task, vars)):
                 if isinstance(source, str) or (source is not None and (source / "Dockerfile").is_file()):
