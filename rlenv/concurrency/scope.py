@@ -8,8 +8,8 @@ such a manager is entered and exited by a task made for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -137,3 +137,15 @@ class Scope:
                 first = first or error
         if first is not None:
             raise first
+
+
+@asynccontextmanager
+async def at_once(works: Iterable[Coroutine[Any, Any, _T]]) -> AsyncIterator[list[asyncio.Task[_T]]]:
+    """A task for each work; those that have not ended with the block are cancelled, and none goes on behind it."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, Literal
 
-from rlenv.concurrency.scope import Scope
+from rlenv.concurrency.scope import Scope, at_once
 from rlenv.endpoints.account import Account, merged
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.kinds import Kind
@@ -201,13 +201,8 @@ async def ask_groups(
         for places in left:
             await one(places)
 
-    working = [asyncio.ensure_future(work()) for _ in range(_AT_ONCE)]
-    try:
+    async with at_once(work() for _ in range(_AT_ONCE)) as working:
         await asyncio.gather(*working)
-    finally:
-        for task in working:
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from rlenv.concurrency.scope import at_once
 from rlenv.endpoints.account import Account, Usage, counted
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import Float, Int, Spec, Text
@@ -87,16 +88,8 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
     other = {NAMES[0]: NAMES[1], NAMES[1]: NAMES[0]}
     turned = tuple(frozenset(other[name] for name in party) for party in question.parties)
     orders = (question, paired(question, second, first, parties=turned))
-    asking = [
-        asyncio.ensure_future(asker.ask(f"{place} order {number}", member, order))
-        for number, order in enumerate(orders)
-    ]
-    try:
+    async with at_once(asker.ask(f"{place} order {at}", member, order) for at, order in enumerate(orders)) as asking:
         (one, one_known), (two, two_known) = await asyncio.gather(*asking)
-    finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
     if isinstance(one, Failed):
         return one
     if isinstance(two, Failed):
@@ -171,13 +164,8 @@ async def play(
             except RewardError as error:
                 return error
 
-    asking = [asyncio.ensure_future(one(*pair)) for pair in pairs]
-    try:
+    async with at_once(one(*pair) for pair in pairs) as asking:
         return list(await asyncio.gather(*asking))
-    finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def won(
@@ -273,18 +261,13 @@ async def ask_all(
     Raises:
         RewardError: too few gave one, or what asking raises.
     """
-    asking = [asyncio.ensure_future(one) for one in asked]
-    try:
+    async with at_once(asked) as asking:
         for ended in asyncio.as_completed(asking):
             found = await ended
             # Without a quorum nobody waits for the others of a panel that has failed.
             if isinstance(found, Failed) and least == len(asking):
                 raise RewardError(found.why)
         results = [one.result() for one in asking]
-    finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
     pairs = zip(members, results, strict=True)
     failed = [f"{member.endpoint.name}: {one.why}" for member, one in pairs if isinstance(one, Failed)]
     if (gave := len(results) - len(failed)) < least:
