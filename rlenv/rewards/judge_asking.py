@@ -216,14 +216,11 @@ class _Asking:
         self.bound = _most_chars(self.member)
         client = await self.member.endpoint.client(self.question.scope)
         material = {name: self.question.material[name] for name in self.named}
-        *larger, last = _sizes(material)
-        for limit in larger:  # the policy may have written more than the judge takes: it is shown less of it
-            found = await self._tried(client, material, limit, most=_LARGER_ROUNDS)
-            if not isinstance(found, Refused):
+        sizes = _sizes(material)
+        for limit in sizes:  # the policy may have written more than the judge takes: it is shown less of it
+            most = _ROUNDS if limit == sizes[-1] else _LARGER_ROUNDS
+            if not isinstance(found := await self._tried(client, material, limit, most=most), Refused):
                 return found
-        found = await self._tried(client, material, last, most=_ROUNDS)
-        if not isinstance(found, Refused):
-            return found
         blamed = await self._blamed(client)
         return JudgeReply(None, self.attempts, self.usage, blamed)
 
@@ -260,17 +257,14 @@ class _Asking:
                 self.most_chars = self.bound = None  # a server that knows no bound in a schema
                 return await self._asked(client, material, limit)
             return _failed(error)
-        self._count(completion)
         self.attempts += 1
         if completion.finish_reason == "length":
             # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
             self.most_chars = self.bound
-        try:
-            return self._answered(completion, nonce, material)
-        except UnreadableReply as error:
-            client.unread(completion)
-            self.why = str(error)
-            return Unread(f"no reply of {self.member.endpoint.model} could be read in {self.attempts} tries: {error}")
+        model = self.member.endpoint.model
+        return self._answered(client, completion, nonce, material) or Unread(
+            f"no reply of {model} could be read in {self.attempts} tries: {self.why}"
+        )
 
     @property
     def _everyone(self) -> tuple[int, ...]:
@@ -299,15 +293,12 @@ class _Asking:
             completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, is_known=is_known)
         except EndpointError as error:
             return _failed(error)
-        self._count(completion)
-        try:
-            return self._answered(completion, nonce, {})
-        except UnreadableReply as error:
-            client.unread(completion)
-            if is_known:
-                self.unread, self.why = self.unread + 1, str(error)
-                self._legibility.told(is_read=False)
-            return Refused(str(error))
+        if (answered := self._answered(client, completion, nonce, {})) is not None:
+            return answered
+        if is_known:
+            self.unread += 1
+            self._legibility.told(is_read=False)
+        return Refused(self.why)
 
     async def _chat(
         self,
@@ -328,7 +319,8 @@ class _Asking:
         fenced = {name: fence(one) for name, one in material.items()}
         prompt = by._filled(member, self.question, fenced)
         if not member.names & by.names:
-            prompt += "".join(f"\n\n{_titled(name, by.shown)}{fenced[name]}" for name in by.shown)
+            titles = {name: f"{name}: " if len(by.shown) > 1 else "" for name in by.shown}
+            prompt += "".join(f"\n\n{title}{fenced[name]}" for name, title in titles.items())
         schema = by.reply.asked(nonce, most_chars=most_chars)
         form = (
             f"Answer with one JSON object that fits this JSON Schema and nothing else: "
@@ -369,23 +361,26 @@ class _Asking:
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
         health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
-        if health is None:
-            return await request()
-        return await health.ask(request, caller=None if is_known else question.caller)
+        caller = None if is_known else question.caller
+        return await (request() if health is None else health.ask(request, caller=caller))
 
-    def _answered(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Answered[JudgeReply]:
-        """Raises UnreadableReply: there is no verdict in it."""
-        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
-        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
-        verdict = self.by.reply.read(
-            completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
-        )
-        self._legibility.told(is_read=True)
-        return Answered(JudgeReply(verdict, self.attempts, self.usage))
-
-    def _count(self, completion: Completion) -> None:
+    def _answered(
+        self, client: Client, completion: Completion, nonce: str, material: Mapping[str, Material]
+    ) -> Answered[JudgeReply] | None:
+        """The verdict in a reply; None where there is none that can be read, and `why` says so."""
         if self.usage is not None:
             self.usage = self.usage + completion.usage if completion.usage.is_known else None
+        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
+        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
+        text, reason = completion.message.content, completion.finish_reason
+        try:
+            verdict = self.by.reply.read(text, finish_reason=reason, nonce=nonce, material=texts)
+        except UnreadableReply as error:
+            client.unread(completion)
+            self.why = str(error)
+            return None
+        self._legibility.told(is_read=True)
+        return Answered(JudgeReply(verdict, self.attempts, self.usage))
 
 
 def _failed(error: EndpointError) -> Refused | Untold:
@@ -399,10 +394,6 @@ def _sizes(material: Mapping[str, Material]) -> list[int]:
     """The numbers of characters to show of each material, from the most down: less only where it shows less."""
     longest = max((len(one) if isinstance(one, str) else _LIMITS[0] for one in material.values()), default=0)
     return [_LIMITS[0], *(limit for limit in _LIMITS[1:] if limit < longest)]
-
-
-def _titled(name: str, shown: tuple[str, ...]) -> str:
-    return f"{name}: " if len(shown) > 1 else ""
 
 
 def _most_chars(member: Member) -> int:
