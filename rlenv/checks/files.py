@@ -199,7 +199,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
         folder = loaded.base_of(f"resources.{name}.path") / (copied or "")
         held = next((one for one in sources if copied and one.is_relative_to(folder.absolute())), None)
         if held is not None:
-            yield subject.say("gold-in-prompt/model-s", f"resources.{name}.path", held.name)
+            yield subject.say("gold-in-prompt/folder", f"resources.{name}.path", held.name)
 
 
 def _machines(subject: Subject) -> Iterator[Finding]:
@@ -215,19 +215,17 @@ def _machines(subject: Subject) -> Iterator[Finding]:
                 shown.append(tests)
             command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
             paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
-            shown += sorted(path for path in paths if path not in prompt)
-            read, told = (
-                [*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))] for text in (command, prompt)
-            )
-            if (
-                reward.kind == "workspace"
-                and read
-                and told
-                and not {*map(os.path.basename, read)} & {*map(os.path.basename, told)}
-            ):
-                yield subject.say("odd-file/prompt-tests", f"rewards.{key}", told[0], read[0], at="key")
+            shown += sorted(path for path in paths if path not in prompt and PATTERNS.tests.search(path))
+            read, told = ({*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))}
+                          for text in (command, prompt))  # fmt: skip
+            # Of one folder and kind, and not the tests' own.
+            pairs = [(mine, theirs) for mine in sorted(told) for theirs in sorted(read)
+                     if os.path.dirname(mine) == os.path.dirname(theirs) and not PATTERNS.tests.search(theirs)
+                     and os.path.splitext(mine)[1] == os.path.splitext(theirs)[1]]  # fmt: skip
+            if reward.kind == "workspace" and pairs and not read & told:
+                yield subject.say("odd-file/of-tests", f"rewards.{key}", *pairs[0], at="key")
         if shown:
-            yield subject.say("gold-in-prompt/policy-can", f"resources.{name}", shown[0], at="key")
+            yield subject.say("gold-in-prompt/machine", f"resources.{name}", shown[0], at="key")
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
@@ -237,19 +235,21 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
         file = subject.loaded.base_of(f"{path}.path") / getattr(spec, "path", "")
         with file.open(encoding="utf-8") as lines:
             read = [json.loads(line) for line in itertools.islice(lines, _MOST_ROWS) if line.strip()]
+            is_whole = not next(lines, "")
     except (OSError, ValueError):
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
     term, texts = gold_term(subject), " ".join(str(one) for one in read).lower()
     golds = [gold for split in subject.splits.values() for gold in (all_golds(subject, term, split) if term else ())]
-    if len({*golds}) > 2 and None not in golds and not any(str(gold).lower() in texts for gold in golds):
-        yield subject.say("empty-search/no-document", path, len(golds), golds[0], at="key")
+    # A number may be counted, and what another tool knows need not stand here.
+    is_sought = is_whole and len(subject.tools) == 1 and all(gold and re.search(r"[^\W\d]", gold) for gold in golds)
+    if is_sought and len({*golds}) > 2 and not any(str(gold).lower() in texts for gold in golds):
+        yield subject.say("empty-search/golds", path, len(golds), golds[0], at="key")
     for key in ("id", "title", "text"):
         column, place = getattr(fields, key, key), f"{path}.columns.{key}"
         if columns and column not in columns and (key == "text" or document.has(place)):
-            hint = did_you_mean(column, columns) or "name one"
-            at = place if document.has(place) else f"{path}.corpus"
-            yield document.warning(at, f"no document has the column '{column}'", hint, "odd-column")
+            at = place if document.has(place) else f"{path}.path"
+            yield subject.say("odd-column/of-corpus", at, column, did_you_mean(column, columns) or "name one")
             return
 
 
@@ -266,24 +266,24 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     lost = [one for one in names if one not in read and not one.startswith("_")]
     # What reads nothing at all is a pad to write on, or a stub.
     if lost and read.intersection(names) and not is_stub:
-        yield subject.say("unread-parameter/function-never", f"{path}.function", lost[0])
+        yield subject.say("unread-parameter/of-function", f"{path}.function", lost[0])
     worlds = [one for one in names if one in subject.loaded.spec.resources and one not in inject]
     if lost := [one for one in worlds if hints.get(one, "") not in _TYPES]:
-        yield subject.say("unread-parameter/model-fills", f"{path}.function", lost[0])
+        yield subject.say("unread-parameter/resource", f"{path}.function", lost[0])
     tool = subject.tools.get(name)
     for argument, schema in (tool.parameters.get("properties", {}) if tool is not None else {}).items():
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         wanted, kinds = _TYPES.get(hints.get(argument, ""), kind), kind if isinstance(kind, list) else [kind]
-        if wanted not in kinds and not (wanted == "number" and "integer" in kinds):
+        if kind is not None and wanted not in kinds and not (wanted == "number" and "integer" in kinds):
             place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
-            yield subject.say("other-type/function-takes", place, argument, kind, hints[argument], wanted, at="key")
+            yield subject.say("other-type/of-function", place, argument, kind, hints[argument], wanted, at="key")
     if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
-        yield subject.say("odd-policy/every-bug", f"{path}.errors", broad[0], at="key")
+        yield subject.say("odd-policy/broad-errors", f"{path}.errors", broad[0], at="key")
     if raises := _undeclared(node, entry.errors):
-        yield subject.say("odd-policy/raises-errors", f"{path}.function", raises)
+        yield subject.say("odd-policy/undeclared-error", f"{path}.function", raises)
     changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
     if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
-        yield subject.say("odd-policy/function-changes", f"{path}.function", shared[0])
+        yield subject.say("odd-policy/undeclared-change", f"{path}.function", shared[0])
     given = dict(zip(reversed(node.args.args), reversed(node.args.defaults), strict=False))
     lasting = {arg.arg for arg, value in given.items() if isinstance(value, ast.List | ast.Dict | ast.Set)}
     lasting |= {one for part in ast.walk(node) if isinstance(part, ast.Global) for one in part.names}
@@ -291,8 +291,10 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     counted = {_root(one.target) for one in ast.walk(node) if isinstance(one, ast.AugAssign)}
     # What does not mutate may keep what it has found, and counts nothing.
     kept = sorted((changed | counted if entry.mutates else counted | (changed & lasting)) - (own - lasting) - {""})
-    if kept:
-        yield subject.say("shared-state/function-changes", f"{path}.function", kept[0])
+    # What the file imports has functions of such names too: os.remove, np.append.
+    made = [one for one in kept if one in lasting or re.search(rf"(?m)^{one}\b[^=\n]*=", subject.code or "")]
+    if made:
+        yield subject.say("shared-state/function", f"{path}.function", made[0])
 
 
 def check_code(subject: Subject) -> Iterator[Finding]:
@@ -328,7 +330,7 @@ def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Ite
         ):
             last = one.body[-1]
             value = last.value if isinstance(last, ast.Return) else None
-            is_mute = isinstance(last, ast.Pass | ast.Continue | ast.Return) and len(one.body) == 1
+            is_mute = isinstance(last, ast.Return) and len(one.body) == 1
             is_none = value is None or ast.unparse(value) in ("None", "''", "[]", "{}", "()", "0", "False")
             is_paid = isinstance(value, ast.Constant) and isinstance(value.value, int | float) and value.value > 0
             if is_mute and (is_paid if group == "rewards" else is_none and group != "user"):
@@ -338,6 +340,7 @@ def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Ite
             yield message, f"write str(task['{column}'])", "never-pays"
     arguments = getattr(nodes[0], "args", ast.arguments([], [], None, [], [], None, []))
     lost = [one.arg for one in arguments.args if one.arg in ("task", "context") and one.arg not in names]
+    lost = [] if names & {"seed", "rng"} else lost
     if lost and (group == "resources" or (group == "rewards" and len(arguments.args) == 1)):
         yield f"never reads '{lost[0]}': it is the same for every task", "read it, or take it out", "unread-parameter"
 

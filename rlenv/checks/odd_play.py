@@ -11,14 +11,14 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
 from rlenv.checks.odd_rows import all_golds, gold_term
 from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, step_in
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
-from rlenv.errors import EpisodeError, Finding, RlenvError
+from rlenv.errors import EpisodeError, Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_key, is_own, kind_of
@@ -38,6 +38,10 @@ _WITHIN_S: Final = 8.0
 _WRONG: Final = ("an empty message", "a refusal", f"the answer '{_NOISE}'", "the answer '{}'")
 _WORK: Final = ("the oracle's work", "the answer of", "a list of")  # what begins with what the oracle does
 _WRITES: Final = re.compile(r"\.(?:unlink|rmdir|rename|touch|mkdir|write_\w+)\(|\bopen\([^)]*[\"'][wax+]")
+_FULL: Final = frozenset(
+    "exact_match numeric_match contains math_equal json_match sql_match verify regex json_schema valid_calls".split()
+)
+"""Kinds of terms of which the oracle is to earn all."""
 _raised: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("raised", default=None)
 """What tools raised in the episodes of this context, by name; None where nothing is played."""
 
@@ -54,8 +58,8 @@ class TriedPlays:
     """The oracle on the first row, else a wrong answer, played twice with one seed."""
     unpaid: tuple[str, int] | None = None
     """A row with a column that looks like what is right, of which no column earns anything as the answer."""
-    told: dict[str, list[str]] = field(default_factory=dict)
-    """The results of a call of each tool with arguments of chance, by row."""
+    told: dict[str, dict[tuple[str, int], str]] = field(default_factory=dict)
+    """The results of a call of each tool with arguments of chance, by split and row."""
     unknown: frozenset[str] = frozenset()
     raised: dict[str, str] = field(default_factory=dict)
     """What tools raised that they do not declare, by name."""
@@ -76,10 +80,10 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     for name, got in played.examples.items():
         result = got.turns[0].results[0] if got.turns and got.turns[0].results else None
         if result is not None and result.is_error and result.whose != "infrastructure":
-            yield subject.say("odd-example/call-fails", f"tools.{name}.example", result.text[:100])
+            yield subject.say("odd-example/fails", f"tools.{name}.example", result.text[:100])
     yield from _again(subject, played)
     if played.unpaid is not None:
-        yield subject.say("gold-not-earned/no-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
+        yield subject.say("gold-not-earned/any-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
     yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
@@ -113,7 +117,7 @@ def _run(subject: Subject, played: TriedPlays) -> None:
         asyncio.run(bounded())
     except TimeoutError:
         subject.not_checked.append(f"what episodes earn, beyond what was played in {_WITHIN_S:g} s")
-    except RlenvError as error:  # a world that does not open is no oddity of the spec's text
+    except Exception as error:  # a world that does not open is no oddity of the spec's text
         subject.not_checked.append(f"what an episode earns: {error}")
 
 
@@ -194,9 +198,10 @@ async def _call_tools(subject: Subject, environment: Environment, played: TriedP
         with contextlib.suppress(ValueError):  # nothing fits its schema
             given = random_value({"type": "object", **tool.parameters}, random.Random(0))
             blind = Message("assistant", "", (ToolCall(tool.name, given if isinstance(given, dict) else {}),))
-            played.told[tool.name] = []
-            for got in [await _once(environment, name, index, [blind]) for index in rows]:
-                played.told[tool.name].append("".join(result.text for turn in got.turns for result in turn.results))
+            for index in rows:
+                got = await _once(environment, name, index, [blind])
+                text = "".join(result.text for turn in got.turns for result in turn.results)
+                played.told.setdefault(tool.name, {})[name, index] = text
 
 
 async def _from_columns(
@@ -302,60 +307,47 @@ def _place(subject: Subject, tool: str = "") -> tuple[str | int, ...]:
 
 def _oracles(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The first row in which the oracle fails, earns less than it could, or is no success; one for each kind."""
-    warn, seen = subject.document.warning, set[str]()
+    seen: set[tuple[str, Any]] = set()
     for (split, index), got in played.oracle.items():
-        where = f"row {index + 1} of split '{split}'"
-        for key, path, message, hint, code in _of_oracle(subject, played, got, where):
-            if key not in seen:
-                seen.add(key)
-                yield warn(path, message, hint, code)
+        for key, place, given in _of_oracle(subject, played, got, f"row {index + 1} of split '{split}'"):
+            if (key, given[0]) not in seen:
+                seen.add((key, given[0]))
+                yield subject.say(key, place, *given)
 
 
 def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str) -> Told:
     spec = subject.loaded.spec
-    calls = [(result, turn.index) for turn in got.turns for result in turn.results]
-    for result, _ in calls:
+    for result in [result for turn in got.turns for result in turn.results]:
         raised = played.raised.get(result.name, "") if result.reason == "bug" else ""
         if result.is_error and (raised or result.whose != "infrastructure") and result.name != spec.answer.tool:
             why = f"{result.text[:100]}: {raised[:100]}" if raised else result.text[:100]
-            message = f"the oracle's call of '{result.name}' fails for {where}: {why}"
-            yield "call", _place(subject, result.name), message, "mend the call, or the row", "wrong-oracle"
+            yield "wrong-oracle/call", _place(subject, result.name), (result.name, where, why)
             return
     broken = [term for term in got.reward.terms.values() if term.status == "invalid"]
     if got.failure is not None and (broken or got.failure.reason in ("policy", "resource")):
         is_policys = got.failure.reason == "policy"
         of_term = f"'{broken[0].name}' cannot be measured: {broken[0].error}" if broken and not is_policys else ""
         why = of_term or got.failure.message
-        message = f"the oracle's episode of {where} has no reward: {why[:160]}"
-        yield "failed", step_in(why) or _place(subject), message, "mend what fails", "wrong-oracle"
+        yield "wrong-oracle/failed", step_in(why) or _place(subject), (got.failure.reason, where, why[:160])
     if got.failure is not None or any(_UNKNOWN in turn.action for turn in got.turns):
         return
     if got.truncated and not (got.success and got.reason == "turns"):  # an environment of one action ends so
-        message = f"a limit ends the oracle's episode of {where} before its answer: {got.reason}"
-        yield "limit", _place(subject), message, "raise the limit", "wrong-oracle"
+        yield "wrong-oracle/limit", _place(subject), (got.reason, where)
     if got.truncated or hasattr(spec.user, "roles"):  # who plays well against itself does not win every game
         return
     for name, term in got.reward.terms.items():
-        reward = spec.rewards[name]
-        rule, value = getattr(reward, "rule", reward.kind), term.value
-        is_full = rule in ("exact_match", "numeric_match", "contains", "math_equal", "json_match", "sql_match",
-                           "verify", "regex", "json_schema", "valid_calls")  # fmt: skip
+        reward, value = spec.rewards[name], term.value
         if value is None or reward.usual_weight <= 0:
             continue
         if is_own(reward) and reward.range is None and abs(value) > 5:
-            message = f"'{name}' is {value:g} for {where}, beside terms from 0 to 1"
-            yield "large", ("rewards", name), message, "write range: [0, 100], or divide in the function", "odd-range"
-        if value >= (1 if is_full else 1e-9) or reward.range is not None or reward.clip is not None:
-            continue
-        if reward.when == "turn" and value > 0:
-            continue
-        shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
-        what = "plays" if kind_of("rewards", reward).form else f"gives {shown} to"
-        message = f"the oracle {what} {where}, which earns {value:g} of '{name}'"
-        yield name, _place(subject), message, "say what is right, or mend the term", "wrong-oracle"
+            yield "odd-range/of-function", ("rewards", name), (name, value, where)
+        is_partial = reward.range is not None or reward.clip is not None or (reward.when == "turn" and value > 0)
+        if value < (1 if getattr(reward, "rule", reward.kind) in _FULL else 1e-9) and not is_partial:
+            shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
+            what = "plays" if kind_of("rewards", reward).form else f"gives {shown} to"
+            yield "wrong-oracle/earns-less", _place(subject), (name, what, where, value)
     if got.success is False and _is_known(subject, played):
-        message = f"{where}, as the oracle plays it, is no success"
-        yield "success", ("success" if spec.success else "rewards",), message, "mend the comparison", "wrong-success"
+        yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
     yield from cut_answers(got, where)
     yield from empty_golds(got, where)
 
@@ -392,16 +384,16 @@ def _again(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         other = second.reward.terms[name]
         is_same = (term.value, term.status) == (other.value, other.status)
         if subject.loaded.spec.rewards[name].kind != "tests" and not is_same:
-            yield subject.say("unsteady/same-episode", f"rewards.{name}", term.value, other.value, name, at="key")
+            yield subject.say("unsteady/reward", f"rewards.{name}", term.value, other.value, name, at="key")
             return
     told = [[result.text for turn in one.turns for result in turn.results] for one in (first, second)]
     if told[0] != told[1]:
-        yield subject.say("unsteady/same-calls", "tools", at="key")
+        yield subject.say("unsteady/results", "tools", at="key")
 
 
 def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The findings where no work earns as much as the oracle, and on terms that give everything the same."""
-    spec, warn = subject.loaded.spec, subject.document.warning
+    spec = subject.loaded.spec
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
     # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
     decides = any(_compares(subject, name, spec.rewards[name]) for name in _asked_by_success(subject))
@@ -411,13 +403,13 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         totals = [(gold.reward.total, one.reward.total) for gold, one in pairs]
         as_much = [(a, b) for a, b in totals if a is not None and b is not None and b >= a]
         if known and as_much and (len(as_much) == len(totals) or (way in _WRONG and as_much[0][0] > 0)):
-            yield subject.say("paid-for-nothing/earns-right", "rewards", way, as_much[0][1], as_much[0][0], at="key")
+            yield subject.say("paid-for-nothing/way", "rewards", way, as_much[0][1], as_much[0][0], at="key")
             return
         if got and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
             names = [name for name in _asked_by_success(subject) if all(_value_of(one, name) for one in got.values())]
-            message = f"{way} is a success" + (f": '{names[0]}' holds for it" if names else "")
-            yield warn(place, message, "ask for what only a right answer has", "free-success")
+            why = f": '{names[0]}' holds for it" if names else ""
+            yield subject.say("free-success/way", place, way, why)
             return
     for name, reward in spec.rewards.items():
         if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
@@ -426,11 +418,13 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         others = [_value_of(one, name) for got in played.ways.values() for one in got.values()]
         measured = [value for value in others if value is not None]
         values = {value for value in golds if value is not None} | {*measured}
-        if len(values) == 1 and len(measured) > 2 and reward.usual_weight:
-            yield subject.say("constant-term/oracle-silence", f"rewards.{name}", name, values.pop(), at="key")
+        # A reward for what none of them breaks, and a penalty for what none of them does, may well be constant.
+        is_kept = values == {1.0 if reward.usual_weight > 0 else 0.0}
+        if len(values) == 1 and len(measured) > 2 and reward.usual_weight and not is_kept:
+            yield subject.say("constant-term/of-plays", f"rewards.{name}", name, values.pop(), at="key")
         highest = max((value for value in golds if value is not None), default=None)
         if reward.usual_weight > 0 and highest is not None and measured and highest < (least := min(measured)):
-            yield subject.say("paid-for-nothing/oracle-answer", f"rewards.{name}", name, highest, least, at="key")
+            yield subject.say("paid-for-nothing/term", f"rewards.{name}", name, highest, least, at="key")
 
 
 def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
@@ -441,7 +435,7 @@ def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         if term is not None and value is not None and value < 1 and term.spec.range is None:
             at, read = subject.gold_at(term), got.answer and got.answer[:60]
             key = "value" if at.count(".") > 1 else "key"
-            yield subject.say("gold-not-earned/own-value", at, index + 1, split, value, read, at=key)
+            yield subject.say("gold-not-earned/of-row", at, index + 1, split, value, read, at=key)
             return
 
 

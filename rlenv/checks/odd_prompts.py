@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.odd_rows import RenderedPrompts, asked_of, fixed_text
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of, demands, fixed_text, gold_columns
 from rlenv.checks.subject import PATTERNS, WORDS, Subject, prompt_texts
 from rlenv.episodes.compile import messages_of
 from rlenv.errors import EpisodeError, Finding, RlenvError, UsageError
@@ -26,10 +27,8 @@ __all__ = ["check_prompts"]
 _EXPRESSIONS: Final = frozenset("gate success for_each report_by function path pattern when".split())
 _MOST_SHOWN: Final = 1_000
 _MOST_ROWS: Final = 100
+_FIRST: Final = 20
 _NUMBERS: Final = "two three four five six seven eight nine ten eleven twelve".split()
-_USUAL: Final = frozenset(
-    "right given following same only appropriate available first second other single proper best".split()
-)
 
 
 def check_prompts(subject: Subject) -> Iterator[Finding]:
@@ -37,22 +36,22 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
     columns = {column for split in subject.splits.values() for column in split.columns}
     yield from _braces(subject, columns)
     templates = [compile_template(text) for _, text in prompt_texts(subject.loaded.spec.prompt)]
-    asked = asked_of(subject)
+    asked, fixed = asked_of(subject), fixed_text(subject)
     for lost in (path[1] for template in templates for path in template.paths if path[0] == "task" and len(path) == 2):
         near = nearest(str(lost), sorted(map(str, columns))) if lost not in columns else None
         if near is not None:  # another data set may have a guarded column of another name
-            yield subject.say("odd-column/row-has", "prompt", lost, near, at="key")
+            yield subject.say("odd-column/no-such", "prompt", lost, near, at="key")
     for one in asked:
         yield from _shown_badly(subject, templates, one)
-    yield from _keys(subject)
     if asked and asked[0].texts:
-        text = asked[0].texts[0]
+        yield from _keys(subject, f"{fixed} {asked[0].texts[0]}")
+        text = "\n".join(text for one in asked for text in one.texts[:_FIRST])
         yield from _answer_form(subject, text)
         yield from _marks(subject, text)
-        yield from _tools(subject, text)
-        if (blank := PATTERNS.unfinished.search(f"{text} {subject.loaded.spec.description}")) is not None:
-            yield subject.say("unfinished/prompt-says", "prompt", blank[0], at="key")
-        yield from _promises(subject, text)
+        yield from _tools(subject)
+        if (blank := PATTERNS.unfinished.search(f"{fixed} {subject.loaded.spec.description}")) is not None:
+            yield subject.say("unfinished/prompt", "prompt", blank[0], at="key")
+        yield from _promises(subject)
         yield from _examples(subject, asked)
         yield from _untold(subject, asked)
     yield from _answer(subject)
@@ -62,20 +61,24 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
 
 def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:
     """`{task.question}`, `$question` and `task.answer` are texts; a template has two braces on each side."""
+    spec = subject.loaded.spec
+    known: dict[str, Collection[str]] = {"task": columns, "vars": spec.vars, "resources": spec.resources}
+    # Nobody means to fill in what is right: {answer} is where the model's own goes.
+    shown = columns - {one for reward in spec.rewards.values() for one in gold_columns(reward)}
     for path, text in strings_in(subject.document.data, ()):
         if path[0] in ("tasks", "dialect", "name") or path[-1] in _EXPRESSIONS or "parameters" in path:
             continue
-        if PATTERNS.lone.fullmatch(text):
-            yield subject.say("no-braces/text-here", path, text)
+        if (lone := PATTERNS.lone.fullmatch(text)) and lone[2] in known[lone[1]]:
+            yield subject.say("no-braces/name", path, text)
             continue
         text = PATTERNS.filled.sub(" ", text)
         for found in PATTERNS.single.finditer(text):
             name = found[1].removeprefix("task.")
             is_known = found[1].startswith(("task.", "vars."))
-            is_closed = name in columns and found[0][-1] in "}])>" and found[0][0] != "$"
-            if is_known or is_closed or (name in columns and path[0] == "prompt" and found[0][0] == "$"):
+            is_closed = name in shown and found[0][-1] in "}])>" and found[0][0] != "$"
+            if is_known or is_closed or (name in shown and path[0] == "prompt" and found[0][0] == "$"):
                 whole = found[1] if "." in found[1] else f"task.{found[1]}"
-                yield subject.say("single-braces/shown-stands", path, found[0].strip(), whole, find=found[0])
+                yield subject.say("single-braces/name", path, found[0].strip(), whole, find=found[0])
                 break
 
 
@@ -87,27 +90,30 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
             continue  # it gives whole messages
         shown = sorted(path[1] for path in template.paths if path[0] == "task" and len(path) == 2)
         for column in shown:
-            # A template with a condition may well know what to do about such a row.
-            is_plain = "{%" not in template.source and "|" not in template.source
-            for index, row in enumerate(asked.split.rows[:_MOST_SHOWN] if is_plain and asked.texts else ()):
-                if (odd := _oddly(row.get(column), asked.texts[index])) is not None:
-                    message = f"row {index + 1} of split '{asked.split.name}': the column '{column}' {odd}"
-                    hint = "fill it, or use a filter such as |join(', ') or a condition"
-                    yield subject.document.warning(at, message, hint, "odd-column", find=f"task.{column}")
-                    break
+            # A template with a condition or a filter may well know what to do about such a row.
+            is_plain = "{%" not in template.source and column in PATTERNS.plain.findall(template.source)
+            rows = asked.split.rows[:_MOST_SHOWN] if is_plain and asked.texts else ()
+            blank = [index for index, row in enumerate(rows) if str(row.get(column, "")).strip() == ""]
+            # A second column may well be empty at times, as an input beside an instruction is.
+            is_odd = blank and (len(shown) == 1 or 20 * len(blank) <= len(rows))
+            odds = {blank[0]: "is empty"} if is_odd and asked.users[blank[0]].strip() else {}
+            odds |= {
+                index: odd for index, row in enumerate(rows) if (odd := _oddly(row.get(column), asked.texts[index]))
+            }
+            for index in [*odds][:1]:
+                given = (index + 1, asked.split.name, column, odds[index])
+                yield subject.say("odd-column/value", at, *given, find=f"task.{column}")
     if subject.loaded.spec.user is None:
         for index, text in enumerate(asked.users):
             if not text.strip() and not spec.images:
-                yield subject.say("empty-prompt/row-split", "prompt.user", index + 1, asked.split.name)
+                yield subject.say("empty-prompt/of-row", "prompt.user", index + 1, asked.split.name)
                 return
 
 
 def _oddly(value: Any, text: str) -> str | None:
     if value is None:
         return "is null, and is shown as 'None'" if "None" in text else None
-    if isinstance(value, str) and not value.strip():
-        return "is empty"
-    if isinstance(value, str) and re.fullmatch(r"(?i)\W*(?:todo|tbd|fixme|xxx+|placeholder|lorem ipsum.*)\W*", value):
+    if isinstance(value, str) and re.fullmatch(r"(?i)\W*(?:todo|tbd|fixme|xxxx+|placeholder|lorem ipsum.*)\W*", value):
         return f"is {value.strip()[:20]!r}, which nobody has filled in"
     if isinstance(value, str) and "', '" in value and value[:1] in tuple("[({") and value in text:
         return f"is the text of a Python list: {value[:40]}"
@@ -130,36 +136,29 @@ def _reads_answer(subject: Subject) -> bool:
 
 
 def _answer_form(subject: Subject, text: str) -> Iterator[Finding]:
-    answer, document = subject.loaded.spec.answer, subject.document
-    place = "answer" if document.has("answer") else "prompt"
-    for tag in (
-        dict.fromkeys(PATTERNS.tag.findall(text)) if answer.from_ == "final_message" and _reads_answer(subject) else ()
-    ):
-        if f"</{tag}>" in text and _is_of_message(subject, tag):
-            yield subject.say("answer-form/prompt-asks", place, tag, at="key")
-            break
-    paired = [tag for tag in PATTERNS.tag.findall(text) if f"</{tag}>" in text and _is_of_message(subject, tag)]
-    if answer.from_ == "tool" and _reads_answer(subject) and paired and str(answer.tool) not in text:
-        yield subject.say("answer-form/prompt-asks-read", place, paired[-1], answer.tool, at="key")
-    if not _reads_answer(subject) or answer.from_ not in ("tag", "boxed", "regex"):
+    """An answer that the prompt asks for in another form than is read, or never says how to give."""
+    answer = subject.loaded.spec.answer
+    if not _reads_answer(subject):
+        return
+    place = "answer" if subject.document.has("answer") else "prompt"
+    tags = [tag for tag in PATTERNS.asked_tag.findall(fixed_text(subject)) if _is_of_message(subject, tag)]
+    if tags and answer.from_ == "final_message":
+        yield subject.say("answer-form/tag-not-read", place, tags[0], at="key")
+    if tags and answer.from_ == "tool" and str(answer.tool) not in text:
+        yield subject.say("answer-form/tool-not-named", place, tags[-1], answer.tool, at="key")
+    if answer.from_ not in ("tag", "boxed", "regex"):
         return
     wanted = {"tag": f"<{answer.tag}>", "boxed": "\\boxed{…}"}.get(answer.from_, f"what fits {answer.pattern}")
     if answer.from_ == "regex":
-        words = re.findall(r"[A-Za-z#]{3,}", re.sub(r"\\[A-Za-z]|\(\?[^)]*\)|\[[^\]]*\]", " ", answer.pattern or ""))
+        words = re.findall(r"[^\W\d_]{3,}|#+", re.sub(r"\\[A-Za-z]|\(\?[^)]*\)|\[[^\]]*\]", " ", answer.pattern or ""))
         says = not words or any(word.lower() in text.lower() for word in words)
     else:
         says = re.search(rf"</?{re.escape(answer.tag)}\b" if answer.from_ == "tag" else r"boxed", text) is not None
-    if says:
-        return
-    others = [tag for tag in PATTERNS.tag.findall(text) if f"</{tag}>" in text and tag != "think"]
-    other = f"<{others[-1]}>" if others else "\\boxed" if "\\boxed" in text else ""
-    if other:
-        message = f"the prompt asks for {other}, and the answer is read from {wanted}"
-        fix = f"write tag: {others[-1]}" if others else "write from: boxed"
-    else:
-        message = f"the prompt never says how to answer: the answer is read from {wanted}"
-        fix = f"say so in the prompt: 'Put the answer in {wanted}.'"
-    yield document.warning(place, message, fix, "answer-form", at="key")
+    other = (f"<{tags[-1]}>", f"tag: {tags[-1]}") if tags else ("\\boxed", "from: boxed") if "\\boxed" in text else None
+    if not says and other is not None:
+        yield subject.say("answer-form/other-form", place, other[0], wanted, other[1], at="key")
+    elif not says:
+        yield subject.say("answer-form/never-said", place, wanted, at="key")
 
 
 def _is_of_message(subject: Subject, tag: str) -> bool:
@@ -170,19 +169,19 @@ def _is_of_message(subject: Subject, tag: str) -> bool:
 
 def _marks(subject: Subject, text: str) -> Iterator[Finding]:
     """Marks of thinking, calls and turns that are not those of the dialect, and tools that it cannot call."""
-    parts = subject.compiled.parts
+    parts, fixed = subject.compiled.parts, fixed_text(subject)
     if parts is None:
         return
     name, dialect = getattr(parts.dialect, "name", "inline"), parts.dialect
-    if "<think>" in text and not dialect.parse("<think>zq</think>x", parts.tools).thinking:
-        yield subject.say("think-marks/prompt-asks", "prompt", name, at="key")
+    if "<think>" in fixed and not dialect.parse("<think>zq</think>x", parts.tools).thinking:
+        yield subject.say("think-marks/not-read", "prompt", name, at="key")
     own = dialect.render_action(Message("assistant", "", (ToolCall("zq", {}),)))
     for mark in ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", '"arguments"'):
-        if mark in text and mark not in own:
-            yield subject.say("call-marks/prompt-shows", "prompt", mark, name, at="key")
+        if mark in fixed and mark not in own:
+            yield subject.say("call-marks/other-dialect", "prompt", mark, name, at="key")
     for key in ("system", "user"):
         if (token := PATTERNS.control.search(getattr(subject.loaded.spec.prompt, key) or "")) is not None:
-            yield subject.say("control-token/holds-chat", f"prompt.{key}", token[0], find=token[0])
+            yield subject.say("control-token/in-prompt", f"prompt.{key}", token[0], find=token[0])
     written: dict[str, str] = {}
     for tool in parts.tools.values():
         try:
@@ -196,64 +195,65 @@ def _marks(subject: Subject, text: str) -> Iterator[Finding]:
         except Exception:  # a dialect that cannot write the call
             read = []
         if tool.name not in read:
-            yield subject.say("unreachable-tool/dialect-cannot", ("tools", tool.name), tool.name, at="key")
+            yield subject.say("unreachable-tool/no-form", ("tools", tool.name), tool.name, at="key")
     offered = [tool for tool in parts.tools.values() if tool.name != subject.loaded.spec.answer.tool]
     shown = dialect.render_prompt([Message("user", "zq")], [tool.schema for tool in offered])
     opens = re.match(r"\s*(\S+?>|\S+)", written.get(offered[0].name, "") if offered else "")
     if opens is not None and offered[0].name not in shown and opens[1] not in text:
-        yield subject.say("untold-tool/dialect-tells", "prompt", opens[1], at="key")
+        yield subject.say("untold-tool/of-dialect", "prompt", opens[1], at="key")
 
 
-def _tools(subject: Subject, text: str) -> Iterator[Finding]:
+def _tools(subject: Subject) -> Iterator[Finding]:
     """Tools that the prompt speaks of where there are none, and names that are nothing in the spec."""
-    warn, spec = subject.document.warning, subject.loaded.spec
+    spec, fixed = subject.loaded.spec, fixed_text(subject)
     if not subject.tools:
-        if (speaks := PATTERNS.any_tool.search(text)) is not None:
-            yield subject.say("no-tools/prompt-says", "prompt", speaks[0], at="key")
+        if speaks := [found for one in demands(subject) if (found := PATTERNS.any_tool.search(one))]:
+            yield subject.say("no-tools/in-prompt", "prompt", speaks[0][0], at="key")
         return
     rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
     keys = {name for tool in subject.tools.values() for name in (tool.name, *tool.parameters.get("properties", {}))}
     rows = [row for split in subject.splits.values() for row in split.rows[:50]]
     schemas = [str(getattr(reward, "schema_", None) or "") for reward in spec.rewards.values()]
     known = f"{subject.code or ''} {rest} {keys} {rows} {list(spec.vars)} {list(spec.resources)} {schemas}"
-    for match in PATTERNS.name.finditer(fixed_text(subject)):
-        name = match[1] or match[2]
-        if not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE):
-            message = f"the prompt names '{name}', which is no tool, argument or column"
+    # Where a tool reaches a world, such as a database or Python, the prompt may name what stands in that.
+    is_closed = all(tool.kind in ("python", "http", "mcp", "calculator", "search") for tool in subject.tools.values())
+    for match in PATTERNS.name.finditer(fixed):
+        name, before = match[1] or match[2], fixed[max(0, match.start() - 24) : match.start()]
+        is_called = is_closed and PATTERNS.calls.search(before) and not hasattr(builtins, name)
+        is_known = re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE)
+        if not is_known and (is_called or nearest(name, subject.tools) is not None):
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
-            yield warn("prompt", message, hint, "unknown-tool", at="key")
+            yield subject.say("unknown-tool/name", "prompt", name, hint, at="key")
             return
 
 
-def _promises(subject: Subject, text: str) -> Iterator[Finding]:
+def _promises(subject: Subject) -> Iterator[Finding]:
     """Numbers of calls, turns, words and seconds, and calls at once, that the prompt speaks of and a limit forbids."""
-    limits, tools = subject.limits, subject.tools
+    limits, tools, text = subject.limits, subject.tools, "\n".join(demands(subject))
+    is_long = tools or subject.loaded.spec.user is not None  # else it may speak of moves in a game
     calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if tools else math.inf
     most = {
         "limits.tool_calls": calls,
         "limits.response_tokens": (limits.response_tokens or math.inf) / 1.3,
-        "limits.turns": max(limits.turns, calls if tools and subject.loaded.spec.user is None else 0),
+        "limits.turns": max(limits.turns, calls if subject.loaded.spec.user is None else 0) if is_long else math.inf,
         "limits.episode_s": limits.episode_s,
     }
     for pattern, key, size in WORDS["promises"]:
         for found in re.finditer(rf"(?i)\b{pattern}".replace("{N}", rf"(\d+|{'|'.join(_NUMBERS)})"), text):
             count = int(found[1]) if found[1].isdecimal() else 2 + _NUMBERS.index(found[1].lower())
             if count * size > most[key]:
-                yield subject.say("limits/prompt-says", key, found[0], key)
+                yield subject.say("limits/promise", key, found[0], key)
                 break
-    for sentence in re.split(r"(?<=[.!?;])\s+|\n", text) if tools and limits.calls_per_turn == 1 else ():
+    for sentence in demands(subject) if tools and limits.calls_per_turn == 1 else ():
         if re.search(r"(?i)\bcall|\btool|\bsearch|\blook", sentence) and (at_once := PATTERNS.at_once.search(sentence)):
-            yield subject.say("limits/prompt-says-each", "limits.calls_per_turn", at_once[0])
+            yield subject.say("limits/calls-at-once", "limits.calls_per_turn", at_once[0])
             break
     lengths = [int(found[1]) for found in re.finditer(r"\b(\d+)[- ]words?\b", text)]
     for name, reward in subject.loaded.spec.rewards.items():
         least, longest = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or math.inf
         is_words = getattr(reward, "rule", "") == "length" and getattr(reward, "unit", "") == "words"
         if is_words and reward.usual_weight > 0 and lengths and not any(least <= one <= longest for one in lengths):
-            yield subject.say("limits/prompt-asks", f"rewards.{name}", lengths[0], least, longest, at="key")
-        is_long = re.search(r"(?i)len|words|chars|tokens|long", f"{reward.model_dump()}") and reward.kind == "group"
-        if is_long and reward.gate is None and reward.usual_weight > 0 and (brief := PATTERNS.brief.search(text)):
-            yield subject.say("wrong-sign/prompt-says", f"rewards.{name}", brief[0], at="key")
+            yield subject.say("limits/words", f"rewards.{name}", lengths[0], least, longest, at="key")
 
 
 def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
@@ -266,16 +266,17 @@ def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Fi
     for message in said:
         is_answer = message.role == "assistant" and not message.tool_calls and message.content.strip()
         if is_answer and is_read and extract(spec.answer, ParsedAction(message.content)) is None:
-            yield subject.say(
-                "answer-form/example", "prompt.messages", message.content[:40], spec.answer.from_, at="key"
-            )
+            shown_text = message.content[:40]
+            yield subject.say("answer-form/example", "prompt.messages", shown_text, spec.answer.from_, at="key")
             break
     fixed, shown = fixed_text(subject), {one.content.strip() for one in said if one.role == "user"}
     for one in asked:
         for index, user in enumerate(one.users[:_MOST_SHOWN]):
             row = one.split.rows[index]
-            whole = [str(value) for value in row.values() if isinstance(value, str) and len(value) > 14]
-            if (user.strip() in shown and len(one.users) > 1) or any(value in fixed for value in whole if " " in value):
+            texts = [text for text in row.values() if isinstance(text, str) and len(text) > 14 and " " in text]
+            hits = [text for text in texts if text in user and text in fixed]
+            is_of_row = any(sum(text in other for other in one.users[:_MOST_ROWS]) <= 1 for text in hits)
+            if is_of_row or (user.strip() in shown and len(one.users) > 1):
                 yield subject.say("gold-in-prompt/example", "prompt", index + 1, one.split.name, at="key")
                 return
 
@@ -284,42 +285,44 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
     """Tools that a prompt tells of and a row has not, networks that no machine has, tables and pictures unseen."""
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     sources = f"{prompt_texts(spec.prompt)} {[tool.description for tool in subject.tools.values()]}"
-    for one in asked:
-        for index, row in enumerate(one.split.rows[:_MOST_ROWS]):
+    text, named = "\n".join(demands(subject)), list[tuple[str, str]]()
+    for name in subject.tools if "user_turn" not in str(spec.tools) else ():
+        names = rf"(?i)\b(?:tools?|call|use|with|by)(?: the)? [`'\"]?{re.escape(name)}\b|\b{re.escape(name)}\W? tool\b"
+        named += [(name, names)] if re.search(names, text) else []
+    for one in asked if named else ():
+        for index, row in enumerate(one.split.rows[: len(one.texts)]):
             try:
                 offered = subject.toolset(row).tools
             except EpisodeError:
                 continue
-            for name in [name for name in subject.tools if name not in offered and "user_turn" not in str(spec.tools)]:
-                names = rf"(?i)\b(?:tools?|call|use|with|by)(?: the)? [`'\"]?{name}\b|\b{name}\W? tool\b"
-                if re.search(names, one.texts[index]):
-                    known = ", ".join(offered)
-                    yield subject.say(
-                        "unknown-tool/prompt-names", "prompt", name, index + 1, one.split.name, known, at="key"
-                    )
-                    return
+            if lost := [name for name, names in named if name not in offered and re.search(names, one.texts[index])]:
+                given = (lost[0], index + 1, one.split.name, ", ".join(offered))
+                yield subject.say("unknown-tool/not-offered", "prompt", *given, at="key")
+                return
     told = " ".join(f"{tool.name} {tool.kind} {tool.description}" for tool in subject.tools.values()).lower()
     for name in PATTERNS.the_tool.findall(fixed) if subject.tools else ():
-        if name.lower() not in _USUAL and name.lower()[:4] not in told:
-            yield subject.say("unknown-tool/prompt-says", "prompt", name, ", ".join(subject.tools), at="key")
+        if name.lower()[:4] not in told:
+            yield subject.say("unknown-tool/word", "prompt", name, ", ".join(subject.tools), at="key")
     machines = any(one.kind == "workspace" for one in spec.resources.values())
     reaches = any(tool.kind in ("http", "mcp", "search", "verl") for tool in subject.tools.values())
     for path in ("prompt", "resources", "rewards") if machines and not reaches else ():
-        text = fixed if path == "prompt" else str([text for _, text in strings_in(subject.document.get(path), ())])
-        if (found := PATTERNS.network.search(text)) is not None and "no network" not in text:
-            yield subject.say("no-network/says-workspace", path, found[0], at="key")
+        said = text if path == "prompt" else str([text for _, text in strings_in(subject.document.get(path), ())])
+        if (found := PATTERNS.network.search(said)) is not None and "no network" not in said:
+            yield subject.say("no-network/workspace", path, found[0], at="key")
     for tool in subject.tools.values():
         if tool.kind == "sql" and not PATTERNS.of_tables.search(f"{sources} {[*subject.tools]}"):
             resource = getattr(spec.tools[tool.entry], "resource", "db")
-            yield subject.say("untold-schema/which-tables", "prompt", resource, at="key")
+            yield subject.say("untold-schema/tables", "prompt", resource, at="key")
             break
-    if not spec.prompt.images and not re.search(r"image\b", sources) and (found := PATTERNS.seen.search(fixed)):
-        yield subject.say("no-picture/says-shows", "prompt", found[0], at="key")
+    # A tool may show it, and a diagram may be drawn in letters.
+    read = re.findall(r"task\.\w+", sources)
+    is_shown = spec.prompt.images or PATTERNS.picture_word.search(f"{told} {read}")
+    if not is_shown and not re.search(r"image\b", sources) and (found := PATTERNS.seen.search(fixed)):
+        yield subject.say("no-picture/in-prompt", "prompt", found[0], at="key")
 
 
-def _keys(subject: Subject) -> Iterator[Finding]:
+def _keys(subject: Subject, said: str) -> Iterator[Finding]:
     """Keys of the JSON that is compared, of which the prompt names some and not others."""
-    said = fixed_text(subject)
     row = next((row for split in subject.splits.values() for row in split.rows), {})
     for name, reward in subject.loaded.spec.rewards.items():
         schema = getattr(reward, "schema_", None) or {}
@@ -331,10 +334,10 @@ def _keys(subject: Subject) -> Iterator[Finding]:
                 continue
             keys = list(value) if isinstance(value, Mapping) else []
         named = [key for key in keys if re.search(rf"(?<!\w){re.escape(str(key))}(?!\w)", said)]
-        if len(named) < len(keys) and (named or (re.search(r"(?i)\bkeys?\b", said) and "{{" not in said)):
+        if len(named) < len(keys) and (named or re.search(r"(?i)\bkeys?\b", said)):
             lost = next(key for key in keys if key not in named)
-            told = f"the keys {', '.join(named)}, and not" if named else "keys, and not"
-            yield subject.say("answer-form/prompt-names", "prompt", told, lost, name, at="key")
+            told = f"the keys {', '.join(named)}" if named else "keys"
+            yield subject.say("answer-form/key", "prompt", told, lost, name, at="key")
             return
 
 
@@ -344,7 +347,7 @@ def _answer(subject: Subject) -> Iterator[Finding]:
         pattern = compile_pattern(answer.pattern)
         match = pattern.last_at("It is a cat.\n")[0]
         if match is not None and match[1 if pattern.groups else 0] in ("", None):
-            yield subject.say("any-answer/pattern-fits", "answer.pattern")
+            yield subject.say("any-answer/empty-match", "answer.pattern")
 
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:
@@ -353,7 +356,7 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
         text = " ".join(tool.description.split())
         path = f"tools.{tool.entry or tool.name}"
         if text and text in seen and tool.kind != "mcp":
-            yield subject.say("same-description/has-model", path, tool.name, seen[text], at="key")
+            yield subject.say("same-description/of-tools", path, tool.name, seen[text], at="key")
         seen.setdefault(text, tool.name)
 
 
@@ -365,33 +368,32 @@ def _user(subject: Subject) -> Iterator[Finding]:
     replies, stops = getattr(user, "replies", ()), stops_of(user)
     said = max((_said(subject, replies, row) for _, row in subject.each(_MOST_ROWS)), default=len(replies))
     if said >= subject.limits.turns:
-        yield subject.say("limits/replies-turns", "user.replies", said, subject.limits.turns, said + 1)
+        yield subject.say("limits/replies", "user.replies", said, subject.limits.turns, said + 1)
     ends = [index for index, reply in enumerate(replies[:-1]) if any(stop in reply for stop in stops)]
-    if ends:
-        yield subject.say("user-ends/reply-dialogue", "user.replies", ends[0] + 1)
+    for index in ends[:1]:
+        yield subject.say("user-ends/early-reply", "user.replies", index + 1)
     if getattr(user, "kind", "") == "scripted":
         yield from _cues(subject, user)
     prompt = getattr(user, "prompt", None)
     if not isinstance(prompt, str):
         return
-    if stops_of(user) and not any(stop in prompt for stop in stops_of(user)) and "stop" not in prompt.lower():
-        end = stops_of(user)[0]
-        yield subject.say("user-never-ends/nobody-tells", "user.prompt", end)
-    if not stops_of(user):
-        yield subject.say("user-never-ends/without-stop", "user.stop")
-    if "task" not in prompt and len([*subject.each(2)]) > 1:
-        yield subject.say("same-prompt/user-s", "user.prompt")
+    if stops and not any(stop in prompt for stop in stops) and "stop" not in prompt.lower():
+        yield subject.say("user-never-ends/not-told", "user.prompt", stops[0])
+    if not stops:
+        yield subject.say("user-never-ends/no-stop", "user.stop")
+    # It hears the prompt of the task as its own words.
+    heard = [text for path, text in prompt_texts(spec.prompt) if path[1] != "system"]
+    if "task" not in f"{prompt} {heard}" and len([*subject.each(2)]) > 1:
+        yield subject.say("same-prompt/of-user", "user.prompt")
 
 
 def _said(subject: Subject, replies: Sequence[str], row: Mapping[str, Any]) -> int:
     """How many replies a scripted user has for a row."""
-    count = 0
-    for reply in replies:
-        value: Any = None
-        with contextlib.suppress(TemplateError, RlenvError):
-            value = compile_template(reply).value(task=row, vars=subject.loaded.spec.vars)
-        count += len(value) if isinstance(value, list) else 1
-    return count
+    try:
+        given = [compile_template(reply).value(task=row, vars=subject.loaded.spec.vars) for reply in replies]
+    except (TemplateError, RlenvError):
+        return len(replies)
+    return sum(len(value) if isinstance(value, list) else 1 for value in given)
 
 
 def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
@@ -399,13 +401,13 @@ def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
     asked = [step.say for step in subject.loaded.spec.steps[:-1] if step.say is not None]
     patterns = [compile_pattern(cue.pattern, ignore_case=True) for cue in user.cues]
     if asked and patterns and not any(one.search(text) for one in patterns for text in asked):
-        yield subject.say("unmet-cue/text-oracle", "user.cues", at="key")
+        yield subject.say("unmet-cue/by-oracle", "user.cues", at="key")
     for index, cue in enumerate(user.cues):
         plain = [part for part in cue.pattern.split("|") if re.fullmatch(r"[\w\s']+", part)]
         for above, one in enumerate(patterns[:index]):
             if one.search("") or any(one.search(part) for part in plain):
-                yield subject.say("hidden-cue/meets-waits", ("user", "cues", above, "pattern"), index + 1)
+                yield subject.say("hidden-cue/by-earlier", ("user", "cues", above, "pattern"), index + 1)
                 return
     first = user.replies[0] if user.replies else ""
     if any(stop in first and not first.replace(stop, "").strip() for stop in stops_of(user)):
-        yield subject.say("user-ends/first-message", "user.replies")
+        yield subject.say("user-ends/at-once", "user.replies")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, strings_in
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import PATTERNS, WORDS, ReadSplit, Subject, prompt_texts
+from rlenv.checks.subject import PATTERNS, WORDS, ReadSplit, Subject, gives_away, prompt_texts
 from rlenv.errors import Finding, RlenvError
 from rlenv.language.expressions import open_on
-from rlenv.language.kinds import gold_in, kind_of
-from rlenv.language.spec import TaskSource
+from rlenv.language.kinds import gold_in, is_own, kind_of
+from rlenv.language.spec import RewardSpec, TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
@@ -23,6 +24,8 @@ from rlenv.tasks.rows import load_tasks
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
 _LOOKED_AT: Final = 1_000
+_FILLED: Final = "\ufffc"
+"""Stands in the fixed text where a row or a resource fills something in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     yield from _same(subject, templates, asked)
     yield from _rows(subject, asked)
     yield from _columns(subject)
-    term = gold_term(subject)
-    prompts = _prompts(subject, asked)
-    golds = [[None] * len(one.split.rows) if term is None else all_golds(subject, term, one.split) for one in asked]
-    yield from _twice(subject, asked, prompts, golds)
+    yield from _twice(subject, asked)
     for term in subject.terms:
         path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
         seen: dict[str, set[str]] = {}
@@ -53,10 +53,11 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
             told = enumerate(all_golds(subject, term, one.split)[:_LOOKED_AT])
             pairs = [(index, gold.strip()) for index, gold in told if gold is not None and gold.strip()]
             seen[one.split.name] = {gold for _, gold in pairs}
-            yield from _outliers(subject, path, one, [gold for _, gold in pairs])
+            if one.texts:
+                yield from _outliers(subject, path, one, pairs)
             given = [gold for _, gold in pairs]
             for code, odd in (
-                ("odd-gold", _forms(subject, term, given)),
+                ("odd-gold", _forms(subject, term, one, given)),
                 ("gold-in-prompt", _given_away(one, pairs)),
                 ("wrong-gold", _against(one, pairs)),
                 ("constant-gold", _few(one, pairs, seen)),
@@ -81,8 +82,9 @@ def _has_gold(subject: Subject, term: Term) -> bool:
 
 def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
     """The gold value as text; None where there is none, or several."""
+    expect = gold_in(term.spec)
     try:
-        fill = subject.once(("gold", term.name), lambda: compile_value(_expected(term)))
+        fill = subject.once(("gold", term.name), lambda: compile_value(getattr(expect, "value", expect)))
         is_open = subject.once(("gate", term.name), lambda: open_on(term.spec.gate))(row)
         value = fill(task=row, vars=subject.loaded.spec.vars) if is_open else None
     except (TemplateError, TypeError, RlenvError):
@@ -90,25 +92,32 @@ def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
     return None if isinstance(value, bool) or not isinstance(value, (str, int, float)) else str(value)
 
 
-def _expected(term: Term) -> Any:
-    expect = gold_in(term.spec)
-    return getattr(expect, "value", expect)
-
-
 def asked_of(subject: Subject) -> list[RenderedPrompts]:
     """The rendered prompts of each split."""
-    return subject.once("asked", lambda: _asked(subject))
-
-
-def _asked(subject: Subject) -> list[RenderedPrompts]:
-    prompt = subject.loaded.spec.prompt
-    templates = [compile_template(text) for _, text in prompt_texts(prompt)]
-    return [_rendered(subject, templates, split) for split in subject.splits.values()]
+    templates = [compile_template(text) for _, text in prompt_texts(subject.loaded.spec.prompt)]
+    return subject.once("asked", lambda: [_rendered(subject, templates, split) for split in subject.splits.values()])
 
 
 def fixed_text(subject: Subject) -> str:
-    """The part of the prompt that is the same for every task, with constants filled in."""
+    """The part of the prompt that is the same for every task, with constants filled in and U+FFFC for the rest."""
     return subject.once("fixed", lambda: _fixed_text(subject))
+
+
+def demands(subject: Subject) -> list[str]:
+    """The sentences of the fixed text that hold for every task, and forbid nothing."""
+    sentences = re.split(r"(?<=[.!?;。])\s+|\n", fixed_text(subject))
+    return [sentence for sentence in sentences if not PATTERNS.partly.search(sentence)]
+
+
+def gold_columns(reward: RewardSpec) -> Sequence[str]:
+    """The columns that a term compares with as they are: a gold value, a gold call, hidden tests."""
+    wanted = gold_in(reward)
+    if reward.kind == "tests":
+        wanted = [getattr(reward, key) for key in ("calls", "stdin", "programs")]
+    elif reward.kind == "verify":
+        wanted = getattr(wanted, "arguments", None) or getattr(wanted, "value", wanted)
+    found = [match[1] for _, text in strings_in(wanted, ()) if (match := PATTERNS.gold_path.fullmatch(text))]
+    return [column for column in found if f"task.{column}" not in str(getattr(reward, "arguments", ""))]
 
 
 def _fixed_text(subject: Subject) -> str:
@@ -117,7 +126,7 @@ def _fixed_text(subject: Subject) -> str:
         try:
             parts.append(compile_template(source).text(vars=subject.loaded.spec.vars))
         except (TemplateError, RlenvError):
-            parts.append(re.sub(r"\{[{%#].*?[}%#]\}", " ", source, flags=re.DOTALL))
+            parts.append(re.sub(r"\{[{%#].*?[}%#]\}", _FILLED, source, flags=re.DOTALL))
     return "\n".join(parts)
 
 
@@ -143,7 +152,7 @@ def _same(subject: Subject, templates: Sequence[Template], asked: Sequence[Rende
             names = ", ".join(f"task.{column}" for column in sorted(one.split.columns)) or "none"
             reads = any(path[0] == "task" for template in templates for path in template.paths)
             what = "all rows have the same values in what it reads" if reads else "it names no column of the row"
-            yield subject.say("same-prompt/tasks-split", "prompt.user", len(one.texts), one.split.name, what, names)
+            yield subject.say("same-prompt/of-split", "prompt.user", len(one.texts), one.split.name, what, names)
             return
 
 
@@ -160,98 +169,111 @@ def _differs_elsewhere(subject: Subject) -> bool:
 
 
 def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
-    """Rows that stand in a split twice, or in two splits; rows of numbers alone are drawn, and may well meet."""
+    """Rows that stand in a split twice, or in two splits; those that are drawn may well meet."""
     seen, every = dict[str, str](), dict[str, list[str]]()
     sources = subject.loaded.spec.tasks
     for one in asked:
-        worded = any(isinstance(value, str) for row in one.split.rows for value in row.values())
+        worded = not _is_drawn(subject, one.split)
         rows = [repr(sorted(row.items(), key=lambda item: str(item[0]))) for row in one.split.rows]
         counts, place = Counter(rows if worded else ()), f"tasks.{one.split.name}"
         twice = counts.total() - len(counts)
         if not worded and len(rows) > 49 and len(set(rows)) * 10 <= len(rows):
-            yield subject.say("duplicate-rows/differ", place, len(rows), len(set(rows)), at="key")
+            yield subject.say("duplicate-rows/drawn", place, len(rows), len(set(rows)), at="key")
         if not worded and len(rows) > 2 and (same := [name for name, others in every.items() if others == rows]):
-            yield subject.say("shared-rows/those-split", place, same[0], at="key")
+            yield subject.say("shared-rows/all", place, same[0], at="key")
         every[one.split.name] = rows
         if twice:
             first = {row: index for index, row in reversed([*enumerate(rows)])}
             copy = next(index for index, row in enumerate(rows) if first[row] < index)
             same_row = first[rows[copy]] + 1
-            yield subject.say("duplicate-rows/stand-before", place, twice, len(rows), copy + 1, same_row, at="key")
+            yield subject.say("duplicate-rows/copies", place, twice, len(rows), copy + 1, same_row, at="key")
         shared = [row for row in counts if row in seen]
         if shared and not _is_part(sources[one.split.name], sources[seen[shared[0]]], one.split.name):
             other = seen[shared[0]]
-            yield subject.say("shared-rows/split-too", place, len(shared), len(counts), other, at="key")
+            yield subject.say("shared-rows/some", place, len(shared), len(counts), other, at="key")
         seen |= dict.fromkeys(counts, one.split.name)
         limit = subject.loaded.spec.tasks[one.split.name].limit
-        if limit is not None and limit > len(rows) and len(rows) < 10_000:
-            yield subject.say("idle-limit/rows", f"{place}.limit", limit, len(rows))
+        if limit is not None and limit > len(rows) and one.split.is_whole:
+            yield subject.say("idle-limit/of-rows", f"{place}.limit", limit, len(rows))
         by = subject.loaded.spec.tasks[one.split.name].report_by
         groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
         if sources[one.split.name].function is not None:
             again, before = load_tasks(subject.loaded, one.split.name), one.split.rows[:20]
             if [again[index] for index in range(min(len(again), len(before)))] != list(before):
-                yield subject.say("unsteady/rows-others", f"{place}.function")
+                yield subject.say("unsteady/rows", f"{place}.function")
         if by is not None and len(rows) > 1 and len(groups) in (1, len(rows)):
             what = "one value for all rows" if len(groups) == 1 else "another value for each row"
-            yield subject.say("idle-groups/has-so", f"{place}.report_by", by, what)
+            yield subject.say("idle-groups/of-report", f"{place}.report_by", by, what)
+
+
+def _is_drawn(subject: Subject, split: ReadSplit) -> bool:
+    """True for rows that a function makes, or of numbers alone: chance may give one twice."""
+    made = subject.loaded.spec.tasks[split.name].function is not None
+    return made or not any(isinstance(value, str) for row in split.rows for value in row.values())
 
 
 def _columns(subject: Subject) -> Iterator[Finding]:
     """Numbers that are sorted as texts, texts that are cut, and columns that nothing reads and something speaks of."""
-    spec = subject.loaded.spec
-    texts = [text for _, text in strings_in(subject.document.data, ())] + [str([*spec.rewards.values()])]
-    texts += [f"task.{one.report_by}" for one in spec.tasks.values()]
-    whole = re.search(r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)", subject.code or "")
     for split in subject.splits.values():
         for column in sorted(split.columns):
-            given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
-            values = {text for text in given if isinstance(text, str)}
+            values = {text for row in split.rows[:_LOOKED_AT] if isinstance(text := row.get(column), str)}
             is_number = all(text.isdecimal() for text in values) and len({len(text) for text in values}) > 1
-            if spec.tasks[split.name].order == f"task.{column}" and is_number:
-                yield subject.say("odd-order/holds-texts", f"tasks.{split.name}.order", column)
-            longest = [text for text in values if len(text) == max(map(len, values))]
-            is_cut = 4 * len(longest) >= len(values) and all(re.search(r"\s.*[\w\s]$", text) for text in longest)
-            if len(longest) > 2 and len(longest[0]) > 20 and is_cut:
-                size, end = len(longest[0]), longest[0][-20:]
-                yield subject.say(
-                    "cut-text/texts-column", f"tasks.{split.name}", len(longest), column, size, end, at="key"
-                )
-            reads = re.compile(rf"task(?:\.|\W{{2,3}}){re.escape(column)}\b")
-            named = whole or re.search(rf"[\"']{re.escape(column)}[\"']|\.{re.escape(column)}\b", subject.code or "")
-            is_read = named or any(reads.search(text) or PATTERNS.whole.search(text) for text in texts)
-            if not is_read and len(set(map(str, given))) > 1 and subject.code is not None:
-                is_long = all(not isinstance(one, str) or re.search(r"[\n/]|.{60}", one) for one in given)
-                yield from _unread(subject, split.name, column, values, is_long=is_long)
+            if subject.loaded.spec.tasks[split.name].order == f"task.{column}" and is_number:
+                yield subject.say("odd-order/texts", f"tasks.{split.name}.order", column)
+            size = max(map(len, values), default=0)
+            longest = [text for text in values if len(text) == size]
+            # What is whole ends with a sign; texts of one length alone may be made by one pattern.
+            whole = [bool(re.search(r"[.?!:;\"”)\]。？！]\s*$", text)) for text in values if len(text) < size]
+            is_cut = all(re.search(r"\s.*[\w\s]$", text) for text in longest) and 2 * sum(whole) > len(whole)
+            if is_cut and len(longest) > 2 and size > 20 and 4 * len(longest) >= len(values):
+                given = (len(longest), column, size, longest[0][-20:])
+                yield subject.say("cut-text/of-column", f"tasks.{split.name}", *given, at="key")
+        yield from _unread(subject, split)
 
 
-def _unread(subject: Subject, split: str, column: str, values: set[str], *, is_long: bool) -> Iterator[Finding]:
-    """A column that nothing reads, where all episodes share what it names, or the prompt speaks of it."""
-    spec, warn, fixed = subject.loaded.spec, subject.document.warning, fixed_text(subject)
-    code, said, place = "unread-column", "", f"tasks.{split}"
-    word = re.escape(column.removesuffix("s").replace("_", " "))
-    for name, resource in spec.resources.items():
+def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
+    """Columns that nothing reads, where all episodes share what they name, or the prompt speaks of them."""
+    spec, fixed, code = subject.loaded.spec, fixed_text(subject), subject.code
+    if code is None:
+        return
+    texts = [text for path, text in strings_in(subject.document.data, ()) if path[0] != "tasks" or "rows" not in path]
+    said = "\n".join([*texts, str([*spec.rewards.values()]), f"task.{spec.tasks[split.name].report_by}"])
+    is_whole = r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)"
+    read = {column for column in split.columns
+            if re.search(rf"task(?:\.|\W{{2,3}}){re.escape(column)}\b", said)
+            or re.search(rf"[\"']{re.escape(column)}[\"']|\.{re.escape(column)}\b", code)}  # fmt: skip
+    unread = () if PATTERNS.whole.search(said) or re.search(is_whole, code) else sorted({*split.columns} - read)
+    is_compared = any(kind_of("rewards", one).gold or is_own(one) for one in spec.rewards.values())
+    lacks_gold = is_compared and not any(map(PATTERNS.golden.fullmatch, read))
+    for column in unread:
+        given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
+        values, word = (
+            {text for text in given if isinstance(text, str)},
+            re.escape(column.removesuffix("s").replace("_", " ")),
+        )
+        spoken = rf"(?i)\b(?:read|use|using|from|in|on|given|following|with|about) (?:the |this )?(?:given )?{word}s?\b"
+        if len({*map(str, given)}) < 2:
+            continue
+        if names := _named_beside(subject, values):
+            yield subject.say("same-file/for-all", f"resources.{names}.path", column, at="key")
+        elif values and all(PATTERNS.picture.fullmatch(value) for value in values) and not spec.prompt.images:
+            yield subject.say("unread-column/pictures", f"tasks.{split.name}", column, at="key")
+        elif len(column) > 3 and not PATTERNS.kept.fullmatch(column) and (match := re.search(spoken, fixed)):
+            yield subject.say("unread-column/in-prompt", f"tasks.{split.name}", column, match[0], at="key")
+        elif lacks_gold and PATTERNS.golden.fullmatch(column):
+            yield subject.say("unread-column/gold", f"tasks.{split.name}", column, at="key")
+
+
+def _named_beside(subject: Subject, values: set[str]) -> str:
+    """The resource with a fixed path beside which all of several values name files or folders; "" for none."""
+    for name, resource in subject.loaded.spec.resources.items():
         path = str(getattr(resource, "path", None) or "")
         folder = (subject.loaded.base_of(f"resources.{name}.path") / path).parent
-        is_fixed = path and "{" not in path and len(values) > 1 and folder.is_dir()
-        if is_fixed and values <= {part for one in folder.iterdir() for part in (one.name, one.stem)}:
-            place, said = f"resources.{name}.path", "all episodes open this, and it names others"
-    is_kept = PATTERNS.kept.fullmatch(column)
-    is_compared = any(not kind_of("rewards", one).form for one in spec.rewards.values())
-    if said:
-        code = "same-file"
-    elif values and all(PATTERNS.picture.fullmatch(value) for value in values) and not spec.prompt.images:
-        said = "it names pictures, and 'prompt.images' is missing"
-    elif len(column) > 3 and not is_kept and (found := re.search(rf"(?i)\b{word}(?:s|es)?\b", fixed)):
-        said = f"the prompt speaks of '{found[0]}'"
-    elif PATTERNS.golden.fullmatch(column) and is_compared:
-        said = "it looks like what is right"
-    elif not is_kept and (spec.user is not None or is_long):
-        part = "user" if spec.user is not None else "resources"
-        said = f"'{part}' is the same for every row" if "task" not in str(subject.document.get(part) or "task") else ""
-    if said:
-        message = f"nothing reads the column '{column}': {said}"
-        yield warn(place, message, f"write {{{{ task.{column} }}}} where it belongs", code, at="key")
+        if path and "{" not in path and len(values) > 1 and folder.is_dir():
+            files = [*itertools.islice(folder.iterdir(), _LOOKED_AT)]
+            if values <= {part for file in files for part in (file.name, file.stem)}:
+                return name
+    return ""
 
 
 def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
@@ -260,52 +282,37 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
     return same and not re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
 
 
-def _prompts(subject: Subject, asked: Sequence[RenderedPrompts]) -> list[list[str]]:
-    """The texts that tell the tasks of each split apart, without case and punctuation; [] where that is not the prompt
-    alone.
-    """
-    sources = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}"
-    if _differs_elsewhere(subject) or "resources" in sources:
-        return [[] for _ in asked]
-    # A sign may be all that tells two questions of mathematics apart.
-    told = [[re.sub(r"[^\w*/+<=>-]+|_+", " ", text.lower()).strip() for text in one.texts] for one in asked]
-    return [texts if len(set(texts)) > 1 or len(texts) == 1 else [] for texts in told]
-
-
-def _twice(
-    subject: Subject,
-    asked: Sequence[RenderedPrompts],
-    prompts: Sequence[Sequence[str]],
-    golds: Sequence[Sequence[str | None]],
-) -> Iterator[Finding]:
-    """Tasks that ask what another one asks: with another gold, or in another split."""
+def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+    """Tasks that ask what another one asks, with another gold or in another split, if nothing else tells them apart."""
     seen: dict[str, tuple[str, int, str | None, Any]] = {}
-    for one, texts, told in zip(asked, prompts, golds, strict=True):
+    sources, term = f"{subject.loaded.spec.prompt.system} {subject.loaded.spec.prompt.user}", gold_term(subject)
+    for one in () if _differs_elsewhere(subject) or "resources" in sources else asked:
         shared, place = [], f"tasks.{one.split.name}"
-        for index, (text, gold) in enumerate(zip(texts, told, strict=False)):
-            row = one.split.rows[index]
+        # A sign, or the case of a letter, may be all that tells two questions apart.
+        texts = [" ".join(text.split()).rstrip(" ?.？。") for text in one.texts]
+        golds = all_golds(subject, term, one.split) if term is not None else [None] * len(texts)
+        for index, text in enumerate(texts if len({*texts}) > 1 or len(texts) == 1 else ()):
+            row, gold = one.split.rows[index], golds[index]
             split, first, other, same = seen.setdefault(text, (one.split.name, index, gold, row))
             if same == row:  # itself, or one that stands there twice
                 continue
             if gold != other:
-                yield subject.say("conflicting-rows/row-asks", place, index + 1, first + 1, split, at="key")
+                yield subject.say("conflicting-rows/golds", place, index + 1, first + 1, split, at="key")
                 break
             shared.append((index, split, first))
-        if shared:
+        if shared and not _is_drawn(subject, one.split):
             index, split, first = shared[0]
-            which = f"row {index + 1}: row {first + 1} of '{split}'"
-            message = f"{len(shared)} of its {len(texts)} rows ask what others ask ({which})"
-            code = "duplicate-rows" if split == one.split.name else "shared-rows"
-            yield subject.document.warning(place, message, "take them out", code, at="key")
+            key = "duplicate-rows/prompts" if split == one.split.name else "shared-rows/prompts"
+            yield subject.say(key, place, len(shared), len(texts), index + 1, first + 1, split, at="key")
 
 
 _Odd = Iterator[tuple[str, str]]
 
 
-def _forms(subject: Subject, term: Term, golds: Sequence[str]) -> _Odd:
+def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[str]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
     rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
-    sentences = [one for one in re.split(r"(?<=[.!?;])\s+|\n", fixed) if not PATTERNS.partly.search(one)]
+    sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
     is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
     for sentence in sentences if is_text or rule == "numeric_match" else ():
         for wanted, fits in WORDS["forms"] if is_text else WORDS["forms"][-1:]:
@@ -313,22 +320,25 @@ def _forms(subject: Subject, term: Term, golds: Sequence[str]) -> _Odd:
             if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
                 yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
                 return
-        for found in PATTERNS.choices.finditer(sentence) if rule != "f1" else ():
-            choices = [one.strip("\"'`‘’“” ") for one in re.split(r",|\bor\b|/", found[0]) if one.strip()]
-            known = {one.lower() if is_folded else one for one in choices}
-            meets = {gold.lower() for gold in golds} & {one.lower() for one in choices}
+        for found in (
+            PATTERNS.choices.finditer(sentence) if rule != "f1" and not PATTERNS.several.search(sentence) else ()
+        ):
+            choices = [text.strip("\"'`‘’“” ") for text in re.split(r",|\bor\b|/", found[0]) if text.strip()]
+            known = {text.lower() if is_folded else text for text in choices}
+            meets = {gold.lower() for gold in golds} & {text.lower() for text in choices}
             is_meant = meets or PATTERNS.sure_choices.search(found[0])
-            if is_meant and (lost := [one for one in golds if (one.lower() if is_folded else one) not in known]):
+            if is_meant and (lost := [gold for gold in golds if (gold.lower() if is_folded else gold) not in known]):
                 near = did_you_mean(lost[0], choices, otherwise=f"the choices are: {', '.join(choices)}")
                 yield f"the prompt asks for {found[0].strip()}, and a gold value is {lost[0][:40]!r}", near
                 return
     for pattern, what in WORDS["marked"] if is_text else ():
         fitting = [gold for gold in golds if re.fullmatch(pattern, gold)]
-        if 2 * len(fitting) > len(golds) and not {*re.findall(r"[\[({<\"*#\\]", fitting[0])} & {*fixed}:
+        if 2 * len(fitting) > len(golds) and not {*re.findall(r"[\[({<\"*#\\]", fitting[0])} & {*one.texts[0]}:
             yield f"a gold value {what}, and is compared as it stands: {fitting[0][:40]!r}", "take it out"
             return
-    mine = {one.rstrip("s") for name in re.findall(r"task\.(\w+)", str(gold_in(term.spec))) for one in name.split("_")}
-    theirs = {one.rstrip("s") for one in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
+    columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
+    mine = {word.rstrip("s") for column in columns for word in column.split("_")}
+    theirs = {word.rstrip("s") for word in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
     for family in WORDS["units"]:
         if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
             asked_unit, unit = min(theirs & {*family}), min(mine & {*family})
@@ -341,8 +351,8 @@ def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     sure = [(index, gold) for index, gold in pairs if len(gold) > 1 or len(golds) > 2]
     told = [
         any(
-            PATTERNS.told.search(one.texts[index][max(0, at.start() - 24) : at.start()])
-            for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.texts[index])
+            PATTERNS.told.search(one.users[index][max(0, at.start() - 24) : at.start()])
+            for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.users[index])
         )
         for index, gold in sure
     ]
@@ -350,7 +360,7 @@ def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
         yield f"the prompt of each of {len(told)} rows says it: {sure[0][1][:40]!r}", "take it out of the prompt"
     for column in filter(PATTERNS.remark.fullmatch, one.split.columns) if len(sure) > 1 and len(golds) > 1 else ():
         values = [(str(one.split.rows[index].get(column) or ""), one.texts[index], gold) for index, gold in sure]
-        if all(len(gold) > 1 and gold.lower() in value.lower() and value in text for value, text, gold in values):
+        if all(gives_away(gold, value) and value in text for value, text, gold in values):
             yield f"task.{column}, which the prompt shows, holds it in each row", "take it out of the prompt"
 
 
@@ -369,6 +379,9 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
         for beside in (-1, 0, 1)
         if index + beside in read
     }
+    # What else stands around a sum may ask for more than its value, but not in every row that reads so.
+    frames = {index: PATTERNS.sum.sub("", one.texts[index].replace(",", "")) for index in values}
+    usual = {frames[index] for index in values if fits[index, 0]}
     wrong = [index for index in values if not fits[index, 0]]
     words = [(gold.lower(), index) for index, gold in pairs if len(gold) > 2]
     own = sum(gold in one.texts[index].lower() for gold, index in words)
@@ -380,7 +393,7 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
             yield "each row has the gold value of the row beside it", "shift the column back"
             return
     if len(values) > 3 and 4 * len(wrong) <= len(values):
-        for row in wrong[:1]:
+        for row in [index for index in wrong if frames[index] in usual][:1]:
             yield f"row {row + 1} asks for what is {values[row]:g}, and its gold value is {golds[row]}", "mend the row"
 
 
@@ -395,30 +408,29 @@ def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[s
             message = f"none of split '{name}' ({', '.join(sorted(labels)[:3])}) is one of split '{other}'"
             yield message, f"there they are: {', '.join(sorted(theirs)[:4])}"
     for column in one.split.columns:
-        lists = [(one.split.rows[index].get(column), gold) for index, gold in pairs]
-        texts = [
-            ([*map(str, value)] if isinstance(value, list) and len(value) > 1 else [], gold) for value, gold in lists
-        ]
-        places = {known.index(gold) if gold in known else -1 for known, gold in texts}
+        lists = [(one.split.rows[index].get(column), gold, one.texts[index]) for index, gold in pairs]
+        texts = [([*map(str, value)] if isinstance(value, list) and len(value) > 1 else [], gold, text)
+                 for value, gold, text in lists]  # fmt: skip
+        # Other spellings of what is right are no choices: these are shown.
+        places = {known.index(gold) if gold in known and all(choice in text for choice in known) else -1
+                  for known, gold, text in texts}  # fmt: skip
         if len(texts) > 3 and len(places) == 1 and -1 not in places:
             yield f"it is number {places.pop() + 1} of task.{column} in each row", "shuffle the choices"
 
 
-def _outliers(subject: Subject, path: str, one: RenderedPrompts, golds: Sequence[str]) -> Iterator[Finding]:
+def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Golds that are none, and golds and prompts with damaged characters."""
     name = one.split.name
-    for what, odd in (
-        ("is no gold value", [bool(PATTERNS.no_gold.fullmatch(gold)) for gold in golds]),
-        ("holds damaged characters", [bool(PATTERNS.damaged.search(gold)) for gold in golds]),
-    ):
-        if any(odd) and (2 * sum(odd) <= len(golds) or what != "is no gold value"):
-            index = odd.index(True)
-            yield subject.say("odd-gold/value-row", path, index + 1, name, what, golds[index][:40])
-            return
-    broken = [
-        (index, found[0])
-        for index, text in enumerate(one.users[:_LOOKED_AT])
-        if (found := PATTERNS.damaged.search(text))
-    ]
-    if broken and "&" not in subject.loaded.spec.prompt.user:
-        yield subject.say("damaged-text/row-split", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")
+    about_code = subject.once(("code", name), lambda: any(map(PATTERNS.of_code.search, one.texts[:_LOOKED_AT])))
+    # A prompt that names it, or asks what code gives, may mean it.
+    none = [(index, gold) for index, gold in pairs if PATTERNS.no_gold.fullmatch(gold) and not about_code]
+    none = [(index, gold) for index, gold in none if not re.search(rf"(?i)\b{re.escape(gold)}", one.texts[index])]
+    damaged = [(index, gold) for index, gold in pairs if PATTERNS.damaged.search(gold) and not about_code]
+    for index, gold in (none[:1] if 2 * len(none) <= len(pairs) else []) or damaged[:1]:
+        what = "holds damaged characters" if damaged and (index, gold) == damaged[0] else "is no gold value"
+        yield subject.say("odd-gold/of-row", path, index + 1, name, what, gold[:40])
+        return
+    broken = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+              if (match := PATTERNS.damaged.search(text))]  # fmt: skip
+    if broken and "&" not in subject.loaded.spec.prompt.user and not about_code:
+        yield subject.say("damaged-text/of-row", f"tasks.{name}", broken[0][0] + 1, name, broken[0][1], at="key")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
-from rlenv.checks.odd_rows import all_golds
+from rlenv.checks.odd_rows import all_golds, fixed_text, gold_columns
 from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, calls_in, prompt_texts
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
@@ -40,12 +40,10 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         if reward.kind == "tests":
             yield from _tests(subject, path, reward)
     yield from _together(subject)
-    yield from _constant(subject)
-    yield from _judged(subject)
     yield from _shown_gold(subject)
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
-        yield subject.say("no-oracle/tools-nothing", "tools", at="key")
+        yield subject.say("no-oracle/with-tools", "tools", at="key")
 
 
 def _is_gold(subject: Subject, term: Term) -> bool:
@@ -64,7 +62,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     key = "value" if at != path else "key"
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
     if empty is not None:
-        yield subject.say("empty-gold/row-split", at, empty + 1, split.name, at=key)
+        yield subject.say("empty-gold/of-row", at, empty + 1, split.name, at=key)
         return
     given = [gold.strip() for gold in values if gold is not None]
     if not given:
@@ -74,26 +72,22 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     is_written = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
     few = 2 if is_written else 6 if len(given[0]) < 2 or given[0].lower() in _LABELS else 3
     counts = rule not in ("regex", "json_schema") and not (is_written and any("{" in source for source in sources))
-    decimal = next((gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)), "")
-    short = next((gold for gold in given if len(gold) <= 2), "")
-    are_numbers = all(PATTERNS.number.fullmatch(gold) for gold in given)
-    sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if are_numbers else [0.0]
-    for odd, place, message, hint, code in (
-        (are_numbers and (rule == "f1" or (rule == "exact_match" and decimal and "version" not in str(gold_in(spec)))),
-         f"{path}.rule",
-         f"the gold values are numbers, and {decimal or given[0]} is another text than {decimal or given[0] + '.'}0",
-         "write rule: numeric_match", "other-rule"),
-        (rule == "contains" and short and getattr(spec, "max_chars", None) is None, at,
-         f"a gold value is '{short}', which stands in most answers: a list of everything earns it",
-         "compare the whole answer: rule: exact_match", "short-gold"),
-        (counts and len({*given}) == 1 and len(given) >= few, at,
-         f"all {len(given)} {where} have the gold value {given[0][:40]!r}",
-         "a constant answer earns it", "constant-gold"),
-        (rule == "numeric_match" and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0), f"{path}.tolerance",
-         f"the tolerance is as large as the gold values of half of the {where}", "make it smaller", "any-answer"),
-    ):  # fmt: skip
-        if odd:
-            yield subject.document.warning(place, message, hint, code, at="key" if place == path else "value")
+    decimals = [gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)]
+    # 3.10 is a text, as of a version; two letters of other scripts are a word.
+    every = [gold for one in subject.splits.values() for gold in all_golds(subject, term, one)]
+    is_text = any(gold is not None and re.fullmatch(r"-?\d+\.\d*0", gold) for gold in every)
+    is_number = all(map(PATTERNS.number.fullmatch, given)) and not is_text
+    if is_number and (rule == "f1" or (rule == "exact_match" and decimals)):
+        shown = decimals[0] if decimals else given[0]
+        yield subject.say("other-rule/numbers", f"{path}.rule", shown, shown if decimals else f"{shown}.")
+    short = next((gold for gold in given if len(gold) <= 2 and gold.isascii()), "")
+    if rule == "contains" and short and getattr(spec, "max_chars", None) is None:
+        yield subject.say("short-gold/contained", at, short, at=key)
+    if counts and len({*given}) == 1 and len(given) >= few:
+        yield subject.say("constant-gold/of-split", at, len(given), where, given[0][:40], at=key)
+    sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if is_number else [0.0]
+    if rule == "numeric_match" and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0):
+        yield subject.say("any-answer/tolerance", f"{path}.tolerance", where)
 
 
 def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -104,37 +98,34 @@ def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     golds = [gold_in(one) for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0 and gold_key(one)]
     # A wrong answer may cost: one behind a gate, or one that is compared with something else than the right ones.
     is_right = spec.gate is None and (not golds or not gold_key(spec) or gold_in(spec) in golds)
-    if is_right and spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests", "judge")):
-        yield subject.say("paid-for-silence/weight-takes", f"{path}.weight", spec.usual_weight)
+    # What a judge or a state of its own is asked for may be a harm.
+    is_right &= spec.kind != "verify" or gold_in(spec) in golds
+    if is_right and spec.usual_weight < 0 and (is_best or rule in _GOOD or spec.kind in ("verify", "tests")):
+        yield subject.say("paid-for-silence/weight", f"{path}.weight", spec.usual_weight)
     if spec.when == "turn" and spec.usual_weight > 0 and spec.kind == "rule" and rule in _ENDS:
-        yield subject.say("odd-turns/compares-answer", f"{path}.when")
+        yield subject.say("odd-turns/answer", f"{path}.when")
     is_share = rule in (*_GOOD, "contains", "regex", "json_schema", "tool_called", "turn_count", "tool_call_count")
     if (is_share or spec.kind == "judge") and spec.range is not None and (spec.range[1] > 1 or spec.range[0] < 0):
-        yield subject.say("odd-range/term-gives", f"{path}.range", list(spec.range))
+        yield subject.say("odd-range/of-share", f"{path}.range", list(spec.range))
     if is_share and spec.clip is not None and (spec.clip[0] >= 1 or spec.clip[1] <= 0):
-        yield subject.say("constant-term/rule-gives", f"{path}.clip", list(spec.clip))
+        yield subject.say("constant-term/clip", f"{path}.clip", list(spec.clip))
     others = [one for one in subject.loaded.spec.rewards.values() if one is not spec and one.usual_weight > 0]
     tells = rule in _ENDS or spec.kind in ("judge", "verify", "tests")
     if not spec.required and tells and all(_is_form(one) or getattr(one, "rule", "") == "length" for one in others):
-        yield subject.say("only-form/alone-tells", f"{path}.required")
-    if spec.gate is not None and spec.usual_weight > 0 and _is_of_wrong(subject, spec):
-        yield subject.say("wrong-gate/holds-paid", f"{path}.gate", spec.gate)
-    if (
-        spec.when == "turn"
-        and spec.over_turns == "sum"
-        and spec.usual_weight > 0
-        and spec.clip is None
-        and rule in (*_GOOD, "tool_called", "regex")
-    ):
-        yield subject.say("paid-for-length/sum-over", f"{path}.over_turns")
+        yield subject.say("only-form/not-required", f"{path}.required")
+    of_wrong, of_right = _opens(subject, spec.gate, spec.usual_weight)
+    if of_wrong and spec.usual_weight > 0:
+        key = "idle-gate/of-share" if of_right else "wrong-gate/of-wrong"
+        yield subject.say(key, f"{path}.gate", spec.gate)
+    is_sum = spec.when == "turn" and spec.over_turns == "sum" and spec.usual_weight > 0 and spec.clip is None
+    if is_sum and rule in (*_GOOD, "tool_called", "regex"):
+        yield subject.say("paid-for-length/sum", f"{path}.over_turns")
     forbids = {*compile_expression(subject.loaded.spec.success or "1 > 0", names=subject.loaded.spec.rewards).names}
-    name = path.partition(".")[2]
-    if spec.gate is not None and spec.usual_weight < 0 and name in forbids:
-        yield subject.say("wrong-gate/success-forbids", f"{path}.gate", spec.gate)
+    gate = compile_expression(spec.gate or "1 > 0", names=subject.loaded.spec.rewards, by_row=True)
+    if gate.names and spec.usual_weight < 0 and path.partition(".")[2] in forbids:
+        yield subject.say("wrong-gate/of-success", f"{path}.gate", spec.gate)
     if spec.clip is not None and spec.usual_weight > 0 and 0 < spec.clip[0] < 1 and kind_of("rewards", spec).gold:
-        yield subject.say("paid-for-nothing/wrong-earns", f"{path}.clip", spec.clip[0], spec.clip[1])
-    if spec.gate is not None and _holds_always(spec.gate):
-        yield subject.say("idle-gate/holds-every", f"{path}.gate", spec.gate)
+        yield subject.say("paid-for-nothing/clip", f"{path}.clip", spec.clip[0], spec.clip[1])
 
 
 def _is_form(spec: RewardSpec) -> bool:
@@ -142,54 +133,41 @@ def _is_form(spec: RewardSpec) -> bool:
     return kind_of("rewards", spec).form == "all"
 
 
-def _is_of_wrong(subject: Subject, spec: RewardSpec) -> bool:
-    """True for a gate that lets through what others call wrong, and that alone; a judge may give partial credit."""
-    terms = subject.loaded.spec.rewards
-    expression = compile_expression(spec.gate or "", names=terms, by_row=True)
-    if not expression.names:
-        return False
-    if spec.kind == "judge" and all(spec.usual_weight < terms[name].usual_weight for name in expression.names):
-        return False
-    rules = [getattr(terms[name], "rule", terms[name].kind) for name in expression.names]
-    if not rules or any(rule not in (*_GOOD, *_ENDS, "judge", "verify", "tests") for rule in rules):
-        return False
+def _opens(subject: Subject, gate: str | None, weight: float) -> tuple[bool, bool]:
+    """For what is wrong and for what is right, True where a gate opens; (False, True) where it asks for something else.
+
+    Partial credit, which is paid less than what is right, may be for what is wrong alone.
+    """
+    terms, expression = subject.loaded.spec.rewards, compile_expression(gate or "1 > 0", by_row=True)
+    asked = [terms[name] for name in expression.names]
+    is_of_right = all(getattr(one, "rule", one.kind) in (*_GOOD, *_ENDS, "judge", "verify", "tests") for one in asked)
+    if not asked or not is_of_right or any(map(is_own, asked)) or expression.columns:
+        return False, True
     low, high = (bool(expression(dict.fromkeys(expression.names, value))) for value in (0.0, 1.0))
-    return low and not high
-
-
-def _holds_always(source: str) -> bool:
-    found = re.fullmatch(r"\s*\w+\s*(>=|>)\s*(-?[\d.]+)\s*", source)
-    return found is not None and (float(found[2]) < 0 or (found[1] == ">=" and float(found[2]) == 0))
+    is_partial = not high and all(weight < one.usual_weight for one in asked)
+    return low and not is_partial, high
 
 
 def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Counts that the limits never let be reached, or always; and those of which less is paid for more."""
-    rule, limits, document = getattr(spec, "rule", ""), subject.limits, subject.document
+    rule, limits = getattr(spec, "rule", ""), subject.limits
     calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if subject.tools else 0
     limit = {"turn_count": limits.turns, "tool_call_count": calls, "tool_called": limits.tool_calls}.get(rule)
     least, most = getattr(spec, "min", None), getattr(spec, "max", None)
-    if rule in ("turn_count", "tool_call_count", "length") and spec.usual_weight < 0 and most is not None and not least:
-        yield subject.say("wrong-sign/weight-takes", f"{path}.weight", spec.usual_weight, most + 1)
+    # A text that is too short may well cost.
+    is_brief = rule == "length" and PATTERNS.brief.search(f"{path.replace('.', ' ')} {fixed_text(subject)}")
+    is_most = rule in ("turn_count", "tool_call_count") or is_brief
+    if is_most and spec.usual_weight < 0 and most is not None and not least:
+        yield subject.say("wrong-sign/weight", f"{path}.weight", spec.usual_weight, most + 1)
     if limit is None:
         return
     if least is not None and least > limit and spec.usual_weight:
-        yield subject.say("never-pays/asks-least", f"{path}.min", least, limit)
+        yield subject.say("never-pays/count", f"{path}.min", least, limit)
     lowest = 1 if rule == "turn_count" else 0
     usual = 1 if rule == "tool_called" else 0
     if (usual if least is None else least) <= lowest and (most is None or most >= limit):
-        message = f"it allows {lowest} to {'any number' if most is None else most}: it always pays"
-        place = f"{path}.max" if most is not None else path
-        yield document.warning(place, message, f"ask for less than {limit}, or more", "always-pays", at="key")
-
-
-def _constant(subject: Subject) -> Iterator[Finding]:
-    """Patterns and schemas that are the same for every row, where nothing else that is paid looks at an answer."""
-    paid = [(name, one) for name, one in subject.loaded.spec.rewards.items() if one.usual_weight > 0]
-    looks = [(f"rewards.{name}", getattr(one, "rule", "")) for name, one in paid if not _is_form(one)]
-    if looks and all(
-        rule in ("regex", "json_schema") and "task" not in str(subject.document.get(path)) for path, rule in looks
-    ):
-        yield subject.say("any-answer/paid-reads", looks[0][0], at="key")
+        place, up_to = (path, "any number") if most is None else (f"{path}.max", most)
+        yield subject.say("always-pays/count", place, lowest, up_to, limit, at="key")
 
 
 def _together(subject: Subject) -> Iterator[Finding]:
@@ -199,33 +177,40 @@ def _together(subject: Subject) -> Iterator[Finding]:
     forms = {name for name, reward in spec.rewards.items() if _is_form(reward)}
     paid = [name for name, reward in spec.rewards.items() if reward.usual_weight > 0]
     free = [name for name, reward in spec.rewards.items() if reward.usual_weight == 0]
+    # Patterns and schemas that are the same for every row.
+    looks = [(name, rules[name] in ("regex", "json_schema")) for name in paid if name not in forms]
+    if looks and all(is_text and "task" not in str(document.get(f"rewards.{name}")) for name, is_text in looks):
+        yield subject.say("any-answer/same-for-all", f"rewards.{looks[0][0]}", at="key")
+    needed = [name for name in paid if spec.rewards[name].required and spec.success is None]
+    judges = [name for name in needed if spec.rewards[name].kind == "judge"]
+    if judges and (others := [name for name in needed if name not in judges]):
+        yield subject.say("judged-success/by-default", f"rewards.{judges[0]}", others[0], at="key")
     if paid and forms.issuperset(paid):
         judged = [name for name in free if name not in forms]
-        message = f"only the form is paid ({', '.join(paid)}): no answer earns more than a wrong one"
         hint = f"give '{judged[0]}' a weight above 0" if judged else "add a term that looks at the answer"
-        place = f"rewards.{judged[0]}.weight" if judged else "rewards"
-        yield document.warning(place, message, hint, "only-form", at="value" if judged else "key")
+        place, at = (f"rewards.{judged[0]}.weight", "value") if judged else ("rewards", "key")
+        yield subject.say("only-form/paid", place, ", ".join(paid), hint, at=at)
     if spec.success is not None:
         names = compile_expression(spec.success, names=spec.rewards).names
         if names and forms.issuperset(names) and not forms.issuperset(rules):
-            yield subject.say("only-form/success-asks", "success", ", ".join(names))
+            yield subject.say("only-form/of-success", "success", ", ".join(names))
     same: dict[str, str] = {}
     for name in spec.rewards:
         entry = document.get(f"rewards.{name}")
         key = repr(sorted((str(one), repr(value)) for one, value in entry.items() if one not in ("weight", "required")))
         if key in same:
-            yield subject.say("same-term/measures-measures", f"rewards.{name}", same[key], at="key")
+            yield subject.say("same-term/twice", f"rewards.{name}", same[key], at="key")
         same.setdefault(key, name)
     is_asked = document.has("answer") and spec.answer.from_ != "tool" and spec.user is None
     is_unread = all(
         reward.kind == "rule" and name in forms and rules[name] != "answered" for name, reward in spec.rewards.items()
     )
     if is_asked and is_unread:
-        yield document.warning("answer", "no term looks at the answer", "add one", "unread-answer", at="key")
+        yield subject.say("unread-answer/by-any", "answer", at="key")
     highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
     for name, reward in spec.rewards.items():
         if 0 < abs(reward.usual_weight) < highest / 1_000 and not isinstance(reward.weight, str):
-            yield subject.say("lost-weight/beside", f"rewards.{name}.weight", reward.usual_weight, highest)
+            yield subject.say("lost-weight/of-term", f"rewards.{name}.weight", reward.usual_weight, highest)
     told = {name for name in paid if name not in forms and rules[name] != "json_schema"}
     form = [name for name in paid if name in forms or (told and rules[name] == "json_schema")]
     gold = [name for name in paid if name not in form]
@@ -237,24 +222,10 @@ def _together(subject: Subject) -> Iterator[Finding]:
     taste = [name for name in judged if name not in gated]
     is_known = not any(isinstance(spec.rewards[name].weight, str) for name in paid)
     for some, others, factor in ((free, gold, 1.0), (taste, checked, 3.0)) if is_known else ():
-        if (
-            others
-            and some
-            and sum(spec.rewards[one].usual_weight for one in some)
-            >= factor * sum(spec.rewards[one].usual_weight for one in others)
-        ):
+        mine, theirs = (sum(spec.rewards[one].usual_weight for one in names) for names in (some, others))
+        if others and some and mine >= factor * theirs:
             what = "the form" if some[0] in form else "a judge's taste"
-            message = f"{what} ({', '.join(some)}) is paid more than what is right ({', '.join(others)})"
-            yield document.warning(f"rewards.{some[0]}.weight", message, "lower it", "only-form")
-
-
-def _judged(subject: Subject) -> Iterator[Finding]:
-    """A judge that success asks for its highest score, since no `success` is written beside an exact term."""
-    spec = subject.loaded.spec
-    needed = [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
-    judges = [name for name in needed if spec.rewards[name].kind == "judge" and spec.success is None]
-    if judges and (others := [name for name in needed if name not in judges]):
-        yield subject.say("judged-success/without-episode", f"rewards.{judges[0]}", others[0], at="key")
+            yield subject.say("only-form/more", f"rewards.{some[0]}.weight", what, ", ".join(some), ", ".join(others))
 
 
 def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[str]) -> bool:
@@ -267,43 +238,25 @@ def _is_of_right(rewards: Mapping[str, RewardSpec], name: str, gold: Sequence[st
 
 def _shown_gold(subject: Subject) -> Iterator[Finding]:
     """Right answers in what the policy reads: the column that a term compares with, and the work behind it."""
-    spec = subject.loaded.spec
-    read = [(path, text) for path, text in prompt_texts(spec.prompt)]
-    for place in (
-        ("observation", "template"),
-        ("user", "cues"),
-        ("user", "replies"),
-        *(("tools", n) for n in spec.tools),
-        *(("resources", n) for n in spec.resources),
-    ):
+    spec, prompt = subject.loaded.spec, prompt_texts(subject.loaded.spec.prompt)
+    read = [*prompt]
+    for place in (("observation", "template"), ("user", "cues"), ("user", "replies")):
         read += strings_in(subject.document.get(place), place)
-    golds = {column: name for name, reward in spec.rewards.items() for column in _gold_columns(reward)}
+    golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)}
+    # What shows nothing else of the row is to be copied.
+    is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}
     for path, text in read:
-        shown = re.findall(r"\{[{%][^}]*?\btask\.(\w+)\s*(?=\||-?\}\}|-?%\}|~|\+|\))", text)
-        if (column := next((one for one in shown if one in golds), None)) is not None:
-            yield subject.say("gold-in-prompt/shows-task", path, column, golds[column], find=f"task.{column}")
+        shown = [column for column in PATTERNS.plainly.findall(text) if column in golds]
+        if shown and not (is_all and path[0] == "prompt"):
+            column = shown[0]
+            yield subject.say("gold-in-prompt/column", path, column, golds[column], find=f"task.{column}")
             return
     for index, step in enumerate(spec.steps):
         for _, tool, given in calls_in(step):
             made, told = subject.tools.get(tool), set(re.findall(r"\btask\.(\w+)", str(given)))
             if made is not None and made.kind in ("calculator", "search") and (lost := sorted(told & {*golds})):
-                yield subject.say("wrong-oracle/call-given", ("oracle", index, "call"), lost[0])
+                yield subject.say("wrong-oracle/given-gold", ("oracle", index, "call"), lost[0])
                 return
-
-
-def _gold_columns(reward: RewardSpec) -> Sequence[str]:
-    """The columns that a term compares with as they are: a gold value, a gold call, hidden tests."""
-    if reward.kind == "tests":
-        wanted = [getattr(reward, key) for key in ("calls", "stdin", "programs")]
-    elif reward.kind == "verify":
-        expect = gold_in(reward)
-        wanted = [
-            text for _, text in strings_in(getattr(expect, "arguments", None) or getattr(expect, "value", expect), ())
-        ]
-    else:
-        wanted = [gold_in(reward)] if getattr(reward, "rule", "") in _GOOD else []
-    found = [one[1] for text in wanted if isinstance(text, str) and (one := PATTERNS.gold_path.fullmatch(text))]
-    return [one for one in found if f"task.{one}" not in str(getattr(reward, "arguments", ""))]
 
 
 def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -315,7 +268,7 @@ def _unread(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if any(PATTERNS.written.search(filled) for text in texts if text for filled in _filled_in(text)):
         return
     name = "{{ message }}" if spec.kind == "judge" else "{{ answer }}"
-    yield subject.say("unread-answer/reads-nothing", f"{path}.{key}", name)
+    yield subject.say("unread-answer/by-term", f"{path}.{key}", name)
 
 
 def _is_fixed(subject: Subject, name: str) -> bool:
@@ -339,28 +292,28 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     value = (getattr(spec, "schema_", None) or {}).get("properties", {}).get(key, {})
     told = [
         ("rubric", (min(steps), max(steps)) if len(steps) > 1 else scale),
-        ("prompt", spans[-1] if spans else scale),
+        ("prompt", spans[-1] if spans and (low, high) not in spans else scale),
         ("schema", (value.get("minimum", low), value.get("maximum", high)) if isinstance(value, Mapping) else scale),
     ]
     for part, ends in told:
         if ends != (low, high):
-            message = f"the {part} goes from {ends[0]:g} to {ends[1]:g}, and the scale from {low:g} to {high:g}"
             place = f"{path}.{part}" if document.has(f"{path}.{part}") else path
-            yield document.warning(place, message, f"write scale: [{ends[0]:g}, {ends[1]:g}]", "other-scale", at="key")
+            yield subject.say("other-scale/ends", place, part, *ends, low, high, at="key")
     ends = [text for text in rubric for step in PATTERNS.step.findall(text)[:1] if float(step) in (low, high)]
     worst = [
         text for text in ends if (float(PATTERNS.step.findall(text)[0]) == low) == bool(PATTERNS.fine.search(text))
     ]
-    if len(ends) > 1 and len(worst) == len(ends) and any(map(PATTERNS.fine.search, ends)):
-        yield subject.say("other-scale/lowest-score", f"{path}.rubric", worst[0][:60], at="key")
+    is_fine = any(map(PATTERNS.fine.search, ends)) and not any(map(PATTERNS.bad.search, ends))
+    if len(ends) > 1 and len(worst) == len(ends) and is_fine:
+        yield subject.say("other-scale/upside-down", f"{path}.rubric", worst[0][:60], at="key")
     endpoints = {getattr(spec, "endpoint", None), *(one.endpoint for one in getattr(spec, "judges", ()))}
     for name in sorted(endpoints & {*subject.loaded.spec.endpoints}):
         most = subject.loaded.spec.endpoints[name].sampling.max_tokens
         if most is not None and most < 40 and getattr(spec.sampling, "max_tokens", None) is None:  # type: ignore[attr-defined]
-            yield subject.say("odd-sampling/tokens-hold", f"endpoints.{name}.sampling.max_tokens", most)
-    keys = re.findall(r"[\"'](\w+)[\"']\s*:", prompt)
+            yield subject.say("odd-sampling/verdict", f"endpoints.{name}.sampling.max_tokens", most)
+    keys = re.findall(r"[\"'](\w+)[\"']\s*:(?!\s*[\"']?\s*\{[{%])", prompt)  # and not of material
     if keys and key not in keys:
-        yield subject.say("other-scale/judge-told", f"{path}.prompt", keys[-1], key)
+        yield subject.say("other-scale/key", f"{path}.prompt", keys[-1], key)
 
 
 def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -371,23 +324,24 @@ def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     asks_truth = PATTERNS.truth.search(bare) is not None
     is_blind = not re.search(r"\b(?:task|transcript|resources|vars)\b", f"{prompt} {other or ''}")
     if is_blind and (not getattr(spec, "rubric", None) or (document.has(f"{path}.prompt") and asks_truth)):
-        yield subject.say("blind-judge/told-neither", f"{path}.prompt")
+        yield subject.say("blind-judge/of-task", f"{path}.prompt")
     gold = {name for step in subject.loaded.spec.steps for name in re.findall(r"task\.(\w+)", str(step.say or ""))}
     shown = set(re.findall(r"\btask\.(\w+)", f"{prompt} {other or ''}"))
     paid = [one for one in rewards.values() if one.usual_weight > 0]
     is_alone = all(one.kind == "judge" or kind_of("rewards", one).form == "all" for one in paid)
+    # What is long, such as a summary, may be held against what it is made of.
+    gold = {name for name in gold if all(len(str(row.get(name))) <= 60 for _, row in subject.each())}
     if asks_truth and is_alone and shown and gold and not gold & shown:
-        lost = min(gold)
-        yield subject.say("blind-judge/say-right", f"{path}.prompt", lost)
+        yield subject.say("blind-judge/of-gold", f"{path}.prompt", min(gold))
     asked = {one[1] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task" and one[1:]}
     for column in PATTERNS.reference.findall(f"{prompt} {document.get(f'{path}.rubric') or ''}"):
         if column in asked:
-            yield subject.say("odd-pair/judge-told", f"{path}.prompt", column)
+            yield subject.say("odd-pair/question-as-gold", f"{path}.prompt", column)
     if isinstance(other, str):
         read = {one[1] for one in compile_template(other).paths if one[0] == "task" and one[1:]}
         if read <= asked:
             what = "what the prompt asks" if read else "the same text for every task"
-            yield subject.say("odd-pair/answer-compared", f"{path}.pairwise.with", what)
+            yield subject.say("odd-pair/pairwise", f"{path}.pairwise.with", what)
 
 
 def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -395,19 +349,19 @@ def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     prompt = subject.loaded.spec.prompt
     key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
     given = getattr(spec, key, None)
-    rows = [(split, index, row) for split in subject.splits.values() for index, row in enumerate(split.rows[:1_000])]
+    rows, fill = list(subject.each(1_000)), compile_value(given)
     is_fixed = not any("task" in text for text in _filled_in(given))
     if is_fixed and len(rows) > 1 and any("task" in text for text in _filled_in(prompt.user)):
-        yield subject.say("constant-gold/every-task", f"{path}.{key}")
+        yield subject.say("constant-gold/tests", f"{path}.{key}")
     programs: list[str] = []
-    for split, index, row in rows:
+    for where, row in rows:
         try:
-            filled = compile_value(given)(task=row, vars=subject.loaded.spec.vars)
+            filled = fill(task=row, vars=subject.loaded.spec.vars)
         except (TemplateError, TypeError):
             return
         if not filled or filled in ("[]", "{}"):
-            yield subject.say("empty-gold/row-split-has", f"{path}.{key}", index + 1, split.name)
+            yield subject.say("empty-gold/tests", f"{path}.{key}", where)
             break
         programs += map(str, filled) if key == "programs" and isinstance(filled, list) else ()
     if programs and not any(PATTERNS.fails.search(one) for one in programs):
-        yield subject.say("any-answer/program-can", f"{path}.programs")
+        yield subject.say("any-answer/no-assert", f"{path}.programs")

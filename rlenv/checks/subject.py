@@ -44,11 +44,12 @@ PATTERNS: Final = SimpleNamespace(**{name: re.compile(pattern) for name, pattern
 
 @dataclass(frozen=True, slots=True)
 class ReadSplit:
-    """The rows of a split that were read; `columns` counts in how many of them each column is."""
+    """The rows of a split that were read, all if it `is_whole`; `columns` counts in how many of them each column is."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
     columns: Mapping[str, int]
+    is_whole: bool = True
 
 
 @dataclass(slots=True)
@@ -113,15 +114,20 @@ class Subject:
         at: str = "value",
         find: str = "",
     ) -> Finding:
-        """The warning `CODE/WHO` of odd.toml at a place, with what is given filled in."""
+        """The warning `CODE/CASE` of odd.toml at a place, with what is given filled in."""
         message, hint = (text.format(*given) for text in WORDS["said"][key])
         return self.document.warning(place, message, hint, key.partition("/")[0], at=at, find=find)
 
-    def each(self, most: int = 1_000) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def each(self, most: int = MAX_ROWS) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The first rows of each split, each after the words that name it."""
         for split in self.splits.values():
             for index, row in enumerate(split.rows[:most]):
                 yield f"row {index + 1} of split '{split.name}'", row
+
+    @property
+    def is_whole(self) -> bool:
+        """True where every row of every split was read."""
+        return all(split.is_whole for split in self.splits.values())
 
     @property
     def limits(self) -> EpisodeLimits:
@@ -181,6 +187,12 @@ class Subject:
         """True where a fault of compiling stands at that place already."""
         dotted = ".".join(map(str, path))
         return any(fault.path == dotted for fault in self.compiled.faults)
+
+
+def gives_away(gold: str, text: str) -> bool:
+    """True where a text holds the right answer and little else; a passage in which it stands is to be read."""
+    is_short = len(gold) > 1 and len(text) <= 3 * len(gold) + 30
+    return is_short and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def calls_in(step: OracleStep) -> Iterator[tuple[tuple[str | int, ...], str, Mapping[str, Any]]]:
@@ -259,4 +271,5 @@ def _read_split(subject: Subject, name: str) -> None:
         subject.not_checked.append(f"split {name}: only the first {MAX_ROWS:,} of {len(tasks):,} rows were looked at")
     columns = Counter(column for row in rows for column in row)
     if rows:
-        subject.splits[name] = ReadSplit(name, rows, columns)
+        is_whole = not tasks.is_endless and len(rows) == len(tasks)
+        subject.splits[name] = ReadSplit(name, rows, columns, is_whole)

@@ -194,9 +194,9 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "unread-column": (
         [{**rows(passage=["a b", "c d"]), **system("Read the passage.")}, rows(image=["a.png", "b.png"]),
-         {**rows(reference=["x", "y"])}, {**rows(wish=["a bath", "a dog"]), "user": {"kind": "scripted",
-          "replies": ["Hm."]}}],
-        [rows(id=[1, 2], level=["a", "b"]), {**rows(passage=["a b", "c d"]),
+         {**rows(town="{answer}"), "rewards": {"right": EXACT | {"expect": "{{ task.town }}"}}, "oracle": None}],
+        [rows(id=[1, 2], level=["a", "b"]), rows(reference=["x", "y"]), {**rows(country=["Peru", "Norway"]),
+          **system("Name a town of any country.")}, {**rows(passage=["a b", "c d"]),
           "prompt": {"system": f"Read the passage. Write {TAG}", "user": "{{ task.question }} {{ task.passage }}"}}],
     ),
     # conditions over all rows
@@ -268,10 +268,13 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     # variety, and rows beside each other
     "constant-gold": (
-        [rows(choices=[["Lima", "x"], ["Bern", "y"], ["Oslo", "z"], ["Rome", "u"], ["Kyiv", "v"], ["Bath", "w"]]),
+        [{**rows(choices=[["Lima", "x"], ["Bern", "y"], ["Oslo", "z"], ["Rome", "u"], ["Kyiv", "v"], ["Bath", "w"]]),
+          "prompt": {"system": f"Write it {TAG}", "user": "{{ task.question }} {{ task.choices|join(', ') }}"}},
          {"tasks": {"train": {"rows": [{"question": f"Is {n} a number?",
           "answer": "no" if n == 3 else "yes"} for n in range(12)]}}}],
-        [rows(choices=[["Lima", "x"], ["y", "Bern"], ["Oslo", "z"], ["u", "Rome"], ["Kyiv", "v"], ["w", "Bath"]])],
+        [{**rows(choices=[["Lima", "x"], ["y", "Bern"], ["Oslo", "z"], ["u", "Rome"], ["Kyiv", "v"], ["w", "Bath"]]),
+          "prompt": {"system": f"Write it {TAG}", "user": "{{ task.question }} {{ task.choices|join(', ') }}"}},
+         rows(aliases=[[town, town.lower()] for town in TOWNS])],
     ),
     "wrong-gold": (
         [{"tasks": {"train": {"rows": [{"question": f"What is {n} * 7?", "answer": str(7 * (n - 1))} for n in range(3,
@@ -284,8 +287,9 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "cut-text": (
         [rows(question=["Which river flows through ci", "Which mountain is the highes",
-         "Which ocean lies to the eas"[:27] + "t"])],
-        [rows(question=["Which river flows through it?", "Which mountain is the highest?", "Which ocean is it?"])],
+         "Which ocean lies to the east", "Which lake?", "Which sea?", "Which bay?"])],
+        [rows(question=[f"Add {n} to {n + 20} and double it" for n in range(10, 16)]),
+         rows(question=["Which river flows through it?", "Which mountain is the highest?", "Which ocean is it?"])],
     ),
     "duplicate-rows": (
         [{"tasks": {"train": {"rows": [{"question": n % 5, "answer": n % 5} for n in range(60)]}}}],

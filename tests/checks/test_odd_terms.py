@@ -58,6 +58,10 @@ def one(context):
     return 1.0
 
 
+def some(context):
+    return 0.5 if context.answer is None else 0.5
+
+
 def ignores(place: str, day: str) -> str:
     "Says where it is."
     return place
@@ -237,7 +241,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a limit above the rows": ("idle-limit", {"tasks.train.limit": 50}),
     "groups of one row": ("idle-groups", {"tasks.train.report_by": "question"}),
     "a column that is null": ("odd-column", rows({"question": None, "answer": 5}, {"question": "b", "answer": 1})),
-    "a column that is empty": ("odd-column", rows({"question": "", "answer": 5}, {"question": "b", "answer": 1})),
+    "a column that is empty": (
+        "odd-column",
+        {"prompt.user": "Q: {{ task.question }}"} | rows({"question": "", "answer": 5}, {"question": "b", "answer": 1}),
+    ),
+    "a message that is empty": ("empty-prompt", rows({"question": "", "answer": 5}, {"question": "b", "answer": 1})),
     "a list shown as Python": (
         "odd-column",
         rows({"question": ["a", "b"], "answer": 5}, {"question": ["c"], "answer": 1}),
@@ -354,7 +362,10 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     # users
     "a user who never ends": ("user-never-ends", talks(prompt="You want {{ task.answer }}.")),
     "a user without an end": ("user-never-ends", talks(stop=None)),
-    "one person for all": ("same-prompt", talks(prompt="You want a refund. Write ###STOP### then.")),
+    "one person for all": (
+        "same-prompt",
+        talks(prompt="You want a refund. Write ###STOP### then.") | {"prompt.user": "Good morning."},
+    ),
     "replies that are never said": (
         "limits",
         {"user": {"kind": "scripted", "replies": ["a", "b", "c"]}, "limits.turns": 2, "oracle": None},
@@ -387,7 +398,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "an answer that is cut away": (
         "cut-answer",
         {
-            **rows({"question": "a", "answer": 77}, {"question": "b", "answer": 78}),
+            **rows({"question": "a", "answer": 7712}, {"question": "b", "answer": 7814}),
             "observation.max_chars": 64,
             "oracle": [
                 {"call": {"calculate": {"expression": "10 ** 90 * {{ task.answer }} * 10 ** 60"}}},
@@ -396,7 +407,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
             "tools.calculate": {"kind": "python", "function": "own.py:calculate"},
         },
     ),
-    "a term that tells nothing apart": ("constant-term", {"rewards.f": {"kind": "rule", "function": "own.py:one"}}),
+    "a term that reads nothing": ("unread-parameter", {"rewards.f": {"kind": "rule", "function": "own.py:one"}}),
+    "a term that tells nothing apart": (
+        "constant-term",
+        {"rewards.f": {"kind": "rule", "function": "own.py:some", "range": [0, 1]}},
+    ),
     "a term that pays for silence": ("paid-for-nothing", {"rewards.f": {"kind": "rule", "function": "own.py:wrong"}}),
     "a success of anything": (
         "free-success",
@@ -417,7 +432,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         "conflicting-rows",
         rows(
             {"id": 1, "question": "What?", "answer": 5},
-            {"id": 2, "question": "what", "answer": 6},
+            {"id": 2, "question": "What", "answer": 6},
             {"id": 3, "question": "b", "answer": 6},
         ),
     ),
@@ -456,7 +471,7 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"tools.look.cache": {"key": "arguments"}, "tools.look.query": {"q": "{{ task.question }}"}},
     ),
     # terms
-    "a gate for what is wrong": ("wrong-gate", {"rewards.form.gate": "correct < 1"}),
+    "a gate for what is wrong": ("wrong-gate", {"rewards.form.gate": "correct < 1", "rewards.form.weight": 1}),
     "a sum over turns": ("paid-for-length", {"rewards.form.when": "turn", "rewards.form.over_turns": "sum"}),
     "another key": ("other-scale", judged(prompt='{{ task.question }} {{ answer }} Write {"rating": 3}.')),
     "the question as the gold": (
@@ -842,7 +857,7 @@ def test_a_warning_has_its_place_and_counts_only_if_asked(sound: Path, capsys: p
 def test_a_copy_of_a_row_is_named_with_the_row_that_it_copies(sound: Path) -> None:
     sound.write_text(SOUND.replace("8}]", '8}, {question: other, answer: 1}, {question: "What is 2 + 3?", answer: 5}]'))
     (told,) = [one.message for one in validate([sound]).warnings if one.code == "duplicate-rows"]
-    assert told == "1 of 4 rows stand there before (row 4 is row 1)", told
+    assert told == "1 of 4 rows are copies (row 4 is row 1)", told
 
 
 def test_what_is_played_silences_nobody_else(sound: Path, caplog: pytest.LogCaptureFixture) -> None:
