@@ -265,11 +265,12 @@ class Executor:
         """The results of calls that may run at once. `first` is the place of the first one in its turn."""
         if (lane := here()) is not None:
             return await self._taped(lane, calls, context, first)
+        if len(calls) == 1:  # most turns
+            made = self._at_once(calls[0], context)
+            return (made if isinstance(made, ToolResult) else await self._waiting(made, context, first),)
         results: list[Any] = [self._at_once(call, context) for call in calls]
-        if len(results) == 1 and type(results[0]) is ToolResult:
-            return (results[0],)
         pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
-        if len(pending) == 1:  # the usual turn: no task of its own
+        if len(pending) == 1:  # no task of its own
             index = pending[0]
             results[index] = await self._waiting(results[index], context, first + index)
         elif pending:

@@ -296,8 +296,8 @@ def ended(call: ToolCall, output: Any, started: float, context: ToolContext, *, 
         raise TypeError(f"a tool's run returned a {type(output).__name__}, not a ToolOutput")
     if type(output.text) is not str:
         raise TypeError(f"a tool's text was a {type(output.text).__name__}, not a str")
-    text, value, details = encodable(redact_ends(output.text, max_chars)), output.value, output.details
-    images = output.images
+    text, value, details, images = redact_ends(output.text, max_chars), output.value, output.details, output.images
+    text = text if text.isascii() else encodable(text)
     if images:
         images, left_out = within_limits(images)
         text = f"{text}\n{left_out}" if left_out and text else text or left_out

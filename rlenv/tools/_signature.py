@@ -143,13 +143,11 @@ _MODE: JsonSchemaMode = "validation"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of a function: `parameters` as JSON Schema, `convert` from fitting JSON arguments to Python
-    values.
-    """
+    """A function's parameters as JSON Schema, and what makes Python values of fitting arguments, if needed."""
 
     description: str
     parameters: Mapping[str, Any]
-    convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    convert: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
 
 
 def shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +208,7 @@ def read_signature(
     if parameters is not None:
         schema = shorthand(parameters)
         _check_names(schema, shown, name=name, takes_any=takes_any)
-        return Signature(description, schema, lambda arguments: arguments)
+        return Signature(description, schema, None)
     for key, one in shown.items():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             raise UsageError(f"'{name}' takes '{one}', which a call by name cannot give", hint="name its parameters")
@@ -275,13 +273,13 @@ def _from_types(
 
 def _converter(
     hints: Mapping[str, Any], adapters: Mapping[str, TypeAdapter[Any]]
-) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
     rich = {
         key: adapter for key, adapter in adapters.items() if hints[key] not in _AS_THEY_ARE and hints[key] is not int
     }
     whole = frozenset(key for key in adapters if hints[key] is int)
     if not rich and not whole:
-        return lambda arguments: arguments
+        return None
 
     def convert(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         changed: dict[str, Any] | None = None

@@ -70,13 +70,11 @@ class PythonSpec(ToolSpec):
 def _own(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Arguments that share no list and no object with what the policy wrote.
 
-    The function may change what it is given, and keep it; the record is not to change with it. Most arguments are texts
-    and numbers, which nobody can change: a copy of these would cost a turn a tenth of its time.
+    The function may change what it is given, and keep it; the record is not to change with it.
     """
-    for value in arguments.values():
-        if type(value) not in _PLAIN and isinstance(value, (list, dict)):
-            return {name: _copied(one) for name, one in arguments.items()}
-    return arguments
+    if _PLAIN.issuperset(map(type, arguments.values())):
+        return arguments
+    return {name: _copied(value) for name, value in arguments.items()}
 
 
 def _copied(value: Any) -> Any:
@@ -235,7 +233,7 @@ def compile_function(
     shown_errors, convert, mode = _shown_errors(spec, function, context), signature.convert, _mode(spec, function)
 
     def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
-        values = convert(_own(arguments))
+        values = _own(arguments) if convert is None else convert(_own(arguments))
         return {**values, **{key: _hidden(one, call) for key, one in injected.items()}} if injected else values
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
