@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,7 +50,7 @@ def _messages(subject: Subject) -> Iterator[Finding]:
             values = {"task": row, "vars": subject.loaded.spec.vars, "resources": {}}
             place, where = "prompt.messages", f"row {index + 1} of split '{split.name}'"
             try:
-                said = []
+                said: Sequence[Message] = ()
                 for one in data:
                     place, said = one.path, messages_of(one, values)
                 last = said[-1:] if ends and ends[0] in data else [Message(one.role or "user", "") for one in ends]

@@ -138,14 +138,11 @@ def result_messages(
     results: Sequence[ToolResult], show: Show, cut: Cut, task: Mapping[str, Any], turn: int, images: bool
 ) -> tuple[Message, ...]:
     """The messages that answer the calls of a turn, in their order; with the results' images where `images` says so."""
-    return tuple(
-        [  # a list, which is made in half the time of a generator's tuple
-            _message(
-                "tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images if images else ()
-            )
-            for result in results
-        ]
-    )
+    made: list[Message] = []
+    for result in results:
+        text = cut(show(result, task, turn))
+        made.append(_message("tool", text, (), result.name, result.call_id, result.images if images else ()))
+    return tuple(made)
 
 
 def told_of_cut(messages: Sequence[Message]) -> tuple[Message, ...]:

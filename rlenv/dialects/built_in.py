@@ -220,7 +220,8 @@ Spans = Sequence[tuple[int, int]]
 
 _OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"
 _SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")
-_search: Final = _SIGNS.search
+find_mark: Final = _SIGNS.search
+"""The first sign of a text that a control token may begin with, as a match; None where there is none."""
 # Control tokens and placeholders of published tokenizers that are neither `<|…|>` nor a mark of a dialect's row.
 _TAGS: Final = (
     "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
@@ -239,11 +240,6 @@ _BRACKETS: Final = (
 # Their marks are control tokens of no tokenizer, and prompts and replies name them.
 _OF_NO_MODEL: Final = ("search_r1", "react", "xml", "xml_json")
 _COMPLETE: Final = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
-
-
-def has_marks(text: str) -> bool:
-    """True if `text` holds a sign that a control token may begin with."""
-    return _search(text) is not None
 
 
 _SPELLING: Final = re.compile(

@@ -62,7 +62,7 @@ def json_call_reader(*, name_key: str, arguments_key: str) -> Callable[[str], tu
                     elif not -EXACT < value < EXACT:
                         break
                 else:
-                    if has_keys(body, keys):
+                    if body.count(":") == keys or has_keys(body, keys):
                         return name, arguments
         value = exact(body, read)
         return value if isinstance(value, str) else shaped(value[0])

@@ -33,7 +33,7 @@ def _json(value: Any) -> str:
 class _Form:
     """A text with `{name}` in it, each place of a name found once; other braces are text."""
 
-    __slots__ = ("_head", "_rest")
+    __slots__ = ("_head", "_rest", "around")
 
     def __init__(self, form: str, names: Sequence[str]) -> None:
         self._rest: list[tuple[str, str]] = []
@@ -52,6 +52,9 @@ class _Form:
             self._rest.append((name, ""))
             rest = rest[place + len(name) + 2 :]
         self._head = head
+        is_only = [name for name, _ in self._rest] == names[:1]
+        self.around = (head, self._rest[0][1]) if is_only else None
+        """What stands around the first of the names, where it is the only one that the text has."""
 
     def fill(self, values: Mapping[str, str]) -> str:
         """The text with its places filled."""
@@ -62,7 +65,7 @@ class _Form:
 
 
 def _fill(form: str, **values: str) -> str:
-    return _Form(form, tuple(values)).fill(values)
+    return _Form(form, list(values)).fill(values)
 
 
 def _around(turn: str) -> tuple[str, str]:
@@ -91,7 +94,7 @@ class Writer:
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
         }
         self._around = {role: _around(turn) for role, turn in self._turns.items()}
-        self._result = _Form(spec.chat.result, ("content", "name", "id"))
+        self._result = _Form(spec.chat.result, ["content", "name", "id"])
         head, _, tail = self._turns["assistant"].partition("{content}")
         self._turn_close = tail
         self.turn_ends = (tail.strip(),) if tail.strip() and not spec.chat.same_turn else ()
@@ -332,11 +335,14 @@ class Writer:
         """The turns that show the results at the head of `messages`."""
         chat = self._chat
         shown: list[str] = []
-        fill, strips = self._result.fill, chat.trim
+        fill, around, strips = self._result.fill, self._result.around, chat.trim
         for message in messages:
             if message.role != "tool":
                 break
             content = message.content.strip() if strips else message.content
+            if around is not None:
+                shown.append(around[0] + content + around[1])
+                continue
             shown.append(fill({"content": content, "name": message.name or "tool", "id": message.tool_call_id or ""}))
         if chat.results_joined is None:
             return "".join([self._turn(chat.result_role, result) for result in shown])

@@ -17,7 +17,7 @@ from rlenv._base.bounded import plain, quick
 from rlenv._base.text import strings_in
 from rlenv.calls.toolsets import ending, governed, offering
 from rlenv.dialects.base import Dialect, fault_of
-from rlenv.dialects.built_in import has_marks, row_of
+from rlenv.dialects.built_in import find_mark, row_of
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.rollout import Make, nest
 from rlenv.errors import EpisodeError, Finding, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Compiled", "Parts", "bases_of", "compile_entries", "compile_parts", "entry_fault", "missing_variable"]
 
 _message = quick(Message)
-_is_authored = lru_cache(maxsize=1024)(has_marks)  # the templates of prompts, each looked at once
+_is_authored = lru_cache(maxsize=1024)(find_mark)  # the templates of prompts, each looked at once
 
 
 def _first_row(loaded: LoadedSpec) -> Mapping[str, Any]:
@@ -68,6 +68,8 @@ class PromptEntry:
     role: Role | None = None
     """Of a message that says a text and nothing else; None for data."""
     value: Callable[..., Any] = str
+    fixed: tuple[Message, ...] = ()
+    """The message, where no row has a say in it and it holds no images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,17 +370,21 @@ def _shown(path: str, entry: str | Mapping[str, Any]) -> PromptEntry:
         except ValueError as error:
             raise UsageError(str(error), hint="write {role: user, content: TEXT}") from error
         if entry.keys() == {"role", "content"} and isinstance(entry["content"], str):
-            return PromptEntry(path, templates, role)
+            constant = PromptEntry(path, templates, role)
+            fixed = () if "{" in entry["content"] else tuple(messages_of(constant, {}))
+            return replace(constant, fixed=fixed)
     return PromptEntry(path, templates, None, compile_value(entry))
 
 
-def messages_of(one: PromptEntry, values: Mapping[str, Any], images: tuple[Image, ...] = ()) -> list[Message]:
+def messages_of(one: PromptEntry, values: Mapping[str, Any], images: tuple[Image, ...] = ()) -> Sequence[Message]:
     """The messages of an entry of the prompt. Those that data gives are text, whatever it spells; one whose content the
     author wrote knows the author's words in it where they may hold control tokens.
 
     Raises:
         EpisodeError: the row does not fill it, or it gives no messages.
     """
+    if one.fixed and not images and redact(text := one.fixed[0].content) is text:
+        return one.fixed
     try:
         if one.role is None:
             given = redact_value(plain(one.value(**values)))

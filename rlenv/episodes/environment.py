@@ -16,7 +16,7 @@ from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet, ToolSets
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import Cut, SameTurn, cut_chars, shower
-from rlenv.dialects.built_in import broken_message, has_marks
+from rlenv.dialects.built_in import broken_message, find_mark
 from rlenv.episodes.compile import Parts, compile_parts, messages_of
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.players import Seat, Seated, opponent_of, seated
@@ -77,6 +77,7 @@ class Environment:
         """As the spec writes them; where rows give one, its default. An episode's own are `Episode.limits`."""
         self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
         """How observations go on in the assistant's own turn; None where they have turns of their own."""
+        self.answer, self.keeps_images = self.spec.answer, self.spec.observation.images == "keep"
         self.answer_is_explicit = answers.is_explicit(self.spec.answer)
         self.players = self.parts.simulated if isinstance(self.parts.simulated, Players) else None
         """The players of an episode, where it has several."""
@@ -373,7 +374,7 @@ class Environment:
     def observation_text(self, messages: Sequence[Message]) -> str:
         """The text that follows an action, as a policy of raw text sees it: no content spells a control token."""
         for message in messages:
-            if has_marks(message.content if message.name is None else message.content + message.name):
+            if find_mark(message.content if message.name is None else message.content + message.name):
                 break
         else:
             return self.parts.dialect.render_observation(messages)
