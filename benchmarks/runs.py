@@ -31,7 +31,7 @@ from rlenv.runs.pack import pack
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
-from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
+from rlenv.trajectory import Record, RewardBreakdown, TermResult, Trajectory, Turn
 
 _TOKENS = 5_900
 _WORDS = [f"word{number:04d}" for number in range(4_000)]
@@ -54,10 +54,11 @@ def episode(number: int, *, turns: int = 4, chars: int = 2_260) -> Trajectory:
         made.append(Turn(index, action, ParsedAction("", thought, (call,)), (result,), Observation((shown,))))
         messages += [Message("assistant", action), shown]
     reward = RewardBreakdown(1.0, {"correct": TermResult.valid("correct", value=1.0, weight=1.0)}, (0.0,) * turns)
-    return Trajectory.termination(
-        environment="bench-v0", split="train", task_index=number, seed=number, task={}, messages=tuple(messages),
-        turns=tuple(made), answer="1", seconds=1.0, reason="answer", reward=reward, success=True,
-    )  # fmt: skip
+    record: Record = {
+        "environment": "bench-v0", "split": "train", "task_index": number, "seed": number, "task": {},
+        "messages": tuple(messages), "turns": tuple(made), "answer": "1", "seconds": 1.0, "usage": (),
+    }  # fmt: skip
+    return Trajectory.ended(record, terminated=True, reason="answer", reward=reward, success=True)
 
 
 def tokens(number: int, *, count: int = _TOKENS) -> Tokens:

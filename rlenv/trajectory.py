@@ -1,7 +1,7 @@
 """The frozen record of one episode, and the constructors that name what it ends as.
 
-`TermResult.valid`, `invalid` and `skipped` say what became of a term; `Trajectory.termination`, `truncation` and
-`failed` what became of an episode, and hold what an episode is that has no reward. They take secrets out of what is
+`TermResult.valid`, `invalid` and `skipped` say what became of a term; `Trajectory.ended` and `failed` what became of an
+episode, and hold what an episode is that has no reward. They take secrets out of what is
 said of terms and of failures: evidence, errors, details, messages of a `Failure`. The rest they take as it is, prompts
 and results without secrets from those who make them. The bare constructors are for readers of records, which take what
 was written.
@@ -18,7 +18,7 @@ from rlenv.messages import Message, Observation, ParsedAction, ToolResult
 from rlenv.secrets import redact, redact_ends, redact_value, redact_within
 
 __all__ = ["EVIDENCE_CHARS", "TERMINATIONS", "Failure", "Measurement", "ModelUsage", "Record", "RewardBreakdown"]
-__all__ += ["Step", "TermResult", "Trajectory", "Turn", "Where"]
+__all__ += ["Step", "TermResult", "Trajectory", "Turn", "Where", "term_result"]
 
 EVIDENCE_CHARS: Final = 1024
 """Evidence and error of a TermResult are cut to this many characters."""
@@ -73,17 +73,17 @@ class TermResult:
     @staticmethod
     def valid(name: str, *, value: float, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term with a value, a finite number."""
-        return _result(name, "valid", value, weight, "", **measurement)
+        return term_result(name, "valid", value, weight, "", **measurement)
 
     @staticmethod
     def invalid(name: str, *, error: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term that could not be measured."""
-        return _result(name, "invalid", None, weight, redact_ends(error, EVIDENCE_CHARS), **measurement)
+        return term_result(name, "invalid", None, weight, redact_ends(error, EVIDENCE_CHARS), **measurement)
 
     @staticmethod
     def skipped(name: str, *, why: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term whose gate was shut, or which had nothing to measure."""
-        return _result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **measurement)
+        return term_result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **measurement)
 
 
 class _Where:
@@ -113,19 +113,19 @@ _made_result: Callable[..., TermResult] = quick(TermResult)
 TermResult.where = _Where(vars(TermResult)["where"])  # type: ignore[misc, assignment]
 
 
-def _result(
+def term_result(
     name: str,
     status: Status,
     value: float | None,
     weight: float,
     error: str,
-    *,
     evidence: str = "",
     seconds: float = 0.0,
     turn_values: tuple[float | None, ...] = (),
     details: Mapping[str, Any] | None = None,
     where: Where | Callable[[], Where] = (),
 ) -> TermResult:
+    """A result whose evidence and details hold no secret and are bounded; see `TermResult.valid` and its kin."""
     # Redacted before it is cut: a half of a secret is no longer found.
     shown = redact_within(evidence, EVIDENCE_CHARS)
     if len(evidence) > EVIDENCE_CHARS:
@@ -274,22 +274,12 @@ class Trajectory:
     others: tuple[Trajectory, ...] = field(default=(), metadata=SPARSE)
 
     @staticmethod
-    def termination(
-        *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
+    def ended(
+        record: Record, *, terminated: bool, reason: str, reward: RewardBreakdown, success: bool | None
     ) -> Trajectory:
-        """An episode whose task ended; it has failed where `reward` is invalid."""
+        """An episode whose task ended (`terminated`) or that the limit `reason` cut; failed if `reward` is invalid."""
         ended = _made_trajectory(
-            **record, terminated=True, truncated=False, reason=reason, reward=reward, success=success
-        )
-        return ended if reward.total is not None else ended._held()
-
-    @staticmethod
-    def truncation(
-        *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
-    ) -> Trajectory:
-        """An episode that a limit cut; it has failed where `reward` is invalid, and `reason` still names the limit."""
-        ended = _made_trajectory(
-            **record, terminated=False, truncated=True, reason=reason, reward=reward, success=success
+            **record, terminated=terminated, truncated=not terminated, reason=reason, reward=reward, success=success
         )
         return ended if reward.total is not None else ended._held()
 

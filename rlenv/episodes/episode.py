@@ -97,12 +97,13 @@ class Episode:
 
     def __post_init__(self) -> None:
         parts, self.limits = self.environment.parts, self.environment.limits
+        scorer = parts.scorer
         try:
-            self.limits, _ = parts.limits.of(self.task), parts.scorer.of(self.task)
+            self.limits, scorer = parts.limits.of(self.task), scorer.of(self.task)
         except EpisodeError as error:
             self.refused = self.refused or str(error)
         self.tools = EpisodeTools(self.environment, self.task, self.seed, self.limits)
-        self._reward = EpisodeReward(self.environment, self.tools)
+        self._reward = EpisodeReward(self.environment, self.tools, scorer)
 
     async def __aenter__(self) -> Episode:
         await self.open()
@@ -318,7 +319,7 @@ class Episode:
             return await self._finish(terminated=False, reason="time")
 
         calls, is_explicit = parsed.calls, environment.answer_is_explicit
-        found = answers.extract(environment.spec.answer, parsed) if is_explicit or not calls else None
+        found = answers.extract(environment.answer, parsed) if is_explicit or not calls else None
         found = None if found is not None and found.call >= 0 else found  # the call is run first
         if environment.parts.simulated is not None and not calls and not (found and is_explicit):
             return await self._converse(text, parsed, begun, deadline)
@@ -327,21 +328,21 @@ class Episode:
             if self._sampled.finish_reason == _CUT and (found is None or not is_explicit):
                 # It was not the policy that ended its message here. What it has written is scored all the same.
                 return await self._finish(terminated=False, reason="turn_tokens")
-            return await self._finish(
-                terminated=True, reason="final_message" if found is None else "answer", found=found
-            )
+            await self._end(terminated=True, reason="final_message" if found is None else "answer", found=found)
+            return self._last_step()
 
         results = await self.tools.run(calls, turn=len(self.turns), deadline=deadline)
-        malformed = len([result for result in results if result.outcome in _INVALID])
+        malformed = 0
+        for result in results:
+            malformed += result.outcome in _INVALID
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         if environment.has_ends and (end := end_of(results))[1]:
             self._add_turn(text, parsed, begun, results, None, malformed)
-            found = answers.submitted(environment.spec.answer, calls[end[0]], end[0])
+            found = answers.submitted(environment.answer, calls[end[0]], end[0])
             reason = "tool" if found is None else "answer"
             return await self._finish(terminated=end[1] == "ended", reason=reason, found=found)
-        show, images = environment.show, environment.spec.observation.images == "keep"
-        messages = result_messages(results, show, self.cut, self.task, len(self.turns), images)
-        observation = self._observation(messages, results)
+        shown = environment.show, self.cut, self.task, len(self.turns), environment.keeps_images
+        observation = self._observation(result_messages(results, *shown), results)
         self._add_turn(text, parsed, begun, results, observation, malformed)
         if (reason := self._limit_reached(observation, deadline)) or self._reward.scorer.has_turn_terms:
             return await self._go_on(observation, reason)
@@ -414,10 +415,9 @@ class Episode:
         observation: Observation | None = None,
         malformed: int = 0,
     ) -> None:
-        index, said = len(self.turns), self._sampled
-        seconds, started = self.now() - begun, begun - self._started
+        took, started, said = self.now() - begun, begun - self._started, self._sampled
         told = (said.finish_reason, said.token_ids, started, said.logprobs, said.prompt_token_ids)
-        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *told))
+        self.turns.append(_turn(len(self.turns), text, parsed, results, observation, malformed, took, *told))
 
     async def _finish(
         self, *, terminated: bool, reason: str, observation: Observation = _NOTHING, found: GivenAnswer | None = None
@@ -435,8 +435,8 @@ class Episode:
         if (lane := here()) is not None and (missed := lane.tape.missed(lane.episode)):
             self._fail(CassetteError.reason, missed)  # whoever asked has made something else of it
             return
-        end = Trajectory.termination if terminated else Trajectory.truncation
-        self._trajectory = end(reason=reason, reward=reward, success=success, **self.record(answer=answer))
+        made = self.record(answer=answer)
+        self._trajectory = Trajectory.ended(made, terminated=terminated, reason=reason, reward=reward, success=success)
 
     def _fail(self, reason: str, message: str) -> None:
         failure = Failure(reason, message)

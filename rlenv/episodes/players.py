@@ -140,7 +140,7 @@ class Seated(Episode):
         super().__post_init__()
         self.tools = tools = _SeatTools(self.environment, self.task, self.seed, self.limits)
         tools.seat = self
-        self._reward = EpisodeReward(self.environment, tools)
+        self._reward = EpisodeReward(self.environment, tools, self._reward.scorer)
         self._started = time.monotonic()
         self._news = None
 

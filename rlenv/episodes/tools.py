@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -25,6 +25,7 @@ from rlenv.rewards import answer as answers
 from rlenv.rewards.answer import GivenAnswer
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.measure import TurnResults
+from rlenv.rewards.scorer import Scorer
 from rlenv.tools.base import ToolContext
 from rlenv.trajectory import RewardBreakdown, Turn
 
@@ -160,6 +161,8 @@ class EpisodeTools:
             return self._some(calls, allowed, context)
         self._made_in_turn = len(calls)
         self.made += len(calls)
+        if self.counting is None and not self._environment.has_ends and here() is None:  # most specs: nothing to add
+            return self.toolset.executor.run(calls, context)
         return self._run(calls, context)
 
     async def _some(
@@ -323,12 +326,10 @@ class EpisodeReward:
 
     __slots__ = ("_environment", "_tools", "_turns", "paid", "scorer")
 
-    def __init__(self, environment: Environment, tools: EpisodeTools) -> None:
+    def __init__(self, environment: Environment, tools: EpisodeTools, scorer: Scorer) -> None:
         self.paid = 0.0
         """What the turns so far have settled of the total."""
-        self.scorer = environment.parts.scorer
-        with suppress(EpisodeError):  # the episode fails as it opens
-            self.scorer = self.scorer.of(tools.task)
+        self.scorer = scorer
         self._environment = environment
         self._tools = tools
         self._turns: list[TurnResults] = []
@@ -362,11 +363,10 @@ class EpisodeReward:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        limit_s = self._tools.limits.reward_s
         context = self._context(messages, turns, found=found or self._answer(turns, reason), reason=reason)
-        if self._tools.counting is None and not self.scorer.has_turn_terms:  # most specs: nobody is asked
-            reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
-            return context.answer, reward, success
+        if self.scorer.is_quick and not self.scorer.has_turn_terms:  # most specs
+            return context.answer, *self.scorer.score_at_once(context)
+        limit_s = self._tools.limits.reward_s
         with counted(self._tools.counting):
             if self.scorer.has_turn_terms and len(self._turns) < len(turns):
                 self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))

@@ -379,8 +379,9 @@ class _RemoteEpisode(Episode):
             failed = Trajectory.failed(failure=end.failure, reward=end.reward, **record)
             self._trajectory = replace(failed, reason=end.reason)
             return
-        made = Trajectory.termination if end.terminated else Trajectory.truncation
-        self._trajectory = made(reason=end.reason, reward=end.reward, success=end.success, **record)
+        self._trajectory = Trajectory.ended(
+            record, terminated=end.terminated, reason=end.reason, reward=end.reward, success=end.success
+        )
 
     async def truncate(self, reason: str, *, action: str | Message | Sampled | None = None) -> Trajectory:
         """Ends the episode from outside; the server scores it as it stands. See `Episode.truncate`."""

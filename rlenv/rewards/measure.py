@@ -23,7 +23,7 @@ from rlenv.language.functions import failure as failure_of
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, checked
 from rlenv.secrets import redact_within
-from rlenv.trajectory import Measurement, TermResult, Trajectory, Where
+from rlenv.trajectory import Measurement, TermResult, Trajectory, Where, term_result
 
 RETRIES = 2
 """How often a term with `on_invalid: retry` is measured again."""
@@ -311,12 +311,8 @@ def of_value(planned: Planned, measured: Measured, begun: float, of: RewardConte
         # Nothing of an episode that has ended changes any more, and few places are ever looked at.
         where = partial(planned.term.where, of) if of.reason else planned.term.where(of)
     name, weight, seconds = planned.name, planned.weight, _clock() - begun
-    if type(value) is float and isfinite(
-        value * weight
-    ):  # nearly every term: a mapping of the rest costs as much again
-        return TermResult.valid(
-            name, value=value, weight=weight, evidence=evidence, seconds=seconds, details=measured.details, where=where
-        )
+    if type(value) is float and isfinite(value * weight):  # nearly every term
+        return term_result(name, "valid", value, weight, "", evidence, seconds, (), measured.details, where)
     measurement: Measurement = {"evidence": evidence, "seconds": seconds, "details": measured.details, "where": where}
     if value is None:
         return TermResult.skipped(name, why="there was nothing to measure", weight=weight, **measurement)

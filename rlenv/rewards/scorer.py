@@ -77,6 +77,8 @@ class Scorer:
         """Those of them that `ask_group` alone measures."""
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
+        self.is_quick: bool = not any(one.term.measure_async for one in self._plan.ordered)
+        """True where nothing of an episode's score is awaited."""
 
     def of(self, task: Mapping[str, Any]) -> Scorer:
         """This scorer with the weights that a row gives; itself where rows give none.
@@ -166,7 +168,12 @@ class Scorer:
                         running.start(planned, self._measure_async(planned, context))
                     results.update(await running.ended())
                     held, slow = self._go_on(held, context, turns, results)
-        self._raise_for(results)
+        return self._breakdown(results, len(context.turns))
+
+    def score_at_once(self, context: RewardContext) -> tuple[RewardBreakdown, bool | None]:
+        """As `score`, without a wait: for a scorer that `is_quick`, has no turn terms and is that of the row (`of`)."""
+        results: dict[str, TermResult] = {}
+        self._go_on(self._plan.ordered, context, (), results)
         return self._breakdown(results, len(context.turns))
 
     def has_to_ask(self, trajectories: Sequence[Trajectory]) -> bool:
@@ -316,6 +323,8 @@ class Scorer:
                 )
 
     def _breakdown(self, results: Mapping[str, TermResult], turns: int) -> tuple[RewardBreakdown, bool | None]:
+        if self._plan.raising:
+            self._raise_for(results)
         terms = {name: results[name] for name in self.names}
         total = at_end = 0.0
         placed = [0.0] * turns

@@ -318,10 +318,10 @@ async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, 
     if failure is not None and failure.reason != "reward":
         episode.messages, episode.turns = recorded.messages, list(recorded.turns)
         return episode.fail(failure.reason, failure.message)
-    reward = EpisodeReward(environment, episode.tools)
-    asked = [term for term in environment.parts.terms if term.name not in known]
+    asked, scorer = [term for term in environment.parts.terms if term.name not in known], environment.parts.scorer
     if known:
-        reward.scorer = Scorer(_with_known(environment.parts.terms, known), success=environment.spec.success)
+        scorer = Scorer(_with_known(environment.parts.terms, known), success=environment.spec.success)
+    reward = EpisodeReward(environment, episode.tools, scorer if known else scorer.of(episode.task))
     state = Retaken(episode, prompt=recorded.messages) if reads_state(asked) else None
     state = _unless_lost(state, reward, environment, known)
     episode.messages = recorded.messages
@@ -337,8 +337,8 @@ async def _rescored(episode: Episode, recorded: Trajectory, known: Mapping[str, 
             await reward.score_turn(episode.messages, episode.turns)
     answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
     breakdown = _as_measured(breakdown, known)
-    end = Trajectory.truncation if recorded.cut_by else Trajectory.termination
-    return end(reason=reason, reward=breakdown, success=success, **episode.record(answer=answer))
+    record, is_cut = episode.record(answer=answer), bool(recorded.cut_by)
+    return Trajectory.ended(record, terminated=not is_cut, reason=reason, reward=breakdown, success=success)
 
 
 def _placed(episode: Episode, turn: Turn) -> Turn:

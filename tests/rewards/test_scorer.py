@@ -572,7 +572,7 @@ def trajectories(scorer: Scorer, *values: Any, index: int = 0, **changes: Any) -
             found.append(Trajectory.failed(failure=failure, reward=scorer.failed(failure, turns=1), **record))
             continue
         reward, success = asyncio.run(scorer.score(reward_context(task={"value": value})))
-        found.append(Trajectory.termination(reason="answer", reward=reward, success=success, **record))
+        found.append(Trajectory.ended(record, terminated=True, reason="answer", reward=reward, success=success))
     return found
 
 

@@ -40,7 +40,8 @@ def episode(number: int = 0, *, text: str = "found", reward: float = 1.0, **keys
         "reward": RewardBreakdown(reward, {"correct": TermResult.valid("correct", value=reward, weight=1.0)}, (0, 1)),
         "success": reward > 0,
     }
-    return Trajectory.termination(**{**fields, **ends, **keys})
+    record: Any = {**fields, **ends, **keys}
+    return Trajectory.ended(record, terminated=True, **{key: record.pop(key) for key in ends})
 
 
 def keep(run: Path, count: int, *, first: int = 0, facts: Facts | None = None, **options: Any) -> list[str]:

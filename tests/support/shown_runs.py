@@ -126,7 +126,7 @@ def episode(task: int, sample: int, step: int) -> Trajectory:
     return _scored(record, is_right, str(said), sample=sample, luck=luck)
 
 
-def _scored(record: dict[str, Any], is_right: bool, said: str, *, sample: int, luck: int) -> Trajectory:
+def _scored(record: Any, is_right: bool, said: str, *, sample: int, luck: int) -> Trajectory:
     count = len(record["turns"])
     told = {"judges": [{"judge": "judge-small", "score": 1 + luck % 5}], "scale": [1, 5]}
     judge = TermResult.valid("clear", value=0.2 + 0.006 * luck, weight=0.3, evidence=said, details=told)
@@ -144,7 +144,7 @@ def _scored(record: dict[str, Any], is_right: bool, said: str, *, sample: int, l
     shares = [term.value * term.weight for term in terms if term.value is not None]
     total = round(math.fsum(shares), 6)
     reward = RewardBreakdown(total, named, (*([0.0] * (count - 1)), total))
-    return Trajectory.termination(reason="answer", reward=reward, success=is_right, **record)
+    return Trajectory.ended(record, terminated=True, reason="answer", reward=reward, success=is_right)
 
 
 def tokens_of(trajectory: Trajectory) -> Tokens:
