@@ -21,7 +21,7 @@ _SPACE: Final = re.compile(r"\s*")
 # The second and third are the beginning of one, where the message ends with it.
 _BARE: Final = re.compile(r"\s*\[\s*(?:[^\W\d][\w.\-]{0,255}\s*(?:\(|\Z)|\Z)")
 # Nothing but the rest of a word or a number: what is missing there is what comes next.
-_IS_END: Final = re.compile(r"[\w.+\-]*\s*[=:]?\s*\Z")
+_IS_END: Final = re.compile(r"[\w.+\-]*+\s*+[=:]?\s*\Z")
 # In text it is a call only with arguments by name, or without any; the text's end may cut it behind its bracket.
 _IN_TEXT: Final = re.compile(
     r"\[\s*[^\W\d][\w.\-]{0,255}\s*\(\s*(?:[^\W\d]\w{0,255}\s*(?:=(?!=)|\Z)|\)\s*(?:[],]|\Z)|\Z)"

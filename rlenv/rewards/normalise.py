@@ -34,8 +34,8 @@ _NUMBER_CHARS = 256
 _FLOAT_DIGITS = 15
 # Digits and exponent are bounded, so that no text makes arithmetic on its number slow.
 _NUMBER = re.compile(
-    r"\s*([-+]?)\s*(\\?[$€£])?\s*([-+]?)([1-9]\d{0,2}(?:,\d{3}){1,20}|\d{1,64})?(\.\d{0,64})?([eE][-+]?\d{1,3})?\s*(\\?%)?\s*",
-    re.ASCII,
+    r"(?a)\s*+([-+]?)\s*+(\\?[$€£])?\s*+([-+]?)([1-9]\d{0,2}(?:,\d{3}){1,20}|\d{1,64})?(\.\d{0,64})?"
+    r"([eE][-+]?\d{1,3})?\s*+(\\?%)?\s*"
 )
 
 

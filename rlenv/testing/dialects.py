@@ -95,6 +95,7 @@ def hostile_texts(dialect: Dialect, size: int) -> Mapping[str, str]:
     texts["one call with a long argument"] = call.replace("x", "x" * size)[: size + len(call)]
     texts["an open call and long text"] = call[: 2 * third] + "a " * (size // 2)
     texts["an open call and white space"] = call[:third] + " " * size
+    texts["white space within a call"] = call[: 2 * third] + " " * size + call[2 * third :]
     return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ HOSTILE: dict[str, str] = {
     "solution": "<think></think>" + repeated("</observation>\n<think>") + "<solution>x</solution>",
     # Words and white space.
     "words": repeated("a "), "articles": repeated("the "), "one word": repeated("x"), "blank": repeated(" \n\t"),
+    "blanks in a number": f"-{' ' * 120}${' ' * 120}x", "blanks behind a sign": f"-{' ' * 250}x",
     # JSON.
     "twice": '{"a":1,"a":2}', "long list": "[" + repeated("1,") + "1]", "long text": '"' + repeated("x") + '"',
     "too large": "1e400", "300 digits": "1" * 300, "half a pair": '"\\ud800"',
@@ -122,13 +124,15 @@ def test_every_rule_is_attacked_here() -> None:
 
 
 def in_time(measure: Callable[[], Any]) -> Any:
-    """What `measure` gives; once in three times it has to be quick: the collector of the whole test run may come by."""
-    for _ in range(3):
+    """The result of `measure`, which has to be quick the first time: what is kept of it would be quick the next."""
+    gc.disable()  # the collector of the whole test run may come by
+    try:
         begun = time.thread_time()
         found = measure()
-        if time.thread_time() - begun < LOOP_S:
-            return found
-    pytest.fail(f"it takes more than {LOOP_S} s of the loop's thread")
+        assert time.thread_time() - begun < LOOP_S, f"it takes more than {LOOP_S} s of the loop's thread"
+        return found
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow(but=8)

@@ -96,6 +96,7 @@ def test_hostile_texts_are_read_without_a_fault(name: str) -> None:
 
 KINDS = (
     "whole calls, an odd quote behind each",
+    "white space within a call",
     *(f"open strings and a {e} behind them" for e in ("line's end", "backslash")),
 )
 
