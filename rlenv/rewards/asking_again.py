@@ -143,7 +143,8 @@ class _Turns(Generic[_T]):
                 return tried.value
             self.refused += isinstance(tried, Refused)
             if failed is not None:
-                await self._wait(failed, "what is known to work failed too")
+                ends = isinstance(tried, Untold) and tried.is_last
+                await self._wait(tried if ends else failed, "what is known to work failed too")
             elif isinstance(tried, Untold):
                 await self._wait(tried, "its next try told nothing")
             else:

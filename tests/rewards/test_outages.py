@@ -136,6 +136,18 @@ def test_one_try_that_a_machine_made_slow_leaves_time_for_the_others(
     assert next(tries) == asked
 
 
+def test_nobody_is_asked_again_once_another_try_is_said_to_be_no_use() -> None:
+    asked = []
+
+    async def ask(what: str) -> Refused | Untold:
+        asked.append(what)
+        return Refused("unreadable") if what == "known" else Untold("given up", is_last=True)
+
+    with pytest.raises(RewardError, match="given up"):
+        asyncio.run(in_turn(partial(ask, "known"), partial(ask, "very"), within_s=36.0))
+    assert asked == ["known", "very"]
+
+
 @pytest.mark.parametrize("slow_s", [1.0, 10.0, 20.0, 29.0])
 def test_a_call_that_fails_at_once_and_stalls_when_it_is_asked_again_masks_nothing(
     slow_s: float, monkeypatch: pytest.MonkeyPatch
