@@ -146,6 +146,12 @@ async def at_once(works: Iterable[Coroutine[Any, Any, _T]]) -> AsyncIterator[lis
     try:
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
+
+
+async def ended(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancels tasks and waits for their ends, whatever these are; None stands for no task."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

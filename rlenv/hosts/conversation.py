@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from rlenv._base.strict_json import read_json
+from rlenv.concurrency.scope import ended
 from rlenv.dialects.base import cut_chars
 from rlenv.errors import RlenvError, UsageError
 from rlenv.hosts import wire
@@ -65,7 +66,7 @@ class ServedSocket:
                 held = {"active_sessions": slots.active, "max_sessions": slots.most}
                 await self._fail("CAPACITY_REACHED", f"{slots.active} of {slots.most} sessions are open", **held)
         finally:
-            await _ended(reading)
+            await ended(reading)
             if not self.session.is_ended:
                 self.session.fail("client" if self._why == _GONE else "server", self._why)
             try:
@@ -233,12 +234,6 @@ class ServedSocket:
     async def _fail(self, code: str, message: str, **more: Any) -> None:
         with suppress(ConnectionError, TimeoutError):
             await asyncio.wait_for(self._socket.send_str(_error(code, message, **more)), self._server.limits.send_s)
-
-
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancels a task and waits for its end."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _error(code: str, message: str, **more: Any) -> str:

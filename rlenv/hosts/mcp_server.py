@@ -25,6 +25,7 @@ from aiohttp import web
 from rlenv import __version__
 from rlenv._base.bounded import sendable
 from rlenv._base.strict_json import read_json
+from rlenv.concurrency.scope import ended
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.hosts import wire
@@ -336,6 +337,4 @@ async def serve_lines(
         await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
         await desk.leave(held, **({"gives_up": "stopped", "why": STOPPED} if stopped.is_set() else {}))
     finally:
-        for task in (taking, stopping):
-            task.cancel()
-        await asyncio.gather(taking, stopping, return_exceptions=True)
+        await ended(taking, stopping)

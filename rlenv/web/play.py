@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlenv._base.bounded import plain
 from rlenv._base.paths import forget_files
+from rlenv.concurrency.scope import ended
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import advance, started
@@ -75,9 +76,7 @@ class LiveEpisode:
 
     async def aclose(self) -> None:
         """Ends a step that is taken, and closes the episode with all that it opened."""
-        if self.running is not None:
-            self.running.cancel()
-            await asyncio.gather(self.running, return_exceptions=True)
+        await ended(self.running)
         try:
             await self.episode.aclose()
             if self.policy is not None:

@@ -22,6 +22,7 @@ from rlenv.checks.editor.hover import Symbol, complete, hover, outline
 from rlenv.checks.editor.shape import shapes_at
 from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
+from rlenv.concurrency.scope import ended
 
 _T = TypeVar("_T")
 _log = logging.getLogger("rlenv.checks.editor")
@@ -119,8 +120,8 @@ class EditorServer:
     async def aclose(self) -> None:
         """Ends all that still runs."""
         for document in self._documents.values():
-            await _cancelled(document.waiting)
-        await _cancelled(self._warming)
+            await ended(document.waiting)
+        await ended(self._warming)
         self._documents.clear()
         await self._validator.aclose()
 
@@ -189,12 +190,12 @@ class EditorServer:
     async def _forget(self, uri: str) -> None:
         document = self._documents.pop(uri, None)
         if document is not None:
-            await _cancelled(document.waiting)
+            await ended(document.waiting)
             self._validator.stop(str(document.path))
 
     async def _look(self, uri: str, pause_s: float, full_s: float) -> None:
         document = self._documents[uri]
-        await _cancelled(document.waiting)
+        await ended(document.waiting)
         document.waiting = asyncio.create_task(self._told(self._looked(uri, document, pause_s, full_s)))
 
     async def _told(self, looking: Coroutine[Any, Any, None]) -> None:
@@ -329,12 +330,6 @@ def _path_of(uri: str) -> Path:
         path = unquote(parts.path)
         return Path(path[1:] if path[2:3] == ":" else path)
     return Path(f"{Path(unquote(parts.path)).name or 'untitled'}")
-
-
-async def _cancelled(task: asyncio.Task[Any] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 MAX_BYTES: Final = 64 * 1024 * 1024
