@@ -24,10 +24,11 @@ from rlenv.errors import MissingExtra, UsageError, all_known
 from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_info
 from rlenv.runs.locks.lock import lock_of
 from rlenv_train.keeping import KEEP_GB, Keeper
-from rlenv_train.progress import Underway, driving, plot_text
+from rlenv_train.progress import driving, plot_text
 from rlenv_train.specs import TrainedSpec, load_specs, read_override, spec_and_overrides
 from rlenv_trl.rollout import Rollout, rlenv_reward
 from rlenv_trl.summary import curves_of, figures, summarise
+from rlenv_verl.run.model import first_model
 
 RUN: Final[Mapping[str, Any]] = {
     "train_split": "train",
@@ -121,7 +122,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
 
     def prepared() -> None:
         console.print(f"run folder  {folder}", markup=False)
-        model = _model(arguments, specs, folder, console)
+        model, _ = first_model(arguments, specs, folder, console, limit_s=arguments.time_limit)
         facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
         facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
         run.begin(replace(info, facts=facts), model, from_step=0)
@@ -361,28 +362,6 @@ def _trl() -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtra(f"rlenv train --trainer trl ({error.name} is missing)", extra="trl") from error
     return trl
-
-
-def _model(arguments: argparse.Namespace, specs: Sequence[TrainedSpec], folder: Path, console: Console) -> str:
-    """The policy to start from; the tiny one is made of the specs' oracles."""
-    from rlenv_verl.run.model import given_model
-
-    if arguments.model not in (None, "tiny"):
-        return given_model(arguments, folder)
-    if arguments.chat_template is not None:
-        raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
-    from rlenv_verl.tiny.make import make_tiny_policy
-
-    with console.status("warm start: making a tiny policy") as status:
-        underway = Underway(console, status.update)
-        report = make_tiny_policy(
-            [spec.environment for spec in specs],
-            folder / "model",
-            seed=arguments.seed or 0,
-            progress=lambda line: underway.show(f"warm start: {line}"),
-        )
-    console.print(f"warm start  {report.parameters:,} parameters, {report.seconds:.0f} s", markup=False)
-    return str(folder / "model")
 
 
 def _shared(held_out: list[dict[str, Any]], config: Any) -> tuple[list[dict[str, Any]], int]:

@@ -99,10 +99,22 @@ def test_episodes_are_played_at_once(make_environment: Make, tmp_path: Path) -> 
         rewards: {right: {kind: rule, rule: numeric_match, expect: "{{ task.n * 2 }}"}}
         oracle: [{call: {double: {n: "{{ task.n }}"}}}, {say: "<answer>{{ results[-1] }}</answer>"}]
     """
-    settings = {"at_once": 4, "clean": 8, "mixed": 20}
-    _, said = made(make_environment(spec, tools=MEETING), tmp_path / "model", **settings)
+    settings = {"at_once": 4, "drills": 8, "mixed": 20}
+    report, said = made(make_environment(spec, tools=MEETING), tmp_path / "model", **settings)
     assert "meeting: episodes of the oracle 4 of 4" in said
     assert "meeting: drills 8 of 8" in said
+    assert (report.cut, len(report.lines)) == ((), 1)
+
+
+def test_what_there_was_no_time_to_play_is_said(tmp_path: Path) -> None:
+    report, _ = made(load("arithmetic"), tmp_path / "model", play_s=0.0, golds=10, drills=7)
+    assert report.cut[0] == "arithmetic: 1 of 10 episodes of the oracle"
+    assert report.cut[-1] == "arithmetic: 1 of 7 drills"
+    assert "there was time to play arithmetic: 1 of 10 episodes of the oracle, " in report.lines[1]
+
+
+def test_a_twentieth_of_a_run_s_time_goes_to_playing() -> None:
+    assert [WarmupSettings.within(limit_s).play_s for limit_s in (None, 1800, 600)] == [90.0, 90.0, 30.0]
 
 
 @pytest.mark.slow

@@ -5,18 +5,71 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlenv.cli.console import Console
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.models import Looked, lacks, local_model, weights_in
 from rlenv.preflight import Finding
 from rlenv.preflight.memory import model_of
+from rlenv.runs.folder import STOP
 from rlenv.tokens import TokenEncoder
+from rlenv_train.progress import Underway
 from rlenv_train.specs import TrainedSpec
 from rlenv_verl.run import Run
 from rlenv_verl.settings import tokens_at, value_at
+
+
+def heed(stop: Path, console: Console) -> None:
+    """Ends the command like a Ctrl-C where the file asks for it."""
+    if stop.exists():
+        console.print(f"{stop} asked for the end", markup=False)
+        raise KeyboardInterrupt
+
+
+def first_model(
+    arguments: argparse.Namespace,
+    specs: Sequence[TrainedSpec],
+    folder: Path,
+    console: Console,
+    *,
+    limit_s: float | None,
+) -> tuple[str, dict[str, Any] | None]:
+    """The policy to start from, and what was made where it is the tiny one, in a run with such a time limit.
+
+    Raises:
+        UsageError: there is no such model, or no tiny one can be made for these specs.
+    """
+    if arguments.model not in (None, "tiny"):
+        return given_model(arguments, folder), None
+    if arguments.chat_template is not None:
+        raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
+    target = folder / "model"
+    if arguments.dry_run:
+        return str(target), None
+    from rlenv_train.lessons import STAND_IN, asked_models
+    from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
+
+    if models := [f"{spec.name}: {name}" for spec in specs for name in asked_models(spec.environment)]:
+        line = f"warm start  {', '.join(models)} would ask a model, and is answered for by “{STAND_IN}” meanwhile"
+        console.print(line, markup=False)
+    if not console.is_terminal:
+        console.print("warm start: making a tiny policy", markup=False)
+    with console.status("warm start: making a tiny policy") as status:
+        underway = Underway(console, status.update)
+
+        def shown(line: str) -> None:
+            heed(folder / STOP, console)
+            underway.show(f"warm start: {line}")
+
+        environments, settings = [spec.environment for spec in specs], WarmupSettings.within(limit_s)
+        report = make_tiny_policy(environments, target, seed=arguments.seed or 0, settings=settings, progress=shown)
+    for line in report.lines:
+        console.print(line, markup=False)
+    return str(target), asdict(report)
 
 
 def given_model(arguments: argparse.Namespace, folder: Path) -> str:

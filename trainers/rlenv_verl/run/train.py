@@ -17,7 +17,7 @@ from typing import Any
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import lines_of
-from rlenv.runs.folder import STOP, RunInfo, is_run
+from rlenv.runs.folder import RunInfo, is_run
 from rlenv_train.keeping import KeptEpisodes
 from rlenv_train.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_train.progress import Stage, Underway, driving, merge_metrics, plot_text, time_is_up_at
@@ -36,7 +36,7 @@ from rlenv_verl.run.inputs import (
     run_environment,
     run_variables,
 )
-from rlenv_verl.run.model import given_model, made_again, made_of, measure_prompts, stops_of
+from rlenv_verl.run.model import first_model, heed, made_again, made_of, measure_prompts, stops_of
 from rlenv_verl.run.preflight import check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed, step_of, summarise, validation_of
@@ -76,7 +76,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             return _tried(plan, arguments, console)
         if not _looks_ready(plan, run.folder, console, starts=True):
             raise NotReady([])
-        _heed(run.stop, console)
+        heed(run.stop, console)
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
         ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
@@ -108,13 +108,6 @@ def _looks_ready(plan: Plan, folder: Path, console: Console, *, starts: bool) ->
     return report.is_ready
 
 
-def _heed(stop: Path, console: Console) -> None:
-    """Ends the command like a Ctrl-C where the file asks for it."""
-    if stop.exists():
-        console.print(f"{stop} asked for the end", markup=False)
-        raise KeyboardInterrupt
-
-
 def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
     """A new run in a folder of its own, and the folder's lock."""
     specs, preset, overrides = asked_for(
@@ -139,18 +132,17 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
 
     console.print(f"run folder  {folder}", markup=False)
     _say(variables, console)
-    seed = arguments.seed or 0
     limit = arguments.time_limit or preset.run.get("time_limit_s")
     with time_is_up_at(started + limit if limit else None):
         if not arguments.dry_run and is_to_be_made(str(folder / "model")) and arguments.model in (None, "tiny"):
             _require_engine(preset, folder, overrides)
-        model, warm_start = _model(arguments, specs, folder, seed, console)
+        model, warm_start = first_model(arguments, specs, folder, console, limit_s=limit)
     settings = RunSettings(
         specs=specs,
         folder=folder,
         model=model,
         preset=preset,
-        seed=seed,
+        seed=arguments.seed or 0,
         shuffle_rewards=arguments.shuffle_rewards,
         steps=arguments.steps,
         save_every=arguments.save_every,
@@ -271,41 +263,6 @@ def _require_engine(preset: Preset, folder: Path, overrides: Sequence[str]) -> N
     errors = [finding.message for finding in vllm_findings(config) if finding.level == "error"]
     if errors:
         raise UsageError("; ".join(errors))
-
-
-def _model(
-    arguments: argparse.Namespace, specs: tuple[TrainedSpec, ...], folder: Path, seed: int, console: Console
-) -> tuple[str, dict[str, Any] | None]:
-    """The policy to start from, and what was made where it is the tiny one."""
-    if arguments.model not in (None, "tiny"):
-        return given_model(arguments, folder), None
-    if arguments.chat_template is not None:
-        raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
-    target = folder / "model"
-    if arguments.dry_run:
-        return str(target), None
-    from rlenv_train.lessons import STAND_IN, asked_models
-    from rlenv_verl.tiny.make import make_tiny_policy
-
-    if models := [f"{spec.name}: {name}" for spec in specs for name in asked_models(spec.environment)]:
-        line = f"warm start  {', '.join(models)} would ask a model, and is answered for by “{STAND_IN}” meanwhile"
-        console.print(line, markup=False)
-    if not console.is_terminal:
-        console.print("warm start: making a tiny policy", markup=False)
-    with console.status("warm start: making a tiny policy") as status:
-        underway = Underway(console, status.update)
-
-        def shown(line: str) -> None:
-            _heed(folder / STOP, console)
-            underway.show(f"warm start: {line}")
-
-        report = make_tiny_policy([spec.environment for spec in specs], target, seed=seed, progress=shown)
-    console.print(
-        f"warm start  {report.parameters:,} parameters, {report.vocabulary} tokens, {report.warmup.steps} steps, "
-        f"loss {report.warmup.clean_loss:.3f} (clean) {report.warmup.mixed_loss:.3f} (mixed), {report.seconds:.0f} s",
-        markup=False,
-    )
-    return str(target), dataclasses.asdict(report)
 
 
 def _prompt_limit(settings: RunSettings) -> int | str:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,31 +30,49 @@ _Taught = tuple[list[Lesson], list[Lesson]]
 class WarmupSettings:
     """The most that the warm start sees of each environment.
 
-    `golds` oracle episodes are played; `clean` and `mixed` lessons are drawn from them; `drill_share` of the clean ones
-    are drills. Playing ends after `play_s` seconds of wall time, and lessons are then drawn from what was played.
-    `at_once` episodes run at a time. `steps` are optimiser steps for each environment.
+    `golds` oracle episodes and `drills` are played; `clean` and `mixed` lessons are drawn from them; `drill_share` of
+    the clean ones are drills. Playing ends after `play_s` seconds of wall time, and lessons are then drawn from what
+    was played. `at_once` episodes run at a time. `steps` are optimiser steps for each environment.
     """
 
     steps: int = 460
     clean_share: float = 0.65
     drill_share: float = 0.5
     golds: int = 2000
+    drills: int = 1000
     clean: int = 3000
     mixed: int = 3000
     play_s: float = 90.0
     at_once: int = 32
 
+    @classmethod
+    def within(cls, limit_s: float | None) -> WarmupSettings:
+        """The usual ones for a run with such a time limit, in seconds: a twentieth of it goes to playing."""
+        return cls() if limit_s is None else cls(play_s=limit_s / 20)
+
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """The policy that was made. `seconds` is wall time of everything; `longest` the tokens of the longest lesson."""
+    """The policy that was made. `seconds` is wall time of everything; `longest` the tokens of the longest lesson.
+
+    `cut` says what was not all played within `play_s`, and how much was.
+    """
 
     parameters: int
     vocabulary: int
     lessons: int
     longest: int
     seconds: float
+    cut: tuple[str, ...]
     warmup: WarmupReport
+
+    @property
+    def lines(self) -> list[str]:
+        """What was made, for people."""
+        made = f"{self.parameters:,} parameters, {self.vocabulary} tokens, {self.warmup.steps} steps, loss"
+        made = f"{made} {self.warmup.clean_loss:.3f} (clean) {self.warmup.mixed_loss:.3f} (mixed), {self.seconds:.0f} s"
+        cut = f"there was time to play {', '.join(self.cut)}; a twentieth of --time-limit is for each spec"
+        return [f"warm start  {line}" for line in ((made, cut) if self.cut else (made,))]
 
 
 def make_tiny_policy(
@@ -94,7 +111,8 @@ def make_tiny_policy(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    taught = [asyncio.run(_collect(environment, split, settings, rng, progress)) for environment in chosen]
+    cut: list[str] = []
+    taught = [asyncio.run(_collect(environment, split, settings, rng, progress, cut)) for environment in chosen]
     progress("making a tokenizer")
     tokenizer = _tokenizer(chosen, taught, folder)
     progress("encoding the lessons")
@@ -115,7 +133,7 @@ def make_tiny_policy(
     lengths = [len(example.input_ids) for example in (*clean, *mixed)]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = time.monotonic() - started
-    return TinyReport(parameters, len(tokenizer), len(lengths), max(lengths), seconds, report)
+    return TinyReport(parameters, len(tokenizer), len(lengths), max(lengths), seconds, tuple(cut), report)
 
 
 def _teachable(environments: Environment | Sequence[Environment]) -> list[Environment]:
@@ -172,8 +190,9 @@ async def _collect(
     settings: WarmupSettings,
     rng: random.Random,
     progress: Callable[[str], None],
+    cut: list[str],
 ) -> _Taught:
-    """The lessons of one environment: clean ones and the mixture."""
+    """The lessons of one environment: clean ones and the mixture; `cut` is told what there was no time for."""
     if split is None:
         split = DEFAULT_SPLIT if DEFAULT_SPLIT in environment.spec.tasks else next(iter(environment.spec.tasks))
     oracle = environment.oracle()
@@ -182,12 +201,17 @@ async def _collect(
 
     async def ended(what: str, works: Sequence[Callable[[], Awaitable[_T]]], share: float) -> list[_T | None]:
         """The works that end within a share of the time."""
-        return await _within(
+        deadline = begun + share * settings.play_s
+        total = f"{len(works):,}"
+        results = await _within(
             works,
-            deadline=begun + share * settings.play_s,
+            deadline=deadline,
             at_once=settings.at_once,
-            on_end=lambda count: progress(f"{name}: {what} {count:,} of {len(works):,}"),
+            on_end=lambda count: progress(f"{name}: {what} {count:,} of {total}"),
         )
+        if None in results and time.monotonic() >= deadline:
+            cut.append(f"{name}: {len(works) - results.count(None):,} of {total} {what}")
+        return results
 
     async with environment:
         with unasked(environment) as is_whole:
@@ -209,7 +233,7 @@ async def _collect(
 
         plan = [planned(rng.choice(golds), None) for _ in range(settings.mixed)]
         drillable = [gold for gold in golds if has_room(Flaw.DRILL, gold, other=gold)]
-        drill_plan = [planned(rng.choice(drillable), Flaw.DRILL)[1] for _ in range(settings.clean if drillable else 0)]
+        drill_plan = [planned(rng.choice(drillable), Flaw.DRILL)[1] for _ in range(settings.drills if drillable else 0)]
         with unasked(environment, is_scored=False):
             gold_lessons = [await make() for make in (planned(gold, Flaw.NONE)[1] for gold in golds)]
             edited = [make for flaw, make in plan if flaw in EDITS_CALLS]
@@ -227,30 +251,31 @@ async def _within(
 ) -> list[_T | None]:
     """The result of each of `works`, None for one that has not ended by `deadline`; the first of all is waited for."""
     results: list[_T | None] = [None] * len(works)
-    left = iter(range(len(works)))
-    running: dict[asyncio.Future[_T], int] = {}
-    count = 0
+    left, count = iter(enumerate(works)), 0
+
+    async def work() -> None:
+        nonlocal count
+        for index, make in left:
+            results[index] = await make()
+            count += 1
+            on_end(count)
+            if time.monotonic() >= deadline:
+                return
+
+    left_s = max(deadline - time.monotonic(), 0.0)
+    working = [asyncio.ensure_future(work()) for _ in range(at_once if left_s else 1)]
     try:
-        while True:
-            seconds = deadline - time.monotonic()
-            if seconds > 0 or not (count or running):
-                for index in islice(left, at_once - len(running) if seconds > 0 else 1):
-                    running[asyncio.ensure_future(works[index]())] = index
-            if not running:
-                return results
-            done, _ = await asyncio.wait(
-                running, timeout=max(seconds, 0.0) if count else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                return results
-            for work in done:
-                results[running.pop(work)] = work.result()
-                count += 1
-                on_end(count)
+        await asyncio.wait(working, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+        if not count:
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        for one in working:
+            if one.done():
+                one.result()
     finally:
-        for work in running:
-            work.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        for one in working:
+            one.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+    return results
 
 
 def _filled(lessons: Sequence[tuple[Flaw, Lesson | None]], rng: random.Random) -> list[Lesson]:
