@@ -203,7 +203,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
 
 
 def _machines(subject: Subject) -> Iterator[Finding]:
-    """What tests compare with, in the machine or the folder that the policy works in."""
+    """What tests compare with, in the machine or the folder that the policy works in, and files that they never see."""
     loaded, prompt = subject.loaded, str(subject.document.get("prompt"))
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
@@ -215,17 +215,32 @@ def _machines(subject: Subject) -> Iterator[Finding]:
                 shown.append(tests)
             command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
             paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
-            shown += sorted(path for path in paths if path not in prompt and PATTERNS.tests.search(path))
-            read, told = ({*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))}
-                          for text in (command, prompt))  # fmt: skip
-            # Of one folder and kind, and not the tests' own.
-            pairs = [(mine, theirs) for mine in sorted(told) for theirs in sorted(read)
-                     if os.path.dirname(mine) == os.path.dirname(theirs) and not PATTERNS.tests.search(theirs)
-                     and os.path.splitext(mine)[1] == os.path.splitext(theirs)[1]]  # fmt: skip
-            if reward.kind == "workspace" and pairs and not read & told:
-                yield subject.say("odd-file/of-tests", f"rewards.{key}", *pairs[0], at="key")
+            shown += [path for path in sorted(paths) if path not in prompt and _is_of_tests(path)]
+            if reward.kind == "workspace":
+                yield from _unseen(subject, key, reward, one, command, prompt)
         if shown:
             yield subject.say("gold-in-prompt/machine", f"resources.{name}", shown[0], at="key")
+
+
+def _is_of_tests(path: str) -> bool:
+    return bool(PATTERNS.tests.search(path) or PATTERNS.solved.fullmatch(os.path.basename(path)))
+
+
+def _unseen(subject: Subject, key: str, reward: Any, machine: Any, command: str, prompt: str) -> Iterator[Finding]:
+    """A file that the prompt asks for and tests read elsewhere, or where nothing of the episode is kept."""
+    read, told = ({*filter(PATTERNS.own_path.fullmatch, PATTERNS.path.findall(text))} for text in (command, prompt))
+    pairs = [(mine, theirs) for mine in sorted(told) for theirs in sorted(read)
+             if os.path.dirname(mine) == os.path.dirname(theirs) and not PATTERNS.tests.search(theirs)
+             and os.path.splitext(mine)[1] == os.path.splitext(theirs)[1]]  # fmt: skip
+    if pairs and not read & told:
+        yield subject.say("odd-file/of-tests", f"rewards.{key}", *pairs[0], at="key")
+    cwd = machine.cwd or ("/" if machine.image else "/app")  # an image has one of its own
+    keep = (reward.keep or [cwd]) if reward.collect is None else ["/"]
+    if isinstance(keep, (list, tuple)) and not any("{" in path for path in (str(cwd), *keep)):
+        written = sorted(path for path in {*PATTERNS.written_to.findall(prompt)} & {*PATTERNS.path.findall(command)}
+                         if not any(Path(path).is_relative_to(kept) for kept in keep))  # fmt: skip
+        for path in written[:1]:
+            yield subject.say("odd-file/not-kept", f"rewards.{key}", path, os.path.dirname(path), at="key")
 
 
 def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:

@@ -277,9 +277,12 @@ def _named_beside(subject: Subject, values: set[str]) -> str:
 
 
 def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
-    """True for a split that is another one's file under a name that promises nothing unseen."""
+    """True for a split to try things on, and for another one's file under a name that promises nothing unseen."""
     same = source.path is not None and source.path == other.path
-    return same and not re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
+    is_unseen = re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
+    return (same and not is_unseen) or re.search(
+        r"(?i)sanity|smoke|demo|debug|tiny|overfit|(?<!un)seen$", name
+    ) is not None
 
 
 def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:

@@ -361,17 +361,17 @@ RELATIONS["never-pays"][1].append({**ANSWERS_WITH_NUMBERS, "rewards": {"own": OW
 WORK = {"resources": {"m": {"kind": "workspace"}}, "tools": {"bash": {"kind": "bash", "resource": "m"}}, "oracle": None}
 
 
-def machine(file: str) -> dict[str, Any]:
-    reads = {
-        "kind": "workspace",
-        "resource": "m",
-        "command": f'[ "$(cat {file})" = {{{{ task.answer }}}} ]',
-        "by": "status",
-    }
-    return {**WORK, "prompt": {"user": "{{ task.question }} Write it to /app/answer.txt."}, "rewards": {"right": reads}}
+def machine(file: str, written: str = "/app/answer.txt", **more: Any) -> dict[str, Any]:
+    command = f'[ "$(cat {file})" = {{{{ task.answer }}}} ]'
+    reads = {"kind": "workspace", "resource": "m", "command": command, "by": "status", **more}
+    return {**WORK, "prompt": {"user": f"{{{{ task.question }}}} Write it to {written}."}, "rewards": {"right": reads}}
 
 
-RELATIONS["odd-file"] = ([machine("/app/result.txt")], [machine("/app/answer.txt")])
+OUT = "/srv/out/answer.txt"
+RELATIONS["odd-file"] = (
+    [machine("/app/result.txt"), machine(OUT, OUT), machine(OUT, OUT, keep=["/app", "/srv/in"])],
+    [machine("/app/answer.txt"), machine(OUT, OUT, keep=["/srv/out"]), machine(OUT, OUT, collect=f"cp {OUT} /app/")],
+)
 RELATIONS["unread-parameter"][1].append(tool("note", {"text": "{{ task.answer }}"}))
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
