@@ -204,7 +204,7 @@ def check_stores(subject: Subject) -> Iterator[Finding]:
 
 def _machines(subject: Subject) -> Iterator[Finding]:
     """What tests compare with, in the machine or the folder that the policy works in, and files that they never see."""
-    loaded, prompt = subject.loaded, str(subject.document.get("prompt"))
+    loaded, prompt = subject.loaded, str(subject.document.get("prompt"))[:20_000]
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
         files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
@@ -216,7 +216,7 @@ def _machines(subject: Subject) -> Iterator[Finding]:
             command = f"{getattr(reward, 'command', '')} {getattr(reward, 'collect', '')}"
             paths = {*PATTERNS.path.findall(str(getattr(one, "setup", None)))} & {*PATTERNS.path.findall(command)}
             shown += [path for path in sorted(paths) if path not in prompt and _is_of_tests(path)]
-            if reward.kind == "workspace":
+            if getattr(reward, "kind", "") == "workspace" and getattr(reward, "resource", "") == name:
                 yield from _unseen(subject, key, reward, one, command, prompt)
         if shown:
             yield subject.say("gold-in-prompt/machine", f"resources.{name}", shown[0], at="key")
@@ -255,7 +255,9 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
     term, texts = gold_term(subject), " ".join(str(one) for one in read).lower()
-    golds = [gold for split in subject.splits.values() for gold in (all_golds(subject, term, split) if term else ())]
+    golds = [
+        gold for split in subject.splits.values() for gold in (all_golds(subject, term, split)[:200] if term else ())
+    ]
     # A number may be counted, and what another tool knows need not stand here.
     is_sought = is_whole and len(subject.tools) == 1 and all(gold and re.search(r"[^\W\d]", gold) for gold in golds)
     if is_sought and len({*golds}) > 2 and not any(str(gold).lower() in texts for gold in golds):

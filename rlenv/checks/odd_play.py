@@ -97,9 +97,8 @@ def check_played(subject: Subject) -> Iterator[Finding]:
 def _may_play(subject: Subject) -> bool:
     """False where an episode may act outside of itself, asks a model, or has faults put in on purpose."""
     spec = subject.loaded.spec
-    if getattr(spec.user, "kind", "") == "model" or any(
-        one.faults is not None and one.faults.is_on for one in (spec.calls, *spec.tools.values())
-    ):
+    faults = [one.faults for one in (spec.calls, *spec.tools.values()) if one.faults is not None]
+    if getattr(spec.user, "kind", "") == "model" or any(one.is_on for one in faults):
         return False
     return subject.code is not None and PATTERNS.reaches_out.search(subject.code) is None
 

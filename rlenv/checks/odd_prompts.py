@@ -124,13 +124,9 @@ def _oddly(value: Any, text: str) -> str | None:
 
 def _reads_answer(subject: Subject) -> bool:
     """True where a term surely looks at the answer, and at nothing else of the message."""
-    for term in subject.terms:
-        spec = term.spec
-        if getattr(spec, "of", "answer") != "answer":
-            continue
-        if any(re.search(r"\{\{[^}]*\banswer\b", str(getattr(spec, key, ""))) for key in ("arguments", "prompt")):
-            return True
-        if kind_of("rewards", spec).reads_answer:
+    for spec in [term.spec for term in subject.terms if getattr(term.spec, "of", "answer") == "answer"]:
+        texts = f"{getattr(spec, 'arguments', '')} {getattr(spec, 'prompt', '')}"
+        if kind_of("rewards", spec).reads_answer or re.search(r"\{\{[^}]*\banswer\b", texts):
             return True
     return False
 
@@ -344,8 +340,7 @@ def _keys(subject: Subject, said: str) -> Iterator[Finding]:
 def _answer(subject: Subject) -> Iterator[Finding]:
     answer = subject.loaded.spec.answer
     if answer.from_ == "regex" and answer.pattern is not None:
-        pattern = compile_pattern(answer.pattern)
-        match = pattern.last_at("It is a cat.\n")[0]
+        match = (pattern := compile_pattern(answer.pattern)).last_at("It is a cat.\n")[0]
         if match is not None and match[1 if pattern.groups else 0] in ("", None):
             yield subject.say("any-answer/empty-match", "answer.pattern")
 
@@ -354,15 +349,14 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
     seen: dict[str, str] = {}
     for tool in subject.compiled.tools.values():  # of those that rows declare no two need be in one prompt
         text = " ".join(tool.description.split())
-        path = f"tools.{tool.entry or tool.name}"
         if text and text in seen and tool.kind != "mcp":
-            yield subject.say("same-description/of-tools", path, tool.name, seen[text], at="key")
+            place = f"tools.{tool.entry or tool.name}"
+            yield subject.say("same-description/of-tools", place, tool.name, seen[text], at="key")
         seen.setdefault(text, tool.name)
 
 
 def _user(subject: Subject) -> Iterator[Finding]:
-    spec = subject.loaded.spec
-    user = spec.user
+    spec, user = subject.loaded.spec, subject.loaded.spec.user
     if user is None:
         return
     replies, stops = getattr(user, "replies", ()), stops_of(user)

@@ -24,6 +24,8 @@ from rlenv.tasks.rows import load_tasks
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
 _LOOKED_AT: Final = 1_000
+_MOST_READ: Final = 1_000
+"""So many characters of a sentence, a gold value or a question are held against patterns."""
 _FILLED: Final = "\ufffc"
 """Stands in the fixed text where a row or a resource fills something in."""
 
@@ -104,9 +106,9 @@ def fixed_text(subject: Subject) -> str:
 
 
 def demands(subject: Subject) -> list[str]:
-    """The sentences of the fixed text that hold for every task, and forbid nothing."""
+    """The sentences of the fixed text that hold for every task, and forbid nothing; none that nobody would read."""
     sentences = re.split(r"(?<=[.!?;。])\s+|\n", fixed_text(subject))
-    return [sentence for sentence in sentences if not PATTERNS.partly.search(sentence)]
+    return [one for one in sentences if len(one) <= _MOST_READ and not PATTERNS.partly.search(one)]
 
 
 def gold_columns(reward: RewardSpec) -> Sequence[str]:
@@ -127,7 +129,7 @@ def _fixed_text(subject: Subject) -> str:
             parts.append(compile_template(source).text(vars=subject.loaded.spec.vars))
         except (TemplateError, RlenvError):
             parts.append(re.sub(r"\{[{%#].*?[}%#]\}", _FILLED, source, flags=re.DOTALL))
-    return "\n".join(parts)
+    return "\n".join(parts)[: 20 * _MOST_READ]
 
 
 def _rendered(subject: Subject, templates: Sequence[Template], split: ReadSplit) -> RenderedPrompts:
@@ -161,11 +163,9 @@ def _differs_elsewhere(subject: Subject) -> bool:
     if subject.loaded.spec.user is not None or subject.loaded.spec.prompt.images:
         return True
     texts = [text for key in ("resources", "tools") for _, text in strings_in(subject.document.get(key), ())]
-    return (
-        any("task" in text for text in texts)
-        or any(spec.kind == "python" for spec in subject.loaded.spec.resources.values())
-        or any(tool.depends_on != "arguments" and tool.kind in ("python", "mcp") for tool in subject.tools.values())
-    )
+    is_made = any(spec.kind == "python" for spec in subject.loaded.spec.resources.values())
+    of_row = [tool for tool in subject.tools.values() if tool.depends_on != "arguments"]
+    return is_made or any("task" in text for text in texts) or any(tool.kind in ("python", "mcp") for tool in of_row)
 
 
 def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
@@ -185,19 +185,19 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
         if twice:
             first = {row: index for index, row in reversed([*enumerate(rows)])}
             copy = next(index for index, row in enumerate(rows) if first[row] < index)
-            same_row = first[rows[copy]] + 1
-            yield subject.say("duplicate-rows/copies", place, twice, len(rows), copy + 1, same_row, at="key")
+            given = (twice, len(rows), copy + 1, first[rows[copy]] + 1)
+            yield subject.say("duplicate-rows/copies", place, *given, at="key")
         shared = [row for row in counts if row in seen]
-        if shared and not _is_part(sources[one.split.name], sources[seen[shared[0]]], one.split.name):
-            other = seen[shared[0]]
+        other = seen[shared[0]] if shared else ""
+        if other and not _is_part(sources[one.split.name], sources[other], one.split.name):
             yield subject.say("shared-rows/some", place, len(shared), len(counts), other, at="key")
         seen |= dict.fromkeys(counts, one.split.name)
-        limit = subject.loaded.spec.tasks[one.split.name].limit
+        source = sources[one.split.name]
+        limit, by = source.limit, source.report_by
         if limit is not None and limit > len(rows) and one.split.is_whole:
             yield subject.say("idle-limit/of-rows", f"{place}.limit", limit, len(rows))
-        by = subject.loaded.spec.tasks[one.split.name].report_by
         groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
-        if sources[one.split.name].function is not None:
+        if source.function is not None:
             again, before = load_tasks(subject.loaded, one.split.name), one.split.rows[:20]
             if [again[index] for index in range(min(len(again), len(before)))] != list(before):
                 yield subject.say("unsteady/rows", f"{place}.function")
@@ -247,10 +247,8 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     lacks_gold = is_compared and not any(map(PATTERNS.golden.fullmatch, read))
     for column in unread:
         given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
-        values, word = (
-            {text for text in given if isinstance(text, str)},
-            re.escape(column.removesuffix("s").replace("_", " ")),
-        )
+        values = {text for text in given if isinstance(text, str)}
+        word = re.escape(column.removesuffix("s").replace("_", " "))
         spoken = rf"(?i)\b(?:read|use|using|from|in|on|given|following|with|about) (?:the |this )?(?:given )?{word}s?\b"
         if len({*map(str, given)}) < 2:
             continue
@@ -280,9 +278,8 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
     """True for a split to try things on, and for another one's file under a name that promises nothing unseen."""
     same = source.path is not None and source.path == other.path
     is_unseen = re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
-    return (same and not is_unseen) or re.search(
-        r"(?i)sanity|smoke|demo|debug|tiny|overfit|(?<!un)seen$", name
-    ) is not None
+    is_tried = re.search(r"(?i)sanity|smoke|demo|debug|tiny|overfit|(?<!un)seen$", name)
+    return (same and not is_unseen) or is_tried is not None
 
 
 def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
@@ -315,6 +312,7 @@ _Odd = Iterator[tuple[str, str]]
 def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[str]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
     rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
+    golds = [gold for gold in golds if len(gold) <= _MOST_READ]
     sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
     is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
     for sentence in sentences if is_text or rule == "numeric_match" else ():
@@ -323,9 +321,8 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[s
             if asked and (lost := [gold for gold in golds if re.fullmatch(fits, gold) is None]):
                 yield f"the prompt says '{asked[0]}', and a gold value is {lost[0][:40]!r}", "write both alike"
                 return
-        for found in (
-            PATTERNS.choices.finditer(sentence) if rule != "f1" and not PATTERNS.several.search(sentence) else ()
-        ):
+        is_one = rule != "f1" and not PATTERNS.several.search(sentence)
+        for found in PATTERNS.choices.finditer(sentence) if is_one else ():
             choices = [text.strip("\"'`‘’“” ") for text in re.split(r",|\bor\b|/", found[0]) if text.strip()]
             known = {text.lower() if is_folded else text for text in choices}
             meets = {gold.lower() for gold in golds} & {text.lower() for text in choices}
@@ -352,13 +349,9 @@ def _given_away(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """A gold value that stands in its own prompt under a name for it, or in a column of remarks."""
     golds = {gold for _, gold in pairs}
     sure = [(index, gold) for index, gold in pairs if len(gold) > 1 or len(golds) > 2]
-    told = [
-        any(
-            PATTERNS.told.search(one.users[index][max(0, at.start() - 24) : at.start()])
-            for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.users[index])
-        )
-        for index, gold in sure
-    ]
+    told = [any(PATTERNS.told.search(one.users[index][max(0, at.start() - 24) : at.start()])
+                for at in re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", one.users[index]))
+            for index, gold in sure]  # fmt: skip
     if len(sure) > 1 and len(golds) > 1 and all(told):
         yield f"the prompt of each of {len(told)} rows says it: {sure[0][1][:40]!r}", "take it out of the prompt"
     for column in filter(PATTERNS.remark.fullmatch, one.split.columns) if len(sure) > 1 and len(golds) > 1 else ():
@@ -371,17 +364,14 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     """Golds that the arithmetic of their own prompt refutes, and golds that fit the prompt of the row beside them."""
     golds, values = dict(pairs), dict[int, float]()
     for index, gold in pairs:
-        sums = PATTERNS.sum.findall(one.texts[index].replace(",", ""))
+        text = one.texts[index].replace(",", "")
+        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= _MOST_READ else []
         with contextlib.suppress(CannotCalculate, ValueError, OverflowError):
             if len(sums) == 1 and number(gold) is not None:
                 values[index] = float(calculate(sums[0]))
     read = {index: float(value) for index, gold in pairs if (value := number(gold)) is not None}
-    fits = {
-        (index, beside): abs(value - read[index + beside]) < 0.01 * max(1, abs(value))
-        for index, value in values.items()
-        for beside in (-1, 0, 1)
-        if index + beside in read
-    }
+    fits = {(index, beside): abs(value - read[index + beside]) < 0.01 * max(1, abs(value))
+            for index, value in values.items() for beside in (-1, 0, 1) if index + beside in read}  # fmt: skip
     # What else stands around a sum may ask for more than its value, but not in every row that reads so.
     frames = {index: PATTERNS.sum.sub("", one.texts[index].replace(",", "")) for index in values}
     usual = {frames[index] for index in values if fits[index, 0]}

@@ -202,9 +202,8 @@ def _together(subject: Subject) -> Iterator[Finding]:
             yield subject.say("same-term/twice", f"rewards.{name}", same[key], at="key")
         same.setdefault(key, name)
     is_asked = document.has("answer") and spec.answer.from_ != "tool" and spec.user is None
-    is_unread = all(
-        reward.kind == "rule" and name in forms and rules[name] != "answered" for name, reward in spec.rewards.items()
-    )
+    of_form = [name for name, one in spec.rewards.items() if one.kind == "rule" and rules[name] != "answered"]
+    is_unread = forms.intersection(of_form) == {*spec.rewards}
     if is_asked and is_unread:
         yield subject.say("unread-answer/by-any", "answer", at="key")
     highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
@@ -300,9 +299,8 @@ def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
             place = f"{path}.{part}" if document.has(f"{path}.{part}") else path
             yield subject.say("other-scale/ends", place, part, *ends, low, high, at="key")
     ends = [text for text in rubric for step in PATTERNS.step.findall(text)[:1] if float(step) in (low, high)]
-    worst = [
-        text for text in ends if (float(PATTERNS.step.findall(text)[0]) == low) == bool(PATTERNS.fine.search(text))
-    ]
+    worst = [text for text in ends
+             if (float(PATTERNS.step.findall(text)[0]) == low) == bool(PATTERNS.fine.search(text))]  # fmt: skip
     is_fine = any(map(PATTERNS.fine.search, ends)) and not any(map(PATTERNS.bad.search, ends))
     if len(ends) > 1 and len(worst) == len(ends) and is_fine:
         yield subject.say("other-scale/upside-down", f"{path}.rubric", worst[0][:60], at="key")

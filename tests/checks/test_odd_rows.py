@@ -175,6 +175,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "HTML": asks(("Unescape &lt;b&gt;", "<b>"), ("Unescape &amp;", "&")),
     "versions": rows(answer=["3.10", "3.9"]),
     "a crossword": system("Solve it.", "{{ task.question }} ({{ task.answer|length }} letters)"),
+    "a long list": system("Answer " + "'a', " * 20_000 + "."),
     "an echo": system("Repeat it.", "{{ task.answer }}"),
     "a passage as its source": rows(
         source="In the old days, when all came by ship, {answer} was the greatest of towns."
@@ -318,8 +319,11 @@ def test_a_sound_workspace_has_no_warning(tmp_path: Path, prompt: str, command: 
         "command": f"[ $({command}) = {{{{ task.answer }}}} ]",
         "by": "status",
     }
-    spec = {"rlenv": 1, "name": "sound", **rows(), "prompt": {"user": f"{prompt} {{{{ task.question }}}}"}, **WORK}
-    (tmp_path / "env.yaml").write_text(json.dumps(spec | {"rewards": {"right": tests}}), "utf-8")
+    asks = {"user": f"{prompt} The database has tables. {{{{ task.question }}}}"}
+    parts = {key: WORK[key] | QUERY[key] for key in ("resources", "tools")}
+    spec = {"rlenv": 1, "name": "sound", **rows(), "prompt": asks, **parts, "rewards": {"right": tests}}
+    sqlite3.connect(tmp_path / "a.sqlite").close()
+    (tmp_path / "env.yaml").write_text(json.dumps(spec), "utf-8")
     report = validate([tmp_path / "env.yaml"])
     assert [str(one) for one in (*report.faults, *report.warnings) if one.code != "no-oracle"] == []
 
