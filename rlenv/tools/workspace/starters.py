@@ -133,11 +133,7 @@ def needs(entry: Any, folder: Path) -> tuple[Requirement, ...]:
 
 
 def check_sandbox(name: str) -> None:
-    """Looks whether machines can be started here by that program.
-
-    Raises:
-        UsageError: a program is not installed, or needs root.
-    """
+    """Looks whether machines can be started by that program. Raises UsageError: it is missing, or needs root."""
     if name == "bubblewrap":
         check_bubblewrap()
     elif shutil.which(name) is not None and os.geteuid():
@@ -249,24 +245,24 @@ def _controller() -> tuple[Path, str] | None:
             return _GROUPS / "memory", "memory.limit_in_bytes"
         if os.geteuid() == 0 and "memory" in (_GROUPS / "cgroup.controllers").read_text(encoding="ascii").split():
             (_GROUPS / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+            with contextlib.suppress(OSError):
+                (_GROUPS / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
             return _GROUPS, "memory.max"
     return None
 
 
 def joined(pid: int, group: str, limits: MachineLimits) -> list[int]:
-    """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory.
-
-    Returns:
-        The descriptors that `out_of_memory` reads, to be closed; none where there is no cgroup.
-
-    Raises:
-        OSError: the cgroup cannot be made.
-    """
+    """Puts a process, and all that it is going to start, into a cgroup of its own with the machine's memory and as much
+    of the processor as any other, however many processes it has. Gives the descriptors that `out_of_memory` reads, to
+    be closed; none where there is no cgroup. Raises OSError: it cannot be made."""
     if (at := _controller()) is None:
         return []
     (folder := at[0] / group).mkdir(exist_ok=True)
     (folder / at[1]).write_text(str(limits.memory_mb << 20), encoding="ascii")
     (folder / "cgroup.procs").write_text(str(pid), encoding="ascii")
+    if at[1] != "memory.max" and os.access(_GROUPS / "cpu" / "cgroup.procs", os.W_OK):
+        (share := _GROUPS / "cpu" / group).mkdir(exist_ok=True)
+        (share / "cgroup.procs").write_text(str(pid), encoding="ascii")
     names = ("memory.events",) if at[1] == "memory.max" else ("memory.oom_control", "memory.failcnt")
     return [os.open(folder / name, os.O_RDONLY) for name in names]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import KIND, Workspace, WorkspaceSpec
 from rlenv.tools.workspace.starters import OUTSIDE_ROOT, check_sandbox, groups, needs, swept
-from tests.support.machines import assert_leaves_nothing, children, reachable  # noqa: F401 - a fixture
+from tests.support.machines import assert_leaves_nothing, below, children, reachable  # noqa: F401 - a fixture
 
 SANDBOXES = ("bubblewrap", "runc", "runsc")
 Work = Callable[[Workspace], Awaitable[None]]
@@ -149,6 +150,23 @@ def test_memory_is_that_of_all_processes_together(reachable: Path, sandbox: str)
         assert not workspace.is_cut
 
     opened(reachable, sandbox, work, memory_mb=300)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_all_processes_of_a_machine_have_one_share_of_the_processor(reachable: Path, sandbox: str) -> None:  # noqa: F811
+    if os.geteuid() != 0:
+        pytest.skip("needs cgroups that can be written")
+
+    def shares() -> list[str]:
+        lines = [Path(f"/proc/{pid}/cgroup").read_text("utf-8") for one in children() for pid in below(one)]
+        return [found[0] for text in lines if (found := re.search(r"^\d+:cpu[:,].*|\A0::.*", text, re.MULTILINE))]
+
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("(setsid sleep 1000 > /dev/null 2>&1 &)", 60)
+        assert all(workspace.folder.name in line for line in shares()), shares()
+
+    opened(reachable, sandbox, work)
 
 
 DRIVER = """
