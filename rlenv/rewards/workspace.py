@@ -305,14 +305,14 @@ class _Tests:
             if is_fresh and not end:
                 self.at_first[key] = value, beside, said, ""
                 drop_oldest(self.at_first, most=_MOST_AT_FIRST)
-            if workspace.is_cut:
-                raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             if (value is None or end == "out of memory") and (key := key or await name()) not in self.known:
                 known, shares, why, end = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
                 if known is None or end == "out of memory" or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
                 self.known.add(key)
+            if value is None:  # again, beside a run that went well: this computer may have been too slow for the first
+                value, beside, said, _ = await self._number(workspace, tests)
         if value is None:
             value, said = 0.0, f"the tests give no number over what the episode left: {said}"
         details: dict[str, Any] = {"commands": workspace.commands, "boots": workspace.boots, "numbers": beside}
@@ -337,15 +337,14 @@ class _Tests:
         return hashlib.sha256(repr(held).encode(errors="replace")).hexdigest()
 
     async def _number(self, workspace: Workspace, tests: RowTests, *, over_layer: bool = True) -> _Number:
-        """The number and what the tests said; asked twice where there is none, since what the machine did is not done
-        again, and what the policy left is.
+        """The number and what the tests said; over the image alone asked twice where there is none.
 
-        Raises RewardError: their machine was ended from outside, again and again.
+        Raises RewardError: their machine was ended from outside, again and again, or a command of the episode was.
         """
         lost, asked, said, log = 0, 0, "", self.spec.log
         files = RESULTS if log is None else [log.file] if log.file else []
         most = _KEPT_BYTES if log is None or log.file else _MOST_LOG
-        while asked < 2:
+        while asked < 2 - over_layer:
             try:
                 tested = await workspace.tested(tests, over_layer=over_layer, files=files, most=most)
             except MachineFailed as error:
@@ -354,6 +353,8 @@ class _Tests:
                     raise RewardError(f"the tests could not be run: {error}") from error
                 continue
             asked += 1
+            if workspace.is_cut:
+                raise RewardError("a command of the episode was ended from outside, and what it did is lost")
             said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
             if log is None:
                 value, beside = value_of(tested, self.spec.by, self.spec.weights)

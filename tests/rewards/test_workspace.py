@@ -21,7 +21,17 @@ from rlenv.errors import SpecError
 from rlenv.rewards.workspace import is_passed, passed_in, value_of
 from rlenv.tools.workspace.machine import Ran, Verified
 from rlenv.tools.workspace.resource import Workspace
-from tests.support.machines import SOLVE, children, killed_at, killed_at_first, played, reachable, written  # noqa: F401
+from tests.support.machines import (  # noqa: F401 - a fixture
+    SOLVE,
+    WAITS,
+    children,
+    inside,
+    killed_at,
+    killed_at_first,
+    played,
+    reachable,
+    written,
+)
 
 FORGE = "echo 1 > /logs/verifier/reward.txt"
 FLOOD = """python3 - <<'END'
@@ -126,6 +136,25 @@ def test_a_row_s_machine_that_cannot_be_is_refused_by_name(reachable: Path) -> N
     (fault,) = validate([spec]).faults
     said = "a row gives 0; expected greater than or equal to 1 (row 2 of split 'test')"
     assert (fault.where, fault.message) == ("resources.machine.disk_mb", said)
+
+
+@pytest.mark.sandbox
+def test_tests_without_a_number_are_run_again_behind_a_run_that_gives_one(reachable: Path) -> None:  # noqa: F811
+    async def each() -> None:
+        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):  # the second over the image alone
+            while not (waiting := inside(WAITS)):  # noqa: ASYNC110 - told by the system alone
+                await asyncio.sleep(0.01)
+            os.kill(waiting[0], number)
+            while inside(WAITS):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+
+    async def watch(_: Workspace) -> None:
+        watchers.append(asyncio.ensure_future(each()))
+
+    watchers: list[asyncio.Future[None]] = []
+    command = f"sleep 1234; code=$?; [ -e total.py ] && [ $code != 143 ] || {FORGE}"
+    trajectory, _ = played(written(reachable, command=command, time_s=600), [SOLVE, watch])
+    assert (trajectory.reward.total, watchers[0].done()) == (1.0, True)
 
 
 @pytest.mark.parametrize("name", ["mount", "bwrap", "unshare"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -124,6 +125,19 @@ def below(pid: int) -> list[int]:
     """All processes that descend from one."""
     found = [int(one) for task in Path(f"/proc/{pid}/task").glob("*/children") for one in task.read_text().split()]
     return found + [deep for one in found for deep in below(one)]
+
+
+WAITS = b"sleep\x001234\x00"
+"""The command line of `sleep 1234`."""
+
+
+def inside(word: bytes) -> list[int]:
+    """The processes in all machines in whose command lines a word stands."""
+    found = []
+    for pid in (pid for one in children() for pid in below(one)):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [pid] * (word in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
 
 
 def children() -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -25,10 +24,11 @@ from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
 from rlenv.tools.workspace.starters import groups, own, remove, swept
 from tests.support.machines import (  # noqa: F401 - a fixture
+    WAITS,
     assert_leaves_nothing,
-    below,
     children,
     compiled,
+    inside,
     killed_at_first,
     opened,
     played,
@@ -411,19 +411,12 @@ def test_what_lives_on_waits_while_tests_run_over_the_image_alone(reachable: Pat
 
     async def watch(workspace: Workspace) -> None:
         async def seen() -> None:
-            while not (waiting := inside(b"sleep\x001234\x00")):  # noqa: ASYNC110 - as above
+            while not (waiting := inside(WAITS)):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
             states.extend(work.state for pid in inside(b"server.py") if (work := work_of(pid)))
             os.kill(waiting[0], signal.SIGTERM)
 
         watchers.append(asyncio.ensure_future(seen()))
-
-    def inside(word: bytes) -> list[int]:
-        found = []
-        for pid in (pid for one in children() for pid in below(one)):
-            with contextlib.suppress(OSError):  # it has ended
-                found += [pid] * (word in Path(f"/proc/{pid}/cmdline").read_bytes())
-        return found
 
     watchers: list[asyncio.Future[None]] = []
     test = "[ -e answer ] && exit; sleep $((1230 + 4)); echo 1 > /logs/verifier/reward.txt; exit"
