@@ -556,11 +556,13 @@ def test_a_judge_that_failed_and_then_gave_a_verdict_does_both_again(
 
 def test_a_judge_that_nobody_could_read_is_given_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By each episode for itself, as soon as it was in the run, where the others' replies told it."""
-    path = spec(tmp_path, JUDGE)
+    # Alone: of a panel that has failed, the others are asked no more.
+    alone = re.sub(r"judges: .*", "endpoint: writer\n    breaker: {reset_s: 1000}", JUDGE)
+    path = spec(tmp_path, alone)
     with served(FakeEndpoint(["I like it."])) as server:
         asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
         assert run(capsys, "eval", path, *asked, "--concurrency", "1", "-o", str(tmp_path / "run"))[0] == 0
-        assert len(server.requests) == 18  # 8 of each judge, and 1 of the second episode
+        assert len(server.requests) == 8 + 1
     same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
 
 
