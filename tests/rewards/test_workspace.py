@@ -117,15 +117,17 @@ def test_a_machine_that_is_killed_between_commands_has_its_number(reachable: Pat
 @pytest.mark.sandbox
 def test_a_row_s_time_that_is_none_is_refused_by_name(reachable: Path, given: Any, said: str) -> None:  # noqa: F811
     spec = written(reachable, time_s="{{ task.seconds }}")
-    rows = [{"id": "a", "seconds": 5}, {"id": "b", "seconds": given}]
+    rows = [{"id": "a", "seconds": given}, {"id": "b", "seconds": 5}]
     spec.write_text(spec.read_text(encoding="utf-8").replace('[{"id": "a"}]', json.dumps(rows)), encoding="utf-8")
-    faults = validate([spec]).faults
+    faults, (trajectory, _) = validate([spec]).faults, played(spec, [])
     if not said:
-        assert faults == ()
+        assert (faults, trajectory.failure) == ((), None)
         return
     (fault,) = faults
-    assert str(fault).startswith(f"{spec}:1:{fault.column}: rewards.solved.time_s: row 2 of split 'test' {said}")
+    assert str(fault).startswith(f"{spec}:1:{fault.column}: rewards.solved.time_s: row 1 of split 'test' {said}")
     assert fault.quote[fault.column - 1 :].startswith('"{{ task.seconds }}"')
+    assert trajectory.failure is not None
+    assert f"time_s: the row {said}" in trajectory.failure.message
 
 
 @pytest.mark.sandbox
