@@ -31,6 +31,7 @@ _TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _ISOLATED: Final = "read the text as what it is, or take a tool of kind code or a command with sandbox: bubblewrap"
 _SEEDED: Final = "draw from random.Random(seed), and fix what is told of time"
+_BROAD: Final = ("BaseException", "Exception")
 _IN_PLACE: Final = frozenset("add append clear discard extend insert pop remove setdefault update".split())
 
 _KEYS = ("path", "init")
@@ -294,8 +295,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
         if kind is not None and wanted not in kinds and not (wanted == "number" and "integer" in kinds):
             place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
             yield subject.say("other-type/of-function", place, argument, kind, hints[argument], wanted, at="key")
-    if broad := sorted({"Exception", "BaseException"} & set(entry.errors)):
-        yield subject.say("odd-policy/broad-errors", f"{path}.errors", broad[0], at="key")
+    for broad in [one for one in _BROAD if one in entry.errors][:1]:
+        yield subject.say("odd-policy/broad-errors", f"{path}.errors", broad, at="key")
     if raises := _undeclared(node, entry.errors):
         yield subject.say("odd-policy/undeclared-error", f"{path}.function", raises)
     changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
@@ -309,9 +310,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     # What does not mutate may keep what it has found, and counts nothing.
     kept = sorted((changed | counted if entry.mutates else counted | (changed & lasting)) - (own - lasting) - {""})
     # What the file imports has functions of such names too: os.remove, np.append.
-    made = [one for one in kept if one in lasting or re.search(rf"(?m)^{one}\b[^=\n]*=", subject.code or "")]
-    if made:
-        yield subject.say("shared-state/function", f"{path}.function", made[0])
+    for one in [one for one in kept if one in lasting or re.search(rf"(?m)^{one}\b[^=\n]*=", subject.code or "")][:1]:
+        yield subject.say("shared-state/function", f"{path}.function", one)
 
 
 def check_code(subject: Subject) -> Iterator[Finding]:
@@ -330,27 +330,24 @@ def check_code(subject: Subject) -> Iterator[Finding]:
 def _oddities(subject: Subject, group: str, nodes: Sequence[_Definition]) -> Iterator[tuple[str, str, str]]:
     """What is odd in a function of that group and in those of its file that it uses: message, hint and code."""
     parts = [part for node in nodes for part in ast.walk(node)]
-    calls = {ast.unparse(one.func): one for one in parts if isinstance(one, ast.Call)}
+    calls = [(ast.unparse(one.func), one) for one in parts if isinstance(one, ast.Call)]
     names = {one.id for one in parts if isinstance(one, ast.Name)}
-    for name, call in calls.items():
+    seeds = any(name == "random.seed" for name, _ in calls)
+    for name, call in calls:
         given = " ".join(ast.unparse(one) for one in call.args if not isinstance(one, ast.Constant))
         is_shell = any(one.arg == "shell" and ast.unparse(one.value) == "True" for one in call.keywords)
         written = group == "tools" or re.search(r"answer|message|text|action|said", given)
         if (PATTERNS.runs_text.fullmatch(name) or is_shell) and given and written:
             yield f"runs what the model writes by {name}(), with all rights of the trainer", _ISOLATED, "no-sandbox"
-        if PATTERNS.draws.fullmatch(name) and "random.seed" not in calls:
+        if PATTERNS.draws.fullmatch(name) and not seeds:
             yield f"calls {name}(): equal calls differ, and no seed repeats an episode", _SEEDED, "unsteady"
     for one in parts:
-        if isinstance(one, ast.ExceptHandler) and (broad := ast.unparse(one.type or ast.Name("Exception"))) in (
-            "Exception",
-            "BaseException",
-        ):
-            last = one.body[-1]
-            value = last.value if isinstance(last, ast.Return) else None
-            is_mute = isinstance(last, ast.Return) and len(one.body) == 1
+        broad = ast.unparse(one.type or ast.Name("Exception")) if isinstance(one, ast.ExceptHandler) else ""
+        if broad in _BROAD and isinstance(last := one.body[0], ast.Return):  # type: ignore[attr-defined]
+            value = last.value
             is_none = value is None or ast.unparse(value) in ("None", "''", "[]", "{}", "()", "0", "False")
             is_paid = isinstance(value, ast.Constant) and isinstance(value.value, int | float) and value.value > 0
-            if is_mute and (is_paid if group == "rewards" else is_none and group != "user"):
+            if is_paid if group == "rewards" else is_none and group != "user":
                 yield f"makes a result of every bug (except {broad})", "name what is meant to fail", "odd-policy"
         if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq) and (column := _unequal(subject, one)):
             message = f"compares the answer, a text, with task['{column}'], which is none: they never are equal"
@@ -388,13 +385,8 @@ def _reached(subject: Subject, path: str, place: str) -> list[_Definition]:
 
 def _undeclared(node: ast.AST, declared: Iterable[str]) -> str:
     """A built-in exception that a function raises, does not catch, and its entry does not declare; "" for none."""
-    caught = {
-        part
-        for one in ast.walk(node)
-        if isinstance(one, ast.Try) and one.handlers
-        for statement in one.body
-        for part in ast.walk(statement)
-    }
+    tried = [one for one in ast.walk(node) if isinstance(one, ast.Try) and one.handlers]
+    caught = {part for one in tried for statement in one.body for part in ast.walk(statement)}
     types = tuple(getattr(builtins, one, Exception) for one in declared)
     for one in ast.walk(node):
         if isinstance(one, ast.Raise) and one.exc is not None and one not in caught:

@@ -28,23 +28,16 @@ _READS_ARGS: Final = ("http", "command", "model", "agent")
 
 def check_parts(subject: Subject) -> Iterator[Finding]:
     """Warnings of everything but rows, prompts, rewards and the oracle."""
-    yield from _unused(subject)
+    for check in (_unused, _conditions, _values, _limits, _nested, _state, _numbers, _texts, _addresses):
+        yield from check(subject)
     for name, spec in subject.loaded.spec.tools.items():
         yield from _tool(subject, name, spec)
         yield from _policies(subject, name, spec)
         if spec.kind == "command":
             yield from _command(subject, f"tools.{name}", spec)
-    yield from _conditions(subject)
-    yield from _values(subject)
-    yield from _limits(subject)
-    yield from _nested(subject)
-    yield from _state(subject)
     observation = subject.loaded.spec.observation.template
     if observation is not None and "result" not in observation:
         yield subject.say("no-result/template", "observation.template")
-    yield from _numbers(subject)
-    yield from _texts(subject)
-    yield from _addresses(subject)
     for index, root in enumerate(subject.loaded.spec.roots):
         if root == "/":
             yield subject.say("unused-roots/whole-machine", f"roots.{index}")
@@ -380,15 +373,14 @@ _Episodes = Mapping[tuple[str, int], Trajectory]
 
 def unmeasurable(subject: Subject, ways: Mapping[str, _Episodes], oracle: _Episodes) -> Iterator[Finding]:
     """The first term that a way to play makes invalid: a policy would choose what is trained on."""
-    for way, results in ways.items():
-        for key, got in results.items():
-            is_known = key in oracle and oracle[key].reward.total is not None
-            for name, term in got.reward.terms.items():
-                if term.status == "invalid" and (is_known or is_own(subject.loaded.spec.rewards[name])):
-                    key_of = "self-masking/wrong-answer" if is_known else "unmeasured/any-answer"
-                    given = (name, way, key[1] + 1, key[0], term.error[:160])
-                    yield subject.say(key_of, f"rewards.{name}", *given, at="key")
-                    return
+    for way, key, got in ((way, key, got) for way, results in ways.items() for key, got in results.items()):
+        is_known = key in oracle and oracle[key].reward.total is not None
+        for name, term in got.reward.terms.items():
+            if term.status == "invalid" and (is_known or is_own(subject.loaded.spec.rewards[name])):
+                case = "self-masking/wrong-answer" if is_known else "unmeasured/any-answer"
+                given = (name, way, key[1] + 1, key[0], term.error[:160])
+                yield subject.say(case, f"rewards.{name}", *given, at="key")
+                return
 
 
 def told_by_tools(

@@ -46,17 +46,14 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
     if asked and asked[0].texts:
         yield from _keys(subject, f"{fixed} {asked[0].texts[0]}")
         text = "\n".join(text for one in asked for text in one.texts[:_FIRST])
-        yield from _answer_form(subject, text)
-        yield from _marks(subject, text)
-        yield from _tools(subject)
+        for form in (_answer_form, _marks):
+            yield from form(subject, text)
         if (blank := PATTERNS.unfinished.search(f"{fixed} {subject.loaded.spec.description}")) is not None:
             yield subject.say("unfinished/prompt", "prompt", blank[0], at="key")
-        yield from _promises(subject)
-        yield from _examples(subject, asked)
-        yield from _untold(subject, asked)
-    yield from _answer(subject)
-    yield from _descriptions(subject)
-    yield from _user(subject)
+        for told in (_examples, _untold):
+            yield from told(subject, asked)
+    for check in (_tools, _promises, _answer, _descriptions, _user):
+        yield from check(subject)
 
 
 def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:

@@ -28,9 +28,8 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         path = f"rewards.{term.name}"
         yield from _entry(subject, path, term.spec)
         yield from _counts(subject, path, term.spec)
-        if _is_gold(subject, term):
-            for split in subject.splits.values():
-                yield from _golds(subject, path, term, split)
+        for split in subject.splits.values():
+            yield from _golds(subject, path, term, split)
     for name, reward in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
         yield from _unread(subject, path, reward)
@@ -46,17 +45,11 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
         yield subject.say("no-oracle/with-tools", "tools", at="key")
 
 
-def _is_gold(subject: Subject, term: Term) -> bool:
-    """True for a rule that compares an answer, or a text, with what stands in the spec and the row."""
-    spec = term.spec
-    source = str(subject.document.get(f"rewards.{term.name}"))
-    has_gold = bool(gold_key(spec)) or getattr(spec, "rule", "") in ("regex", "json_schema")
-    return spec.kind == "rule" and has_gold and not is_own(spec) and "resources" not in source
-
-
 def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
     """Gold values that are empty, all alike, or of another kind than their rule compares."""
-    if term.spec.usual_weight < 0 or term.spec.when != "episode":
+    source, has_gold = str(subject.document.get(path)), bool(gold_key(term.spec)) and term.spec.kind == "rule"
+    is_meant = has_gold and not is_own(term.spec) and "resources" not in source
+    if not is_meant or term.spec.usual_weight < 0 or term.spec.when != "episode":
         return
     values, at = all_golds(subject, term, split), subject.gold_at(term)
     key = "value" if at != path else "key"
@@ -71,7 +64,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     sources = [str(gold_in(one) or "") for one in subject.loaded.spec.rewards.values() if one.usual_weight > 0]
     is_written = bool(gold_key(spec)) and "{" not in str(gold_in(spec))
     few = 2 if is_written else 6 if len(given[0]) < 2 or given[0].lower() in _LABELS else 3
-    counts = rule not in ("regex", "json_schema") and not (is_written and any("{" in source for source in sources))
+    counts = not (is_written and any("{" in source for source in sources))
     decimals = [gold for gold in given if re.fullmatch(r"-?\d+\.\d+", gold)]
     # 3.10 is a text, as of a version; two letters of other scripts are a word.
     every = [gold for one in subject.splits.values() for gold in all_golds(subject, term, one)]

@@ -69,6 +69,11 @@ def runs(code: str) -> str:
     return str(eval(code))
 
 
+def reruns(code: str) -> str:
+    "Runs code, and a constant."
+    return str(eval(code)) + str(eval("1"))
+
+
 def mutes(name: str) -> str:
     "Finds a room."
     try:
@@ -297,7 +302,7 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     # what the author's code does
     "unsteady": ([tool("roll"), tool("today")], [tool("dice")]),
-    "no-sandbox": ([tool("runs")], [tool("names")]),
+    "no-sandbox": ([tool("runs"), tool("reruns")], [tool("names")]),
     "odd-policy": (
         [tool("mutes"), {"rewards": {"right": EXACT, "own": {"kind": "rule", "function": "tools.py:kind",
          "weight": 0.1}}, "success": "right >= 1"},
