@@ -244,14 +244,13 @@ def _files(subject: Subject) -> Iterator[str]:
             base = subject.document.base_of(path)
             place = base / text.partition(".py:")[0]
             place = place if place.exists() else place.with_name(f"{place.name}.py")
-            if not leads_out(place, [base]) and real(place) not in (*own, real(base)):
+            at = f"/{real(place).relative_to(real(base))}"  # of the base itself "/.", as if it were hidden
+            if not leads_out(place, [base]) and real(place) not in own and "/." not in at:
                 named[place] = None
     for place in [*named][:_FILES]:
         inside = [place] if place.is_file() else sorted(islice(place.rglob("*"), _WALKED))
         below = [(file, f"{place.name}/{file.relative_to(place)}".removesuffix("/.")) for file in inside]
-        shown = [
-            (file, name) for file, name in below if is_file(file) and not file.is_symlink() and "/." not in f"/{name}"
-        ]
+        shown = [one for one in below if is_file(one[0]) and not one[0].is_symlink() and "/." not in f"/{one[1]}"]
         for file, name in shown[:_LISTED]:
             most = _PART // 2 if file is place else _ROW
             yield f"## {name} ({file.stat().st_size} bytes)\n{cut_middle(_text(file), most)}"

@@ -138,8 +138,10 @@ def test_it_is_shown_no_file_but_those_below_the_spec_and_no_hidden_one(spec: Pa
         place.write_text(f"private {place.name}", encoding="utf-8")
     (folder / "fruits.txt").write_text("shown pears", encoding="utf-8")
     (folder / "link.txt").symlink_to(outside / "far.txt")
+    (folder / "seen").symlink_to(".cache")
     (folder / "long.bin").write_bytes(b"a" * 1_000_000)
     names = f"[notes, {outside}, {outside}/far.txt, ../outside/far.txt, notes/link.txt, notes/.env, ., ./, .., /etc]"
+    names = f"{names[:-1]}, notes/seen, notes/seen/x.txt, notes/.cache, notes/.cache/x.txt]"
     spec.write_text(SPEC.replace("prompt:", f"vars: {{files: {names}}}\nprompt:"), encoding="utf-8")
     _, requests = _read(spec, [_reply()])
     shown = requests[0]["messages"][1]["content"].partition("# Files that the spec names")[2]
