@@ -20,20 +20,10 @@ from rich.table import Table
 
 from rlenv._base.bounded import plain
 from rlenv._base.text import did_you_mean, figure
+from rlenv.cli import scored
 from rlenv.cli.console import Console, WithPrices, counting, show_spending
 from rlenv.cli.eval import invalid_lines
 from rlenv.cli.options import WithOut, WithSet, argument, given, option
-from rlenv.cli.scored import (
-    Scored,
-    Source,
-    agreement_table,
-    bounded,
-    environment_of,
-    environments_of,
-    scored_again,
-    spending_of,
-    within,
-)
 from rlenv.cli.terminal import say, write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
@@ -79,7 +69,7 @@ class ReplayCommand(WithSet, WithPrices):
                 stack.enter_context(entered(Lane(player, "")))
                 if not self.live:  # nobody is asked, so that no key is needed
                     stack.enter_context(leave_open())
-            environment = environment_of(before, run=self.file, spec=self.spec, set=self.overrides)
+            environment = scored.environment_of(before, run=self.file, spec=self.spec, set=self.overrides)
             _check_live(self.live, environment)
             if self.all_tools and (reader := _reads_what_tools_do(environment)):
                 raise UsageError(
@@ -243,15 +233,17 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
     def execute(self) -> int:
         """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
         weights, prices = _checked(self), as_prices(self.prices)
-        source = Source.of(self.run)
-        environments = environments_of(self.spec, source, set=self.overrides)
+        source = scored.Source.of(self.run)
+        environments = scored.environments_of(self.spec, source, set=self.overrides)
         with contextlib.ExitStack() as stack:
             stages, outs = _outs(self, environments, weights, stack)
             stack.enter_context(counting(prices))
             first = stages[0] if stages else Stage(kind="rescore")
-            measured = {name: Scored(environment, source.before) for name, environment in environments.items()}
+            measured = {name: scored.Scored(environment, source.before) for name, environment in environments.items()}
             if self.spec:
-                again = scored_again(environments, source, concurrency=self.concurrency, only_invalid=self.only_invalid)
+                again = scored.scored_again(
+                    environments, source, concurrency=self.concurrency, only_invalid=self.only_invalid
+                )
                 measured = asyncio.run(first.stoppable(again))
             found = _variants(measured, weights, source, keeps_measured=bool(self.spec))
             for name, out in outs.items():
@@ -260,7 +252,7 @@ class RescoreCommand(WithSet, WithOut, WithPrices):
                     facts = facts or Facts(sample=next(samples[one.split, one.task_index]))
                     out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
         differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
-        spending = spending_of(source, measured if self.spec else {}, prices)
+        spending = scored.spending_of(source, measured if self.spec else {}, prices)
         _say(self, source, measured, found, differences, spending)
         lost = any(out.lost for out in outs.values())
         return 1 if _too_many_invalid(self, found, differences) or lost else 0
@@ -299,13 +291,13 @@ def _weight(item: str) -> tuple[str, float]:
 
 
 def _variants(
-    measured: Mapping[str, Scored], weights: Weights, source: Source, *, keeps_measured: bool
-) -> dict[str, Scored]:
+    measured: Mapping[str, scored.Scored], weights: Weights, source: scored.Source, *, keeps_measured: bool
+) -> dict[str, scored.Scored]:
     found = dict(measured) if keeps_measured else {}
     if weights:
         for name, one in measured.items():
             again = varied(one.environment, one.episodes, weights, groups=source.apart)
-            found[_named(name, weights)] = Scored(one.environment, again)
+            found[_named(name, weights)] = scored.Scored(one.environment, again)
     return found
 
 
@@ -342,13 +334,13 @@ def _folder(name: str) -> str:
 
 def _say(
     args: RescoreCommand,
-    source: Source,
-    measured: Mapping[str, Scored],
-    found: Mapping[str, Scored],
+    source: scored.Source,
+    measured: Mapping[str, scored.Scored],
+    found: Mapping[str, scored.Scored],
     differences: Mapping[str, Difference],
     spending: Spending,
 ) -> None:
-    agreement = agreement_table(measured)
+    agreement = scored.agreement_table(measured)
     summaries = {name: summarise(one.episodes, seconds=0.0) for name, one in found.items()}
     if args.json:
         whole = {name: {**plain(differences[name]), **_intervals(summaries[name])} for name in found}
@@ -369,7 +361,7 @@ def _say(
     if agreement:
         table = Table("terms", "episodes", "kappa", "Spearman", "Kendall", title="agreement", title_justify="left")
         for one in agreement:
-            figures = [bounded(one.kappa), bounded(one.spearman), bounded(one.kendall)]
+            figures = [scored.bounded(one.kappa), scored.bounded(one.spearman), scored.bounded(one.kendall)]
             table.add_row(escape(f"{one.a}, {one.b}"), str(one.episodes), *map(escape, figures))
         console.print(table)
     show_spending(console, spending)
@@ -386,8 +378,8 @@ def _variant_table(
     rows = {"as recorded": before, **summaries}
     for name, one in rows.items():
         changed = str(len(differences[name].changes)) if name in differences else ""
-        rewards = within(one.reward_mean, one.reward_interval)
-        successes = within(one.success_rate, one.success_interval)
+        rewards = scored.within(one.reward_mean, one.reward_interval)
+        successes = scored.within(one.success_rate, one.success_interval)
         table.add_row(escape(name), escape(rewards), escape(successes), str(one.invalid), changed)
     return table
 
@@ -420,7 +412,9 @@ def _list_changes(console: Console, found: Difference) -> None:
         console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")
 
 
-def _too_many_invalid(args: RescoreCommand, found: Mapping[str, Scored], differences: Mapping[str, Difference]) -> bool:
+def _too_many_invalid(
+    args: RescoreCommand, found: Mapping[str, scored.Scored], differences: Mapping[str, Difference]
+) -> bool:
     bad = False
     for name, difference in differences.items():
         invalid, episodes = difference.invalid[1], difference.episodes

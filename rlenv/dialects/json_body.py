@@ -7,18 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlenv._base.strict_json import missing_brackets, stopped_at
+from rlenv.dialects import json_text
 from rlenv.dialects.base import tool_call
-from rlenv.dialects.json_text import (
-    NEAR,
-    Extent,
-    elements,
-    escaped_strings,
-    json_call_reader,
-    load,
-    shaper,
-    value_end,
-    with_ids,
-)
 from rlenv.dialects.literals import Broken, value_at
 from rlenv.dialects.reading import Call, Outcome, Reading, RefusedValue, malformed, skip_space, typed, typed_strings
 from rlenv.language.dialect import CallSpec
@@ -56,15 +46,17 @@ class JsonForm:
         self._ends = (*self._closes, *self._stops)
         self._stand_apart = not any(_IN_JSON.match(mark) for mark in self._stops)
         self._raw = "raw_strings" in lenient
-        self._extent = Extent(self._ends, raw=self._raw)
+        self._extent = json_text.Extent(self._ends, raw=self._raw)
         self._whole, self._longest = self._extent.whole.match, self._extent.longest
         keys = marks_of(spec.arguments_key)
         as_text = "arguments_as_text" in lenient
-        self._shaped = shaper(name_key=spec.name_key, arguments_keys=keys)
-        self._loosely = shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=True) if as_text else None
+        self._shaped = json_text.shaper(name_key=spec.name_key, arguments_keys=keys)
+        self._loosely = (
+            json_text.shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=True) if as_text else None
+        )
         self.body_of: Callable[[str], tuple[str, dict[str, Any]] | str] | None = None
         if spec.shape == "object" and spec.body == "json" and not spec.by_name and len(keys) == 1:
-            self.body_of = json_call_reader(name_key=spec.name_key, arguments_key=keys[0])
+            self.body_of = json_text.json_call_reader(name_key=spec.name_key, arguments_key=keys[0])
         self._starts = spec.starts
         self._after_name = marks_of(spec.after_name)
         self._name_ends_quoted = spec.body == "name_json" and any('"' in mark for mark in self._after_name)
@@ -142,7 +134,7 @@ class JsonForm:
             place, mark = reading.first(self._after_name, begin)
             if place >= 0 and not 0 <= reading.first(self._ends, begin)[0] < place:
                 begin = place + len(mark)
-        edge = begin + NEAR
+        edge = begin + json_text.NEAR
         match = self._whole(text, begin, edge)
         stop = match.end() if match is not None else begin
         if edge >= len(text) or (stop + self._longest <= edge and text[stop] != '"'):
@@ -226,7 +218,7 @@ class JsonForm:
             return -1, bound, -1
         tried, head = -1, at + (self._head(text, at, bound) if self._spec.body == "name_json" else 0)
         if self._stand_apart and quote >= head:
-            end = value_end(text, skip_space(text, head), bound, raw="raw_strings" in reading.lenient)
+            end = json_text.value_end(text, skip_space(text, head), bound, raw="raw_strings" in reading.lenient)
             if end >= 0:
                 return end, -1, -1
             tried = bound
@@ -238,15 +230,15 @@ class JsonForm:
         text, spec = reading.text, self._spec
         head = at
         if spec.body == "name_json":
-            head += self._split(text[at:stop])[3] if stop - at <= NEAR else self._head(text, at, stop)
+            head += self._split(text[at:stop])[3] if stop - at <= json_text.NEAR else self._head(text, at, stop)
         head = skip_space(text, head)
-        end = value_end(text, head, stop, raw="raw_strings" in reading.lenient) if stop != tried else -1
+        end = json_text.value_end(text, head, stop, raw="raw_strings" in reading.lenient) if stop != tried else -1
         if end < 0 and stop < len(text) and text[stop] == '"':
             # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
             # would if strings could hold all, or at the next call.
             again, _ = reading.first(self._stops, stop)
             stop = again if again >= 0 and not reading.strings().is_open(stop) else len(text)
-            whole = value_end(text, head, stop, raw=True)
+            whole = json_text.value_end(text, head, stop, raw=True)
             stop = whole if whole >= 0 else stop
         if end < 0 and (
             (spec.body == "name_json" and (head >= stop or spec.plain))
@@ -298,16 +290,16 @@ class JsonForm:
         return "expected an object of one tool's name and its arguments: {name: {…}}"
 
     def _load(self, reading: Reading, text: str) -> tuple[Any] | str:
-        value = load(text)
+        value = json_text.load(text)
         if not isinstance(value, str) or not reading.lenient:
             return value
         if "raw_strings" in reading.lenient:
-            again = load(escaped_strings(text))
+            again = json_text.load(json_text.escaped_strings(text))
             if not isinstance(again, str) and reading.allows("raw_strings"):
                 return again
         if "open_bodies" in reading.lenient:
             closing = missing_brackets(text)
-            again = load(text + closing) if closing else value
+            again = json_text.load(text + closing) if closing else value
             if not isinstance(again, str) and reading.allows("open_bodies"):
                 return again
         if "python_literals" in reading.lenient:
@@ -322,7 +314,7 @@ class JsonForm:
 
     def _head(self, text: str, at: int, stop: int) -> int:
         """The length of the text before the arguments of the body at `at`; no more is read than that takes."""
-        near = text[at : min(at + NEAR, stop)]
+        near = text[at : min(at + json_text.NEAR, stop)]
         size = self._split(near)[3]
         if size < len(near) and (not self._spec.skip_to or self._spec.skip_to in near):
             return size
@@ -400,10 +392,10 @@ class JsonForm:
         if isinstance(read, str):
             return [malformed(text, read, start, end, self._named(text, begin, stop))]
         if self._spec.id_key:
-            read = with_ids(text[begin:stop], self._spec.id_key, read)
+            read = json_text.with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
             return [self._call(reading, read[0], start, end)]
-        spans = list(elements(text, begin, stop))
+        spans = list(json_text.elements(text, begin, stop))
         if len(spans) != len(read):  # a leniency has read what JSON does not count
             spans = [(start + i, start + i + 1) for i in range(len(read))]
         # A malformed call of a list has the place of its own text, without the marks around the list.
@@ -419,7 +411,7 @@ class JsonForm:
         """The calls, where one that has a name alone is a call without arguments."""
         if not isinstance(read, str) and not any(isinstance(value, str) for value, _ in read):
             return read
-        loaded = load(body)
+        loaded = json_text.load(body)
         items = loaded[0] if isinstance(loaded, tuple) else ()
         items = [items] if isinstance(items, dict) else items
         if not items or (isinstance(read, list) and len(items) != len(read)):

@@ -19,21 +19,9 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.runs import parts
 from rlenv.runs.columns import arrow, body_schema, row_schema, whole_schema
 from rlenv.runs.journal import KINDS, Claim, path_of, segments
-from rlenv.runs.parts import (
-    GROUP,
-    PACKED,
-    bodies_in,
-    bodies_writer,
-    packed_in,
-    part_of,
-    read_part,
-    schema_of,
-    seal,
-    told,
-    write_part,
-)
 from rlenv.runs.writer import host_name, kernel_name
 from rlenv.secrets import logger
 
@@ -111,12 +99,14 @@ def _sealed(run: Path, *, force: bool) -> tuple[int, list[str]]:
         if _may_write(run, segment) and not (force and not _is_here(segment)):
             left.append(segment)
             continue
-        if part_of(run, "episodes", segment).exists():  # killed between the renaming and the removal of the journals
+        if parts.part_of(
+            run, "episodes", segment
+        ).exists():  # killed between the renaming and the removal of the journals
             for kind in KINDS:
                 path_of(run, segment, kind).unlink(missing_ok=True)
             continue
         try:
-            seal(run, segment)
+            parts.seal(run, segment)
             sealed += 1
         except UsageError as error:  # what can be read of it is read from the journal
             _log.warning("%s: the segment %s stays a journal: %s", run, segment, error)
@@ -159,9 +149,9 @@ def _sweep(run: Path) -> None:
         if not is_alive(f"{path.name.split('.')[1]}-0"):
             path.unlink(missing_ok=True)
     for path in (run / "episodes").glob("P-*.parquet"):
-        for segment, *_ in packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path):
+        for segment, *_ in parts.packed_in(parts.read_part(path, arrow().schema([row_schema().field("id")])), path):
             for kind in ("episodes", "bodies"):
-                part_of(run, kind, segment).unlink(missing_ok=True)
+                parts.part_of(run, kind, segment).unlink(missing_ok=True)
 
 
 def _groups(run: Path) -> Iterator[list[str]]:
@@ -172,7 +162,7 @@ def _groups(run: Path) -> Iterator[list[str]]:
         segment = path.name[:-8]
         if segment.startswith("P-"):
             continue
-        bodies = part_of(run, "bodies", segment)
+        bodies = parts.part_of(run, "bodies", segment)
         if not _is_whole(run, segment):
             continue
         own = path.stat().st_size + (bodies.stat().st_size if bodies.exists() else 0)
@@ -190,10 +180,10 @@ def _is_whole(run: Path, segment: str) -> bool:
     """True if a segment has a body for each row that says so: where some are lost, all behind them would be shifted."""
     import pyarrow.parquet as pq
 
-    rows, bodies = part_of(run, "episodes", segment), part_of(run, "bodies", segment)
-    said = int(read_part(rows, arrow().schema([row_schema().field("has_body")]))["has_body"].to_numpy().sum())
+    rows, bodies = parts.part_of(run, "episodes", segment), parts.part_of(run, "bodies", segment)
+    said = int(parts.read_part(rows, arrow().schema([row_schema().field("has_body")]))["has_body"].to_numpy().sum())
     try:
-        with told(bodies):
+        with parts.told(bodies):
             count = int(pq.read_metadata(bodies).num_rows)
     except FileNotFoundError:
         count = 0
@@ -231,19 +221,19 @@ def _merged(run: Path, group: Sequence[str]) -> int:
         _log.warning("%s: %d parts are not packed, whose columns do not go together: %s", run, len(group), error)
         return 0
     for segment in group:
-        table = read_part(part_of(run, "episodes", segment), schema)
+        table = parts.read_part(parts.part_of(run, "episodes", segment), schema)
         held.append([segment, rows, bodies])
         rows += len(table)
         bodies += int(table["has_body"].to_numpy().sum())
         tables.append(table)
     name = f"P-{hashlib.blake2b(orjson.dumps(held), digest_size=8).hexdigest()}"
     if bodies:
-        _merge_bodies(run, group, part_of(run, "bodies", name), inside)
-    whole = arrow().concat_tables(tables).replace_schema_metadata({PACKED: orjson.dumps(held)})
-    write_part(whole, part_of(run, "episodes", name))
+        _merge_bodies(run, group, parts.part_of(run, "bodies", name), inside)
+    whole = arrow().concat_tables(tables).replace_schema_metadata({parts.PACKED: orjson.dumps(held)})
+    parts.write_part(whole, parts.part_of(run, "episodes", name))
     for segment in group:
         for kind in ("episodes", "bodies"):
-            part_of(run, kind, segment).unlink(missing_ok=True)
+            parts.part_of(run, kind, segment).unlink(missing_ok=True)
     return len(group)
 
 
@@ -251,7 +241,7 @@ def _schemas(run: Path, kind: str, group: Sequence[str]) -> Iterator[pa.Schema]:
     """The schemas of the parts of segments."""
     for segment in group:
         with contextlib.suppress(FileNotFoundError):
-            yield schema_of(part_of(run, kind, segment))
+            yield parts.schema_of(parts.part_of(run, kind, segment))
 
 
 def _merge_bodies(run: Path, group: Sequence[str], path: Path, schema: pa.Schema) -> None:
@@ -259,16 +249,16 @@ def _merge_bodies(run: Path, group: Sequence[str], path: Path, schema: pa.Schema
     import pyarrow.parquet as pq
 
     left: list[pa.Table] = []
-    with bodies_writer(path, schema) as write:
+    with parts.bodies_writer(path, schema) as write:
         for segment in group:
-            part = part_of(run, "bodies", segment)
+            part = parts.part_of(run, "bodies", segment)
             if not part.exists():
                 continue
-            with told(part), pq.ParquetFile(part) as source:
+            with parts.told(part), pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
-                    left.append(bodies_in(source.read_row_group(index, use_threads=False), schema))
+                    left.append(parts.bodies_in(source.read_row_group(index, use_threads=False), schema))
                     whole = arrow().concat_tables(left)
-                    done = len(whole) // GROUP * GROUP
+                    done = len(whole) // parts.GROUP * parts.GROUP
                     write(whole.slice(0, done))
                     left = [whole.slice(done)]
         write(arrow().concat_tables(left))

@@ -8,17 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.dummies import (
-    ANY_MARK,
-    CallForm,
-    TurnShape,
-    Way,
-    answer_messages,
-    content_mark,
-    shared_text,
-    thought_mark,
-    turn_message,
-)
+from rlenv.tokens import dummies
 from rlenv.tokens.layouts import Layout, MessageSlot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 from rlenv.tokens.vocabulary import ChatTemplate
@@ -91,7 +81,7 @@ class Voice:
     """
 
     template: ChatTemplate
-    way: Way
+    way: dummies.Way
     reader: Reader
     place: str
 
@@ -112,7 +102,13 @@ class Grown:
     """
 
     def __init__(
-        self, voice: Voice, story: Story, told: Sequence[TurnShape], turn: TurnShape, layout: Layout, form: CallForm
+        self,
+        voice: Voice,
+        story: Story,
+        told: Sequence[dummies.TurnShape],
+        turn: dummies.TurnShape,
+        layout: Layout,
+        form: dummies.CallForm,
     ) -> None:
         self._voice = voice
         self._story = story
@@ -125,12 +121,12 @@ class Grown:
         """The calls before the turn."""
         for number, one in enumerate(told):
             contents = [f" qzr{number}v{index}zq\n" for index in range(len(one.roles))]  # some trim what is old
-            self._conversation.append(turn_message(form, voice.way, one, number, self._calls))
-            self._conversation += answer_messages(form, one, contents, self._calls)
+            self._conversation.append(dummies.turn_message(form, voice.way, one, number, self._calls))
+            self._conversation += dummies.answer_messages(form, one, contents, self._calls)
             self._calls += one.calls
-        self._said = turn_message(form, voice.way, turn, self._number, self._calls)
-        self._marks = [content_mark(index) for index in range(len(turn.roles))]
-        self._answers = answer_messages(form, turn, self._marks, self._calls)
+        self._said = dummies.turn_message(form, voice.way, turn, self._number, self._calls)
+        self._marks = [dummies.content_mark(index) for index in range(len(turn.roles))]
+        self._answers = dummies.answer_messages(form, turn, self._marks, self._calls)
 
     def finding(self) -> AnsweredTurn:
         """The template's change to the turn.
@@ -186,7 +182,7 @@ class Grown:
         if alone == grown or len(held) > 1:
             return None
         tails = [text[text.rfind(words[-1]) + len(words[-1]) :] for text in (alone, grown)]
-        same = len(shared_text(*tails))
+        same = len(dummies.shared_text(*tails))
         own = [word for word in words if word[2] != "a" and (word[2] == "t" or self._turn.text == "before")]
         firsts = [re.split("|".join([*own, _FIRST_CALL]), text) for text in (alone, grown)]
         found = [Spelling(tuple(one[: len(own) + 1]), tail[same:]) for one, tail in zip(firsts, tails, strict=True)]
@@ -238,7 +234,9 @@ class Grown:
         def value(slot: MessageSlot) -> str:
             if slot.field == "image":
                 return self._voice.place
-            text = content_mark(slot.index) if slot.field == "content" else self._answers[slot.index][slot.field]
+            text = (
+                dummies.content_mark(slot.index) if slot.field == "content" else self._answers[slot.index][slot.field]
+            )
             return slot.transform(text)
 
         if layout.text(value) == tail:
@@ -268,9 +266,9 @@ class Grown:
 def _rewritten(before: str, after: str, number: int) -> str:
     """The place where two renderings part, in words."""
     for turn in range(number):
-        if thought_mark(turn) in before and thought_mark(turn) not in after:
+        if dummies.thought_mark(turn) in before and dummies.thought_mark(turn) not in after:
             return _DROPS
-    at = len(shared_text(before, after))
-    shown = (ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
+    at = len(dummies.shared_text(before, after))
+    shown = (dummies.ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
     new, old = (_TORN_MARK.sub("…", text) for text in shown)
     return f"after turn {number + 1} it writes {new!r} where {old!r} stood"

@@ -18,23 +18,7 @@ from typing import Any, Final
 from rlenv._base.bounded import drop_oldest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.tokens.dummies import (
-    ANY_MARK,
-    TOOL,
-    USER,
-    CallForm,
-    Marks,
-    TurnShape,
-    answer_messages,
-    argument_mark,
-    content_mark,
-    said_mark,
-    shared_marks,
-    thinking_of,
-    thought_mark,
-    tool_mark,
-    turn_message,
-)
+from rlenv.tokens import dummies
 from rlenv.tokens.grown import AnsweredTurn, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter, words_of
@@ -43,7 +27,7 @@ from rlenv.tokens.vocabulary import ChatTemplate
 __all__ = ["LONG", "AnsweredTurn", "Growth"]
 
 _KEPT: Final = 4096
-_WORD: Final = re.compile(rf'\{{"x": "qza\d+v\d+zq"\}}|{ANY_MARK.pattern}')
+_WORD: Final = re.compile(rf'\{{"x": "qza\d+v\d+zq"\}}|{dummies.ANY_MARK.pattern}')
 LONG: Final = 10
 """The turns of one shape that a template is tried with, for what it writes otherwise in longer conversations."""
 _First = Sequence[Mapping[str, Any]]
@@ -70,7 +54,7 @@ class Growth:
         thinking: Sequence[tuple[str, str]],
         place: str = "",
     ) -> None:
-        marks = Marks(tuple(added))
+        marks = dummies.Marks(tuple(added))
         self._added = added
         self._derive = derive
         self._marks = marks
@@ -78,8 +62,8 @@ class Growth:
         self._opens: dict[Any, bool] = {}
         self._layouts: dict[Any, Layout | UnsupportedTemplate] = {}
         self._told_apart: dict[Any, None] = {}
-        self._skeletons: dict[TurnShape, str] = {}
-        self.way, pairs, header = thinking_of(template, marks, thinking)
+        self._skeletons: dict[dummies.TurnShape, str] = {}
+        self.way, pairs, header = dummies.thinking_of(template, marks, thinking)
         self.reader = Reader(pairs, header=header)
         self._voice = Voice(template, self.way, self.reader, place)
         self._calls: Reader | None = None
@@ -94,7 +78,7 @@ class Growth:
         *,
         is_open: bool,
         ids: Callable[[], Collection[int]],
-    ) -> TurnShape:
+    ) -> dummies.TurnShape:
         """The shape of a turn of this text that messages of these roles answer.
 
         Args:
@@ -103,7 +87,7 @@ class Growth:
             ids: what was sampled: a mark that is a token and was only spelled is text.
         """
         if self._calls is None and "tool" in roles:
-            layout = self._layout(story, TurnShape("none", "", ("tool",)))
+            layout = self._layout(story, dummies.TurnShape("none", "", ("tool",)))
             self._calls = replace(self.reader, opener=layout.opener, closer=layout.closer)
         reader = self._calls or self.reader
         if reader.thinks(text):
@@ -138,7 +122,7 @@ class Growth:
     def is_plain(self, story: Story) -> bool:
         """True if the template knows no calls, so that they are content as they were sampled."""
         try:
-            return self._layout(story, TurnShape("none", "", ("tool",))).form.is_plain
+            return self._layout(story, dummies.TurnShape("none", "", ("tool",))).form.is_plain
         except UnsupportedTemplate:
             return False
 
@@ -151,18 +135,18 @@ class Growth:
                 return True
         return False
 
-    def key(self, story: Story, turn: TurnShape) -> Any:
+    def key(self, story: Story, turn: dummies.TurnShape) -> Any:
         """The key under which findings are kept."""
         prompt = story.of_prompt()
         if prompt in self._told_apart:
             return prompt, tuple(story.turns), turn
         return prompt, story.history, _short(turn)
 
-    def knows(self, story: Story, turn: TurnShape) -> bool:
+    def knows(self, story: Story, turn: dummies.TurnShape) -> bool:
         """True if a conversation of this shape was looked at before."""
         return self.key(story, turn) in self._findings
 
-    def look(self, story: Story, turn: TurnShape) -> AnsweredTurn:
+    def look(self, story: Story, turn: dummies.TurnShape) -> AnsweredTurn:
         """The template's rendering of a conversation that goes on by a turn and its answers.
 
         Raises:
@@ -181,7 +165,7 @@ class Growth:
             return replace(found, layout=self._layout(story, turn), layout_roles=turn.roles)
         return found
 
-    def base(self, story: Story, turn: TurnShape) -> Layout:
+    def base(self, story: Story, turn: dummies.TurnShape) -> Layout:
         """The layout of the answers, derived for a short conversation, or for this prompt where that is refused.
 
         Raises:
@@ -189,11 +173,11 @@ class Growth:
         """
         return self._layout(story, turn)
 
-    def last_end(self, story: Story, turn: TurnShape, ends: Collection[str]) -> str:
+    def last_end(self, story: Story, turn: dummies.TurnShape, ends: Collection[str]) -> str:
         """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
             layout = self._layout(story, turn)
-            said = turn_message(layout.form, self.way, turn, 0, 0)
+            said = dummies.turn_message(layout.form, self.way, turn, 0, 0)
             text = self._voice.render(story, [*story.messages, said], add_generation_prompt=False)
         except UnsupportedTemplate:
             return ""
@@ -202,7 +186,7 @@ class Growth:
         return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
 
     def sampled(
-        self, turn: TurnShape, ends: Collection[str], *, said: Message | None = None, is_last: bool = True
+        self, turn: dummies.TurnShape, ends: Collection[str], *, said: Message | None = None, is_last: bool = True
     ) -> str:
         """A first turn as the template writes it behind its prompt, without its end mark; "" where it does not.
 
@@ -211,14 +195,14 @@ class Growth:
             is_last: whether nothing answers it, which some templates write otherwise.
         """
         try:
-            layout = self._layout(Story([USER], (), datetime(2000, 1, 1)), turn)
+            layout = self._layout(Story([dummies.USER], (), datetime(2000, 1, 1)), turn)
         except UnsupportedTemplate:
             return ""
         for form in (layout.form, replace(layout.form, joins=True)):
-            story = Story([USER], (TOOL,) if form.has_tools or turn.calls else (), datetime(2000, 1, 1))
-            message = turn_message(form, self.way, turn, 0, 0) if said is None else self._told(said, form)
-            contents = [content_mark(index) for index in range(len(turn.roles))]
-            answers = [] if is_last else answer_messages(form, turn, contents, 0)
+            story = Story([dummies.USER], (dummies.TOOL,) if form.has_tools or turn.calls else (), datetime(2000, 1, 1))
+            message = dummies.turn_message(form, self.way, turn, 0, 0) if said is None else self._told(said, form)
+            contents = [dummies.content_mark(index) for index in range(len(turn.roles))]
+            answers = [] if is_last else dummies.answer_messages(form, turn, contents, 0)
             with suppress(UnsupportedTemplate):
                 prompt = self._voice.render(story, story.messages)
                 whole = self._voice.render(
@@ -229,7 +213,7 @@ class Growth:
 
     def _own_words(
         self,
-        turn: TurnShape,
+        turn: dummies.TurnShape,
         said: Message | None,
         layout: Layout,
         prompt: str,
@@ -239,9 +223,9 @@ class Growth:
         is_last: bool,
     ) -> str:
         """A turn out of a rendering behind its prompt; "" where it cannot be told apart there."""
-        shared = shared_marks(prompt, whole)
+        shared = dummies.shared_marks(prompt, whole)
         blocks = {mark for pair in self.reader.thinking for mark in pair}
-        text = whole[len(shared) :].partition(content_mark(0))[0]
+        text = whole[len(shared) :].partition(dummies.content_mark(0))[0]
         words = turn.words(0) if said is None else ([said.thinking] if said.thinking else [])
         if prompt[len(shared) :].strip() not in {"", *blocks} or any(text.count(word) != 1 for word in words):
             return ""
@@ -255,7 +239,7 @@ class Growth:
         found = [at + len(mark) * bool(kept & words_of(mark)) for mark in ends if (at := text.find(mark, last)) >= 0]
         return text[: min(found, default=len(text))]
 
-    def _told(self, said: Message, form: CallForm) -> dict[str, Any]:
+    def _told(self, said: Message, form: dummies.CallForm) -> dict[str, Any]:
         """The assistant message in the form that the template takes calls and thinking in."""
         if form.joins and said.tool_calls and said.thinking and said.content:
             said = replace(said, thinking=f"{said.thinking}\n\n{said.content}", content="")
@@ -271,7 +255,7 @@ class Growth:
 
         False where that is not known: a call that could not be read, thinking that the template does not write.
         """
-        turn = TurnShape("some" if said.thinking else "none", "before" if said.content else "", roles)
+        turn = dummies.TurnShape("some" if said.thinking else "none", "before" if said.content else "", roles)
         if turn.calls != len(said.tool_calls) or (said.thinking and not self.way.key):
             return False
         if turn not in self._skeletons:
@@ -281,11 +265,11 @@ class Growth:
         if not found:
             return False
         # Most templates write arguments as this JSON, and need not be asked again.
-        words = {said_mark(0): said.content, thought_mark(0): said.thinking}
+        words = {dummies.said_mark(0): said.content, dummies.thought_mark(0): said.thinking}
         for index, call in enumerate(said.tool_calls):
-            words[tool_mark(index)] = call.name or ""
+            words[dummies.tool_mark(index)] = call.name or ""
             given = json.dumps(getattr(call, "arguments", None), ensure_ascii=False)
-            words[f'{{"x": "{argument_mark(0, index)}"}}'] = given
+            words[f'{{"x": "{dummies.argument_mark(0, index)}"}}'] = given
         found = _WORD.sub(lambda match: words.get(match[0], match[0]), found)
         if _behind(found, said.thinking) == _behind(text, said.thinking):
             return False
@@ -297,7 +281,7 @@ class Growth:
         begins: set[str] = set()
         inside: set[str] = set()
         for thinking in ("none", "some"):
-            for turn in (TurnShape(thinking, "before", ("user",)), TurnShape(thinking, "", ("tool",))):
+            for turn in (dummies.TurnShape(thinking, "before", ("user",)), dummies.TurnShape(thinking, "", ("tool",))):
                 grown = self._grown(turn)
                 words = [place for word in turn.words(0) if (place := grown.find(word)) >= 0]
                 found = self._marks.find(grown[: max(words)]) if words else []
@@ -308,32 +292,32 @@ class Growth:
 
     def untold_end(self) -> list[str]:
         """The text that the template writes behind a last answer, where it has any and no token stands in it."""
-        story = Story([USER], (), datetime(2000, 1, 1))
-        answer = {"role": "assistant", "content": said_mark(0)}
+        story = Story([dummies.USER], (), datetime(2000, 1, 1))
+        answer = {"role": "assistant", "content": dummies.said_mark(0)}
         with suppress(UnsupportedTemplate):
-            text = self._voice.render(story, [USER, answer], add_generation_prompt=False)
-            behind = text.rpartition(said_mark(0))[2].strip()
-            return [behind[:60]] if behind and said_mark(0) in text and not self._marks.find(behind) else []
+            text = self._voice.render(story, [dummies.USER, answer], add_generation_prompt=False)
+            behind = text.rpartition(dummies.said_mark(0))[2].strip()
+            return [behind[:60]] if behind and dummies.said_mark(0) in text and not self._marks.find(behind) else []
         return []
 
-    def _grown(self, turn: TurnShape) -> str:
+    def _grown(self, turn: dummies.TurnShape) -> str:
         """The template's text of a first turn behind its prompt; "" where it takes no such turn."""
-        story = Story([USER], (), datetime(2000, 1, 1))
+        story = Story([dummies.USER], (), datetime(2000, 1, 1))
         try:
             form = self._layout(story, turn).form
             if form.has_tools:
-                story = Story([USER], (TOOL,), story.now)
+                story = Story([dummies.USER], (dummies.TOOL,), story.now)
             before = self._voice.render(story, story.messages)
-            said = turn_message(form, self.way, turn, 0, 0)
-            answers = answer_messages(form, turn, ["r"] * len(turn.roles), 0)
+            said = dummies.turn_message(form, self.way, turn, 0, 0)
+            answers = dummies.answer_messages(form, turn, ["r"] * len(turn.roles), 0)
             after = self._voice.render(story, [*story.messages, said, *answers])
         except UnsupportedTemplate:
             return ""
-        return after[len(shared_marks(before, after)) :]
+        return after[len(dummies.shared_marks(before, after)) :]
 
     # -- one shape -----------------------------------------------------------------------------------------------
 
-    def _look(self, story: Story, turn: TurnShape, *, behind: int = 0) -> AnsweredTurn:
+    def _look(self, story: Story, turn: dummies.TurnShape, *, behind: int = 0) -> AnsweredTurn:
         """The finding; `behind` further turns of this shape stand before it."""
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
@@ -353,7 +337,7 @@ class Growth:
                 refused = refused if refused is not None else error
         return AnsweredTurn(str(refused), layout, turn.roles, is_refused=True)
 
-    def _tells_apart(self, story: Story, turn: TurnShape, found: AnsweredTurn) -> bool:
+    def _tells_apart(self, story: Story, turn: dummies.TurnShape, found: AnsweredTurn) -> bool:
         """True if a template was just seen to write answers, or turns, otherwise in a longer conversation.
 
         It may count calls or turns, or keep the last of them alone, so that shapes alone do not tell its conversations
@@ -370,7 +354,7 @@ class Growth:
         drop_oldest(self._told_apart, most=_KEPT)
         return True
 
-    def _begins_alike(self, story: Story, turn: TurnShape, found: AnsweredTurn) -> bool:
+    def _begins_alike(self, story: Story, turn: dummies.TurnShape, found: AnsweredTurn) -> bool:
         """True if a long conversation begins as the short one does."""
         turn, told, form = _short(turn), story.told(), found.layout.form
         short, long = (
@@ -380,7 +364,7 @@ class Growth:
             return long.prompt().startswith(short.prompt())
         return False
 
-    def _layout(self, story: Story, turn: TurnShape) -> Layout:
+    def _layout(self, story: Story, turn: dummies.TurnShape) -> Layout:
         """The layout of the answers, derived for a short conversation, or for this prompt where that is refused."""
         key = (turn.roles, turn.images)
         found = self._layouts.get(key)
@@ -410,5 +394,5 @@ def _behind(text: str, thinking: str) -> str:
     return text.partition(thinking)[2] if thinking else text
 
 
-def _short(turn: TurnShape) -> TurnShape:
+def _short(turn: dummies.TurnShape) -> dummies.TurnShape:
     return turn if turn.images else shorter(turn)

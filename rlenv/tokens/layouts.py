@@ -9,23 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.tokens.dummies import (
-    FORMS,
-    SLOT,
-    TOOL,
-    USER,
-    CallForm,
-    Marks,
-    TurnShape,
-    Way,
-    answer_messages,
-    argument_mark,
-    content_mark,
-    said_mark,
-    shared_text,
-    shown_content,
-    turn_message,
-)
+from rlenv.tokens import dummies
 from rlenv.tokens.vocabulary import ChatTemplate
 
 
@@ -84,7 +68,7 @@ class Layout:
 
     stop: str
     parts: tuple[str | MessageSlot, ...]
-    form: CallForm = FORMS[0]
+    form: dummies.CallForm = dummies.FORMS[0]
     ends_turns: bool = True
     opener: str = ""
     closer: str = ""
@@ -111,7 +95,7 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
     """
     seen: list[int] = []
     at = 0
-    for match in SLOT.finditer(text):
+    for match in dummies.SLOT.finditer(text):
         if match.start() > at:
             yield text[at : match.start()]
         at = match.end()
@@ -159,7 +143,7 @@ STOPS: Final = (
 )
 """Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
 _NO_CALLS: Final = "does not write an assistant's calls"
-_ONE_WAY: Final = Way("")
+_ONE_WAY: Final = dummies.Way("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +159,7 @@ class Deriver:
 
     template: ChatTemplate
     stops: Sequence[str]
-    marks: Marks = field(default_factory=Marks)
+    marks: dummies.Marks = field(default_factory=dummies.Marks)
     place: str = ""
     skipped: Sequence[str] = ()
 
@@ -197,14 +181,14 @@ class Deriver:
         Raises:
             UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
         """
-        turn = TurnShape("none", "" if "tool" in roles else "before", roles, images)
+        turn = dummies.TurnShape("none", "" if "tool" in roles else "before", roles, images)
         first: UnsupportedTemplate | None = None
-        for form in FORMS:
+        for form in dummies.FORMS:
             if before is not None and form.has_tools:
                 continue
             if form.is_plain and first is not None and _NO_CALLS not in str(first):
                 continue  # it knows calls, and something else is amiss
-            given = (TOOL,) if form.has_tools else tuple(tools)
+            given = (dummies.TOOL,) if form.has_tools else tuple(tools)
             for named in _named(form, given):
                 try:
                     return _Derivation(self, named, turn, before, given).layout()
@@ -214,13 +198,13 @@ class Deriver:
         raise first
 
 
-def _named(form: CallForm, tools: Sequence[Mapping[str, Any]]) -> Iterator[CallForm]:
+def _named(form: dummies.CallForm, tools: Sequence[Mapping[str, Any]]) -> Iterator[dummies.CallForm]:
     """A form with a made-up name of the tool called, and one with the name of a tool that is there."""
     yield form
     function = tools[0].get("function", tools[0]) if tools else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if isinstance(name, str) and name and not form.is_plain:
-        yield CallForm(form.content, form.has_tools, form.arguments_as_text, name)
+        yield dummies.CallForm(form.content, form.has_tools, form.arguments_as_text, name)
 
 
 class _Derivation:
@@ -229,8 +213,8 @@ class _Derivation:
     def __init__(
         self,
         given: Deriver,
-        form: CallForm,
-        turn: TurnShape,
+        form: dummies.CallForm,
+        turn: dummies.TurnShape,
         before: Sequence[Mapping[str, Any]] | None,
         tools: Sequence[Mapping[str, Any]],
     ) -> None:
@@ -238,10 +222,10 @@ class _Derivation:
         self.skipped = [mark for mark in given.skipped if mark]
         self.form = form
         self.turn = turn
-        self.before = list(before) if before is not None else [USER]
+        self.before = list(before) if before is not None else [dummies.USER]
         self.tools = tools
-        self.said = turn_message(form, _ONE_WAY, turn, 0, 0)
-        self.last = argument_mark(0, turn.calls - 1) if turn.calls else said_mark(0)
+        self.said = dummies.turn_message(form, _ONE_WAY, turn, 0, 0)
+        self.last = dummies.argument_mark(0, turn.calls - 1) if turn.calls else dummies.said_mark(0)
 
     def render(self, *more: Mapping[str, Any], before: Any = None, generate: bool = True) -> str:
         conversation = [*(self.before if before is None else before), *more]
@@ -249,10 +233,10 @@ class _Derivation:
 
     def layout(self) -> Layout:
         name = self.template.name
-        contents = [content_mark(index) for index in range(len(self.turn.roles))]
-        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        contents = [dummies.content_mark(index) for index in range(len(self.turn.roles))]
+        text = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0))
         start = text.rfind(self.last)
-        if start < 0 or (self.turn.calls and argument_mark(0, 0) not in text):
+        if start < 0 or (self.turn.calls and dummies.argument_mark(0, 0) not in text):
             raise UnsupportedTemplate(f"chat template {name} {_NO_CALLS}")
         start += len(self.last)
         end = text.find(contents[0], start)
@@ -269,7 +253,7 @@ class _Derivation:
         return layout
 
     def _tail(self, contents: Sequence[str], stop: str) -> str:
-        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        text = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0))
         end = text.find(stop, text.rfind(self.last))
         if end < 0:
             raise UnsupportedTemplate(f"chat template {self.template.name} writes {stop} only for some contents")
@@ -278,11 +262,11 @@ class _Derivation:
     def _ends_turns(self) -> bool:
         """True if the template writes a mark behind an answer that nothing follows."""
         try:
-            answer = {"role": "assistant", "content": said_mark(0)}
+            answer = {"role": "assistant", "content": dummies.said_mark(0)}
             text = self.render(answer, generate=False)
         except UnsupportedTemplate:
             return True
-        _, mark, behind = text.rpartition(said_mark(0))
+        _, mark, behind = text.rpartition(dummies.said_mark(0))
         return not mark or bool(self.marks.find(behind))
 
     def _stop(self, tail: str, ends_turns: bool) -> tuple[str, int]:
@@ -291,7 +275,7 @@ class _Derivation:
         One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
         nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
         """
-        shared = shared_text(tail, self._alone())
+        shared = dummies.shared_text(tail, self._alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [
             (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
@@ -321,25 +305,25 @@ class _Derivation:
     def _call_marks(self, text: str, behind: str) -> tuple[str, str]:
         """The opening and closing marks of a call."""
         opening = self.render()
-        places = [text.find(argument_mark(0, 0))]
+        places = [text.find(dummies.argument_mark(0, 0))]
         begin = self._begin(opening, text[: places[0]])
         if begin < 0:
             return "", ""
-        match = SLOT.search(text, begin)
+        match = dummies.SLOT.search(text, begin)
         places.append(match.start() if match is not None and match[1] in "ni" else -1)
         places.append(text.find(self.form.name, begin) if self.form.name else -1)
         gap = text[begin : min(place for place in places if place >= 0)].lstrip()
         while mark := next((mark for mark in self.skipped if gap.startswith(mark)), ""):
             gap = gap[len(mark) :].lstrip()
         opener = self.marks.first(gap) or (gap.split(maxsplit=1)[0] if gap[:1].isalnum() else gap[:1])
-        found = self.marks.find(behind) or Marks().find(behind)
+        found = self.marks.find(behind) or dummies.Marks().find(behind)
         return opener, found[-1][1] if found else ""
 
     def _begin(self, opening: str, text: str) -> int:
         """The beginning of a turn in a text that ends inside it; -1 where that is not found."""
         if text.startswith(opening):
             return len(opening)
-        header = opening[len(shared_text(opening, self.render(generate=False))) :]
+        header = opening[len(dummies.shared_text(opening, self.render(generate=False))) :]
         for mark in self.skipped:
             header = header.partition(mark)[0]
         header = header.strip()
@@ -380,8 +364,8 @@ class _Derivation:
         return [part for part in slots if part != ""]
 
     def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
-        seen = {"role": "user", "content": shown_content("user", "u", 1)}
-        later = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0), before=[seen])
+        seen = {"role": "user", "content": dummies.shown_content("user", "u", 1)}
+        later = self.render(self.said, *dummies.answer_messages(self.form, self.turn, contents, 0), before=[seen])
         if not later.endswith(layout.stop + whole):
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"

@@ -23,16 +23,8 @@ from rlenv.errors import ResourceError, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Text
 from rlenv.resources.sql import OpenDatabase, Rows, StatementLimits, read
+from rlenv.resources.sql import _sqlite_file as files
 from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
-from rlenv.resources.sql._sqlite_file import (
-    HeldImage,
-    SqliteFile,
-    memory_for,
-    off_the_loop,
-    plainness,
-    run_briefly,
-    unique,
-)
 from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWorkers, StatementRequest, WorkerAnswer
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
@@ -50,14 +42,14 @@ class SqliteCopy:
     changed the schema only the image is kept: what the policy put there is never read on the loop.
     """
 
-    def __init__(self, file: SqliteFile, workers: SqlWorkers) -> None:
+    def __init__(self, file: files.SqliteFile, workers: SqlWorkers) -> None:
         self.about = file
         self._workers = workers
         self._own: SqliteConnection | None = file.lend()
         self._held = -1
         """The descriptor of the image, where there is no connection."""
         self._last = (0, 0)
-        self._key = unique(file.key)
+        self._key = files.unique(file.key)
         """What the copy is at the moment: the worker that has the same needs no image. Each change gets a key that was
         never asked for, since a worker may hold what a cancelled statement wrote and the copy never took."""
         self._size = file.size
@@ -72,11 +64,11 @@ class SqliteCopy:
     def _tried(self, sql: str, limits: StatementLimits) -> Rows | None:
         """The rows of a plain statement that ran on the event loop, or None."""
         own = self._own
-        if own is None or not self.about.is_quick or not (kind := plainness(sql)):
+        if own is None or not self.about.is_quick or not (kind := files.plainness(sql)):
             return None
         try:
             if kind == "read":
-                return run_briefly(own.run, sql, limits)
+                return files.run_briefly(own.run, sql, limits)
             if not self.about.is_written_quickly or (kind == "change" and self._size > _CHANGED_BYTES):
                 return None
             # Never stopped: with it the engine would undo all that the episode wrote.
@@ -84,7 +76,7 @@ class SqliteCopy:
         except NotQuick:
             self._check(own)
             return None
-        self._key = unique(self.about.key)
+        self._key = files.unique(self.about.key)
         self._size += len(sql)
         self._is_as_lent = False
         return found
@@ -102,13 +94,13 @@ class SqliteCopy:
         rowid, changes = self._last if self._own is None else self._own.last()
         where = {
             "may_write": True,
-            "memory": memory_for(self._size),
+            "memory": files.memory_for(self._size),
             "max_bytes": self.about.size + _MAX_GROWTH_BYTES,
             "rowid": rowid,
             "changes": changes,
         }
         image: Image = self.about.shared_image if self._is_as_lent else self._image
-        next_key = unique(self.about.key)
+        next_key = files.unique(self.about.key)
         request = StatementRequest(sql, limits, where, key=self._key, image=image, next_key=next_key)
         answer = await self._workers.run(request)
         if answer.fd is not None:
@@ -122,7 +114,7 @@ class SqliteCopy:
             return
         own = self._own
         # Closed with its object, also where who waits for it is cancelled and never gets it.
-        held = await off_the_loop(lambda: HeldImage(own.image()), size=self._size)
+        held = await files.off_the_loop(lambda: files.HeldImage(own.image()), size=self._size)
         yield held.fd
 
     async def _adopt(self, answer: WorkerAnswer, fd: int, key: str) -> None:
@@ -133,7 +125,7 @@ class SqliteCopy:
         try:
             if self._own is not None and not reply["has_new_schema"]:
                 last = (reply["rowid"], reply["changes"])
-                own = await off_the_loop(lambda: _opened(fd, last), size=size)
+                own = await files.off_the_loop(lambda: _opened(fd, last), size=size)
         except BaseException:
             os.close(fd)
             raise
@@ -190,14 +182,14 @@ class _Shared:
 
     __slots__ = ("about",)
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: files.SqliteFile) -> None:
         self.about = file
 
     async def run(self, sql: str, limits: StatementLimits) -> Rows:
         file = self.about
-        if file.is_quick and plainness(sql) == "read":
+        if file.is_quick and files.plainness(sql) == "read":
             try:
-                return run_briefly(file.run, sql, limits)
+                return files.run_briefly(file.run, sql, limits)
             except NotQuick:
                 pass
         image = file.shared_image if file.image is not None else None
@@ -226,20 +218,20 @@ class SqliteEngine:
         self._is_copied = is_copied
         self._is_kept = is_kept
 
-    def source(self, path: Path) -> SqliteFile:
+    def source(self, path: Path) -> files.SqliteFile:
         """The database of a file, whose schema is read now."""
-        return SqliteFile(path, is_script=self._is_script, is_copied=self._is_copied, is_kept=self._is_kept)
+        return files.SqliteFile(path, is_script=self._is_script, is_copied=self._is_copied, is_kept=self._is_kept)
 
-    def forget(self, source: SqliteFile) -> None:
+    def forget(self, source: files.SqliteFile) -> None:
         """Closes the connections that nobody uses."""
         source.close()
 
-    async def open(self, source: SqliteFile) -> OpenDatabase:
+    async def open(self, source: files.SqliteFile) -> OpenDatabase:
         """The shared database, or a private copy."""
         if not self._is_copied:
             return _Shared(source)
         size = 0 if source.has_idle else source.size
-        return await off_the_loop(lambda: SqliteCopy(source, workers), size=size)
+        return await files.off_the_loop(lambda: SqliteCopy(source, workers), size=size)
 
     def missing(self, message: str) -> tuple[str, str] | None:
         """The table or column that is not there."""
