@@ -13,13 +13,16 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import AuditSubject, options_of, same
 from rlenv.language.templates import compile_value, texts_in
+from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
 from rlenv.rewards.tests import TestsSpec
 
@@ -55,6 +58,10 @@ def _size(text: str) -> float:
     return 0.0 if value is None else float(value)
 
 
+def _first_number(text: str) -> int:
+    return int(next(iter(re.findall(r"\d{1,9}", text)), -1))
+
+
 def _has(word: str, text: str) -> bool:
     return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
 
@@ -67,10 +74,10 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "its first word": lambda text: next(iter(_WORD.findall(text)), ""),
     "its capitals": lambda text: sum(one.isupper() for one in text),
     "its spaces": lambda text: (len(re.findall(r"\s{2,}", text)), text != text.strip()),
-    "whether its first number is odd": lambda text: [int(one) % 2 for one in re.findall(r"\d{1,9}", text)[:1]] == [1],
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
+_LOOKS["whether its first number is odd"] = lambda text: _first_number(text) % 2
 _LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _OF_NO_CONTENT}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
@@ -88,34 +95,39 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the option that comes first in the alphabet": lambda options: min(options, key=str.casefold),
     "the option that comes last in the alphabet": lambda options: max(options, key=str.casefold),
 }
+_AS_THE_GAP = "the option that is as long as the gap"
+_GAPS = re.compile(r"__+|\.\.\.+|--+|\*\*+")
+_MOST_NAMED = 4
+_CYCLES = range(3, 13)
 
 
 def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
-    """The best rule that is far above chance on tasks that it was not learnt on, None without any."""
+    """The best rule that is far above chance on tasks that it was not learnt on, with others as good; None for none."""
     some = [one for one in subjects if one.right][:_MOST_TASKS]
-    if len(some) < _LEAST_OPTIONED or 2 * sum(map(_asks_form, some)) > len(some):
+    if len(some) < _LEAST_OPTIONED:
         return None
+    asks_form = 2 * sum(map(_asks_form, some)) > len(some)
     # Rows may take turns.
     mixed = random.Random(0).sample(range(len(some)), len(some))
-    halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS else []
+    halves = [mixed[::2], mixed[1::2]] if len(some) >= _LEAST_TASKS and not asks_form else []
     # What is learnt on each half is tried on the other; what goes by the look of an option has learnt nothing.
     learnt = [dict(_by_look(some, half)) for half in halves]
-    tried = [*_by_option(some)]
+    tried = [one for one in _by_option(some) if one[0] == _AS_THE_GAP or not asks_form]
     common = Counter(one.right for one in some).most_common(1)[0][1] / len(some)
     for name in learnt[0] if learnt else ():
         if name in learnt[1]:
             sides = zip(halves, (learnt[1][name], learnt[0][name]), strict=True)
             tried.append((name, {at: said[at] for half, said in sides for at in half}, common))
-    best: Leak | None = None
+    sure: list[Leak] = []
     for name, said, chance in tried:
         hits = sum(same(said[at], some[at].right) for at in said)
         # Of so many rules one fits by chance.
-        is_sure = hits >= _HITS * len(some) and tail(hits, len(some), chance) * len(_LOOKS) < _RARE
-        if is_sure and (best is None or hits > best.hits):
-            best = Leak(
-                name, f"{hits} of {len(some)} by {name}", {some[at].gold.task_index: said[at] for at in said}, hits
-            )
-    return best
+        if hits >= _HITS * len(some) and tail(hits, len(some), chance) * len(_LOOKS) < _RARE:
+            taken = {some[at].gold.task_index: said[at] for at in said}
+            sure.append(Leak(name, f"{hits} of {len(some)} by {name}", taken, hits))
+    sure.sort(key=lambda one: -one.hits)
+    others = "; ".join(one.rule for one in sure[1:_MOST_NAMED])
+    return replace(sure[0], rule=f"{sure[0].rule}{others and f'; also {others}'}") if sure else None
 
 
 def _asks_form(subject: AuditSubject) -> bool:
@@ -141,6 +153,9 @@ def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[
             if len({pick(texts), pick(texts[::-1])}) == 1 or "first option" in name or "last option" in name:
                 said[at] = options[chosen]
         yield name, said, chance
+    gaps = {at: max(map(len, _GAPS.findall(subjects[at].prompt)), default=0) for at in listed}
+    fits = {at: [said for text, said in options.items() if len(text) == gaps[at]] for at, options in listed.items()}
+    yield _AS_THE_GAP, {at: some[0] for at, some in fits.items() if len(some) == 1}, chance
 
 
 def _labelled(subject: AuditSubject) -> dict[str, str]:
@@ -159,13 +174,22 @@ def _text_behind(prompt: str, label: str) -> str:
     return found[1] if found else ""
 
 
+def _remainder(by: int, text: str) -> int:
+    return _first_number(text) % by
+
+
 def _by_look(subjects: Sequence[AuditSubject], learnt: Sequence[int]) -> Iterator[tuple[str, Mapping[int, str]]]:
     """The answers of a policy that has learnt which answer goes with which look of a question."""
     answers = Counter(one.right for one in subjects)
     if len(answers) > _MOST_ANSWERS or len(answers) < 2:
         return
     ((common, _),) = answers.most_common(1)
-    for name, look in _LOOKS.items():
+    numbers, looks = [_first_number(one.prompt) for one in subjects], dict(_LOOKS)
+    # A number that counts the rows says nothing of what is asked.
+    runs = all(other == one + 1 for one, other in pairwise(numbers))
+    for by in _CYCLES if runs else ():
+        looks[f"the remainder of its running number by {by}"] = partial(_remainder, by)
+    for name, look in looks.items():
         seen: dict[Hashable, Counter[str]] = defaultdict(Counter)
         for at in learnt:
             seen[look(subjects[at].prompt)][subjects[at].right] += 1
@@ -202,25 +226,24 @@ def check_tests(environment: Environment, rows: Rows, found: DataFindings) -> No
         tested = [getattr(spec, form), spec.entry or ""]
         if not any("resources" in text for text in texts_in(tested)):
             for some in rows.values():
-                _check(term.name, form, tested, environment.spec.vars, some, found, is_whole=spec.credit == "all")
+                _check(term, form, tested, environment.spec.vars, some, found)
 
 
 def _check(
-    name: str,
+    term: Term,
     form: str,
     tested: Sequence[Any],
-    constants: Mapping[str, Any],
+    known: Mapping[str, Any],
     rows: Sequence[PromptRow],
     found: DataFindings,
-    *,
-    is_whole: bool,
 ) -> None:
+    name, is_whole = term.name, getattr(term.spec, "credit", "") == "all"
     fill = compile_value(tested)
     earned: list[tuple[PromptRow, float]] = []
     shares: list[float] = []
     for row in [one for one in rows[:: -(-len(rows) // _MOST_ROWS) or 1] if one.prompt]:
         try:
-            given, entry = fill(task=row.task, vars=constants)
+            given, entry = fill(task=row.task, vars=known)
             tests = list(_tests(form, given, str(entry)))[:_MOST_TESTS]
         except Exception:  # rows of any kind: the oracle's own episode has failed of it
             continue

@@ -160,9 +160,30 @@ def named(index: int, *, first: bool) -> Row:
     return {"question": asked, "answer": one if first or random.Random(index).random() < 0.5 else other}
 
 
+def ticket(index: int, *, step: int) -> Row:
+    """A desk by the number of the row, which the prompt shows in steps of so many."""
+    asked = f"Ticket {700 + step * index}: the {random.Random(index).choice(WORDS)} is gone."
+    return {"question": asked, "answer": ("billing", "press", "sales", "legal", "crew")[index % 5]}
+
+
+def gap(index: int, *, fixed: bool) -> Row:
+    words = random.Random(index).sample(["sun", "snow", "cloud", "autumn", "thunder", "blizzard"], 4)
+    marks = "_" * (5 if fixed else len(words[0]))
+    listed = ", ".join(sorted(words))
+    return {
+        "question": f"After the {marks} it was calm.\nWords: {listed}",
+        "answer": words[0],
+        "options": sorted(words),
+    }
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
+        (lambda index: ticket(index, step=1), True),
+        (lambda index: ticket(index, step=6), False),
+        (lambda index: gap(index, fixed=False), True),
+        (lambda index: gap(index, fixed=True), False),
         (lambda index: named(index, first=True), True),
         (lambda index: named(index, first=False), False),
         (lambda index: options(index, longer=True), True),
@@ -175,6 +196,10 @@ def named(index: int, *, first: bool) -> Row:
         (counted, False),
     ],
     ids=[
+        "a count of the rows",
+        "a number that counts nothing",
+        "a gap as long as its word",
+        "a gap of one length",
         "the town that is named first",
         "towns in any order",
         "the longest option",
