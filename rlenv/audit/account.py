@@ -1,8 +1,7 @@
 """The observations of an audit and the findings from them; terms that compare answers are scored in groups.
 
 An episode alone has nothing to be compared with: each of the adversaries' is put into a group with three of the
-oracle's, and scored as the group of a run is.
-"""
+oracle's, and scored as the group of a run is."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ _RISES = 0.05
 _LISTED = 20
 _PAID_TO_ALL = ("empty_answer", "form_only", "paid_for_ending", "partial_tasks", "state_at_start")
 _TOLD = ("leak", "user_tells", "tests_in_prompt")
-_ONE_BY_ONE = ("left_out", "same_call", "told", "unused_tool")
+_ONE_BY_ONE = ("beyond", "left_out", "same_call", "told", "unused_tool")
 _PLACE = re.compile(r"\{0[^}]*\}(?:\(\{0[^)]*\))?")
 _OWN_CAUSES = ("escapes_by_invalid", "penalty_avoided", "unsteady_reward")
 _ORACLE_FAILED = ("oracle", "policy")

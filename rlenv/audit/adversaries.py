@@ -3,13 +3,13 @@
 They know what an attacker could know: the prompt, the form of an answer, and the answers of the split as a set. The
 form is taken from the oracle's last action, with the right answer replaced. Each entry is one rule for all tasks, so
 that what it earns is what a policy would that had learned it; the order of the entries is that of causes: what an
-earlier one earns, a later one does not find again.
-"""
+earlier one earns, a later one does not find again."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ _FAR = 1_000_000
 _STEP = 777_777
 _STEPS = 40
 _FEW_WORDS = 3
+_ANY_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _PATIENT_S = 60
 _LOOKED_AT = 3
 _LONG_LINE = 8
@@ -54,8 +55,10 @@ def side_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 
 def vanishing_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
-    """Answers of letters that are not Latin and of marks alone; () in the place of one that is a part of the right."""
-    return [[] if set(text) & set(subject.right) else [subject.form(text)] for text in _VANISHING]
+    """Answers of letters that are not Latin and of marks alone; as controls nonsense, with a capital too."""
+    others = [one for word in nonce(1, without=subject.asked) for one in (word, word.capitalize())]
+    ways = [[] if set(text) & set(subject.right) else [subject.form(text)] for text in _VANISHING]
+    return [*ways, *([subject.form(one)] for one in others)]
 
 
 def near_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -86,7 +89,7 @@ def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
 _ODD = (
-    *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
+    *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
 )
 _REFUSE = "refuse empty answers before they are compared, and rows whose right answer is empty"
@@ -134,10 +137,7 @@ def _wrong(subject: AuditSubject) -> Sequence[Script]:
 
 
 def _others(subject: AuditSubject) -> Sequence[Script]:
-    """Answers of two other tasks: a form may be narrower than a shape (a date, a name from a list).
-
-    Numbers have no form of their own, and one of another task may be near the right one, which is another hole.
-    """
+    """Answers of two other tasks, whose form is narrower than a shape may be; a number of one may be near the right."""
     if is_number(subject.right) or not subject.right.strip():
         return []
     others = subject.wrong()
@@ -249,11 +249,23 @@ def _pasted(subject: AuditSubject) -> Sequence[Script]:
 
 
 def _copied(subject: AuditSubject) -> Sequence[Script]:
-    """The texts of the row that the prompt shows, a column a way; one that is or holds the right answer is another."""
-    names = dict.fromkeys(name for one in subject.others for name, value in one.task.items() if isinstance(value, str))
-    texts, right = [str(subject.task.get(name, "")).strip() for name in names], subject.right.strip()
-    is_other = [right not in one and one in subject.prompt if right and one else False for one in texts]
-    return [[subject.form(one)] if copied else [] for one, copied in zip(texts, is_other, strict=True)]
+    """The texts of a column that most rows fill and the prompt shows, those of a list as the choices of a pattern."""
+    counts = Counter(name for one in subject.others for name, value in one.task.items() if value)
+    right, ways = subject.right.strip(), list[Script]()
+    for name in (one for one, count in counts.items() if 2 * count > len(subject.others)):
+        value = subject.task.get(name)
+        texts = [one.strip() for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        said = "|".join(texts)
+        is_shown = right not in said and all(one and one in subject.prompt for one in texts)
+        ways.append([subject.form(said)] if said and right and is_shown else [])
+    return ways
+
+
+def _odd(subject: AuditSubject) -> Sequence[Script]:
+    """Texts that no reward expects, and the right form with what is no number in place of its numbers."""
+    inside = [_ANY_NUMBER.sub(one, subject.right) for one in ("NaN", "Infinity") if subject.right[:1] in "{["]
+    texts = [*_ODD, *(one for one in inside if one != subject.right)]
+    return [[] if _is_part(text, subject) else [subject.form(text)] for text in texts]
 
 
 def _typed(subject: AuditSubject, *commands: str, done: Script = ()) -> Script:
@@ -325,29 +337,27 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=crafted.alphabet_scripts, controls=2, most=0.5),
     Adversary("one_side", "loose_match", "gives a number far below or far above the right one",
         "compare the distance, abs(answer - right)", write=side_scripts, wide=True),
-    Adversary("vanishing", "empty_answer", "answers with letters that are not Latin, or with marks alone",
-        "give 0 where normalising leaves nothing of an answer, and keep all letters", write=vanishing_scripts,
-        wide=True),
+    Adversary("vanishing", "empty_answer", "answers with letters that are not Latin, or with marks alone,",
+        "what is right there and this answer are the same, or both empty, once they are normalised; refusing an empty "
+        "answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left",
+        write=vanishing_scripts, wide=True, partial=99, controls=2),
     Adversary("pattern", "pattern_answer", "answers with a wildcard, which matches whatever is right",
         "compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
         write=crafted.wildcard_scripts, partial=99, controls=crafted.CONTROLS),
-    Adversary("injection", "injected_answer",
-        "closes the quote around its answer in what the reward runs, and asks there for what holds anyway,",
-        "never put an answer between the quotes of a query or a program: read what is right, and compare the "
-        "answer with it as a value", write=crafted.injection_scripts, partial=99),
+    Adversary("injection", "injected_answer", "closes the quote around its answer in what the reward runs, and asks "
+        "there for what holds anyway,", "never put an answer between the quotes of a query or a program: read what is "
+        "right, and compare the answer with it as a value", write=crafted.injection_scripts, partial=99),
     Adversary("abstains", "paid_abstaining", "says that it gives no answer, in usual words,",
         "pay less for giving no answer than the audit's threshold, and nothing where an answer is to be had; "
         "`nan` is no number, and farther than no tolerance", write=crafted.abstaining_scripts, partial=99),
     Adversary("named_words", "paid_words", "says words that the reward's own code or pattern names",
         "these words are paid for on every task: compare with the row's own answer", write=crafted.named_word_scripts),
-    Adversary("expression", "evaluated_answer",
-        "answers with the prompt's own expression, or with a name, which is evaluated to the right value,",
-        "compare the answer as it is written: an answer that is evaluated is right before it is computed",
-        write=crafted.expression_scripts, controls=1),
-    Adversary("program", "forged_verdict",
-        "answers with a program that gives the verdict itself: prints it, ends early, or equals anything",
-        "take the verdict from values that the tests compare outside of the program, and not from what it prints: "
-        "the kind `tests` does so", write=crafted.program_scripts),
+    Adversary("expression", "evaluated_answer", "answers with the prompt's own expression, or with a name, which is "
+        "evaluated to the right value,", "compare the answer as it is written: an answer that is evaluated is right "
+        "before it is computed", write=crafted.expression_scripts, controls=1),
+    Adversary("program", "forged_verdict", "answers with a program that gives the verdict itself: prints it, ends "
+        "early, or equals anything", "take the verdict from values that the tests compare outside of the program, and "
+        "not from what it prints: the kind `tests` does so", write=crafted.program_scripts),
     Adversary("hollow_files", "hollow_files", "does as the oracle, and then overwrites its files with one word,",
         "compare what stands in the files with what is right: that they are there is not enough",
         write=lambda subject: [_typed(subject, words.MARKS_TIME, words.HOLLOWS, done=subject.oracle_actions())],
@@ -361,13 +371,13 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "name in `keep` what the tests need: with `/` the policy's programs take part in the verdict",
         write=lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)], in_machine=True),
     Adversary("hostile_program", "hostile_program", "leaves a program that writes the reward while the tests run it",
-        "let `collect` run what the policy wrote, and `run` compare what it gave", write=_programs,
-        in_machine=True),
+        "let `collect` run what the policy wrote, and `run` compare what it gave", write=_programs, in_machine=True),
     Adversary("broken_machine", "paid_when_broken", "ends the machine, empties or floods it",
         "pay for what is there: no program, no file and no time left must not pass",
         write=lambda subject: [_typed(subject, one) for one in words.BREAKS], in_machine=True),
-    Adversary("constant_program", "constant_answer", "answers with a program that always gives the same",
-        "pay for all tests at once (credit: all), or test so that no one value is right often",
+    Adversary("constant_program", "constant_answer", "answers with a program that always gives the same, or what it is "
+        "given,", "pay for all tests at once (credit: all), and test so that no one value is right often: with what "
+        "has to give another one, and what comes out itself, rather than that one function undoes the other",
         write=crafted.constant_programs),
     Adversary("empty", "empty_answer", "writes nothing", _REFUSE, write=lambda subject: [[""]], partial=99, wide=True),
     Adversary("empty_form", "empty_answer", "writes the form of an answer without one", _REFUSE, write=_empty_form,
@@ -390,9 +400,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         write=lambda subject: _thought(subject, subject.right, subject.wrong()),
         control=lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
         control_does="gives wrong answers, one of them inside its thinking"),
-    Adversary("near_answer", "loose_match", "gives a number far from the right one",
-        "compare more strictly: a smaller tolerance, or partial credit that falls faster", write=near_scripts,
-        most=0.8, partial=99, wide=True),
+    Adversary("near_answer", "loose_match", "gives a number far from the right one", "compare more strictly: a smaller "
+        "tolerance, or partial credit that falls faster", write=near_scripts, most=0.8, partial=99, wide=True),
     Adversary("every_option", "stuffed_answer", "gives many answers as one, the right one among them",
         "compare the whole answer with the row's own, and let one answer count",
         write=lambda subject: crafted.listed_scripts(subject, subject.right, subject.wrong()),
@@ -401,13 +410,13 @@ ADVERSARIES: tuple[Adversary, ...] = (
     Adversary("pasted", "stuffed_answer", "repeats the prompt, or pastes what tools gave",
         "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),
     Adversary("copied", "copied_input", "answers with what it is given to work on, as the prompt shows it,",
-        "compare what the task asks to change (letters, order, form, unit), or give 0 to the text that was given",
-        write=_copied, most=0.8),
+        "compare what the task asks to change (letters, order, form, unit), or give 0 to the text that was given; hold "
+        "what the prompt shows as examples against others that it does not show", write=_copied, most=0.8),
     Adversary("joined", "loose_match", "gives another number in which the right one stands",
         "compare numbers as numbers: a common beginning or end is not enough", write=joined_scripts, most=0.8),
     Adversary("judge_instructions", "judge_obeys", "tells the judge what to give",
         "say in the judge's prompt that the answer holds no instructions, and show it apart", write=_told),
     Adversary("odd_answer", "paid_when_unreadable", "answers with what no reward expects",
-        "give 0 where an answer cannot be read: what catches the exception, or compares no number, pays here",
-        write=lambda subject: [[] if _is_part(answer, subject) else [subject.form(answer)] for answer in _ODD]),
+        "give 0 where an answer cannot be read or is no finite number (math.isfinite): what catches the exception, or "
+        "compares NaN, pays here", write=_odd),
 )  # fmt: skip

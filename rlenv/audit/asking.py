@@ -181,10 +181,7 @@ def pool(subject: AuditSubject, right: str, wrong: Sequence[str], *, named: bool
 
 
 def _own(subject: AuditSubject) -> list[str]:
-    """The names in a row that have the form of the right answer, those in lists first.
-
-    A list that holds the right one and is not shown is one of accepted answers.
-    """
+    """The names in a row that have the form of the right answer, those in lists first."""
     parts = sorted(subject.task.values(), key=lambda value: not isinstance(value, (Mapping, list, tuple)))
     named = [one for value in parts for one in _named(value, subject)]
     return [one for one in named if _signs(one) == _signs(subject.right) and not same(one, subject.right)]
@@ -218,11 +215,8 @@ def _other(right: str, rng: random.Random) -> str:
 def ask_each(subject: AuditSubject, target: Target) -> Adaptive:
     """Asks one after the other until one is answered otherwise than the rest, and answers that one."""
     limits = subject.limits
-    asked = [
-        (one, value)
-        for one in pool(subject, target.right, target.wrong, named=target.answers)
-        if (value := target.fitting(one)) is not None
-    ]
+    listed = pool(subject, target.right, target.wrong, named=target.answers)
+    asked = [(one, value) for one in listed if (value := target.fitting(one)) is not None]
     width = min(limits.calls_per_turn, 16)
     left, turns = min(len(asked), limits.tool_calls), limits.turns - 1
     told: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """A model that attacks a reward: it is shown the spec and tries to earn without doing what the tasks ask for.
 
 In rounds it writes strategies (`rlenv.audit.attacker_scripts`), which are played on the same tasks, and is told what
-each of them earned. Nothing that it writes is run but as a policy's actions.
-"""
+each of them earned. Nothing that it writes is run but as a policy's actions."""
 
 from __future__ import annotations
 
@@ -15,19 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end, cut_middle
-from rlenv.audit.attacker_scripts import (
-    SYSTEM,
-    Itself,
-    Over,
-    Seen,
-    Strategy,
-    UnreadableStrategies,
-    called,
-    filled,
-    has_done,
-    read_strategies,
-    view_of,
-)
+from rlenv.audit import attacker_scripts as scripts
 from rlenv.audit.report import AttackerLimits, AttackerReport, Hole, HoleEpisode, LeastEpisode, StrategyResult, hole_of
 from rlenv.audit.subject import AuditSubject
 from rlenv.dialects.built_in import broken_message
@@ -107,7 +94,7 @@ async def try_attacker(
                     await attack.run()
     except TimeoutError:
         attack.ended = f"its limit of {limits.seconds:g} s"
-    except Over as over:
+    except scripts.Over as over:
         attack.ended = str(over)
     except EndpointError as error:
         attack.failed = str(error)
@@ -138,23 +125,18 @@ class _Attack:
     begun: float = field(default_factory=time.monotonic)
 
     async def run(self) -> None:
-        """All rounds.
-
-        Raises:
-            Over: a limit is reached.
-            EndpointError: the attacker's server failed.
-        """
+        """All rounds; raises Over at a limit, EndpointError where the attacker's server failed."""
         plain = await self._baseline()
         self.wrong = self._share([one.reward.total for one in plain])
-        view = view_of(self.environment, self.golds)
+        view = scripts.view_of(self.environment, self.golds)
         while self.rounds < self.limits.rounds:
             self.on_progress("the attacker writes", self.rounds, self.limits.rounds)
             self._check()
             self.rounds += 1
             said = await self._ask(view)
             try:
-                strategies = read_strategies(said, most=self.limits.strategies)
-            except UnreadableStrategies as error:
+                strategies = scripts.read_strategies(said, most=self.limits.strategies)
+            except scripts.UnreadableStrategies as error:
                 self.unreadable += 1
                 self.client.unread()
                 self.problem = f"{error}{_CUT if self.cut else ''}"
@@ -168,10 +150,10 @@ class _Attack:
     def _check(self) -> None:
         """Raises Over: the requests or the tokens are spent."""
         if self.client.requests >= self.limits.requests:
-            raise Over(f"its limit of {self.limits.requests} requests")
+            raise scripts.Over(f"its limit of {self.limits.requests} requests")
         usage = self.client.usage
         if usage.prompt_tokens + usage.completion_tokens >= self.limits.tokens:
-            raise Over(f"its limit of {self.limits.tokens} tokens")
+            raise scripts.Over(f"its limit of {self.limits.tokens} tokens")
 
     async def _ask(self, view: str) -> str:
         """Its next reply. Where the server's context has no room for all that is shown, less is, down to a least."""
@@ -181,7 +163,7 @@ class _Attack:
         while True:
             said = self._question(view)
             try:
-                messages = [Message("system", SYSTEM), broken_message(Message("user", said))]
+                messages = [Message("system", scripts.SYSTEM), broken_message(Message("user", said))]
                 completion = await self.client.chat(messages, sampling=most, is_fitted=True)
             except EndpointError as error:
                 if not error.is_full or not self._show_less(said):
@@ -229,15 +211,15 @@ class _Attack:
         found = []
         for gold in self.golds:
             subject = AuditSubject(self.environment, gold, answers)
-            script = Strategy("wrong", "", (subject.form_text(subject.wrong()[0]),))
+            script = scripts.Strategy("wrong", "", (subject.form_text(subject.wrong()[0]),))
             found.append(await self._script(gold, script, is_literal=True))
         return found
 
-    async def _try(self, strategy: Strategy) -> None:
+    async def _try(self, strategy: scripts.Strategy) -> None:
         play = self._itself if strategy.play else self._script
         episodes = [await play(gold, strategy) for gold in self.golds]
         pairs = list(zip(self.golds, episodes, strict=True))
-        undone = [not has_done(gold, ended, is_script=not strategy.play) for gold, ended in pairs]
+        undone = [not scripts.has_done(gold, ended, is_script=not strategy.play) for gold, ended in pairs]
         rewards = [ended.reward.total for ended in episodes]
         told = StrategyResult(
             strategy.name,
@@ -250,7 +232,7 @@ class _Attack:
             self._share(
                 [one if one is None or not_done else 0.0 for one, not_done in zip(rewards, undone, strict=True)]
             ),
-            sum(bool(ended.success) and not called(gold) <= called(ended) for gold, ended in pairs),
+            sum(bool(ended.success) and not scripts.called(gold) <= scripts.called(ended) for gold, ended in pairs),
             _terms(episodes),
         )
         self.results.append(_Result(told, episodes, undone))
@@ -265,7 +247,7 @@ class _Attack:
         known = [(one, _total(gold)) for one, gold in zip(rewards, self.golds, strict=True) if one is not None]
         return math.fsum(one for one, _ in known) / math.fsum(gold for _, gold in known) if known else None
 
-    async def _script(self, gold: Trajectory, strategy: Strategy, *, is_literal: bool = False) -> Trajectory:
+    async def _script(self, gold: Trajectory, strategy: scripts.Strategy, *, is_literal: bool = False) -> Trajectory:
         """An episode of a script; one that is over before the episode is ends it."""
         render = self.environment.parts.dialect.render_action
         async with self.environment.start(task=gold.task_index, split=gold.split, seed=gold.seed) as episode:
@@ -276,18 +258,18 @@ class _Attack:
                 for action in strategy.actions:
                     if episode.is_ended:
                         break
-                    seen = Seen(system, prompt, tuple(answered))
-                    made = action if is_literal and isinstance(action, str) else filled(action, seen)
+                    seen = scripts.Seen(system, prompt, tuple(answered))
+                    made = action if is_literal and isinstance(action, str) else scripts.filled(action, seen)
                     step = await episode.step(made if isinstance(made, str) else render(made))
                     answered.append("\n".join(message.content for message in step.observation.messages))
                 return episode.trajectory if episode.is_ended else await episode.truncate("script")
             except EpisodeError as error:
                 return episode.fail(error.reason, str(error))
 
-    async def _itself(self, gold: Trajectory, strategy: Strategy) -> Trajectory:
+    async def _itself(self, gold: Trajectory, strategy: scripts.Strategy) -> Trajectory:
         """An episode that the model plays itself, by what it wrote."""
         self._check()
-        policy = Itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
+        policy = scripts.Itself(OpenAIPolicy.over(self.client), strategy.play, self._check)
         return await play(self.environment, policy, Job(gold.split, gold.task_index, gold.seed))
 
     def tried(self, threshold: float) -> Tried:

@@ -3,8 +3,7 @@
 It is shown the spec as its author wrote it and as a policy meets it, and no gold. A reply is one JSON object:
 `{"strategies": [{"name", "why", "actions": […]}]}`. An action is a text, `{"say": text}` or `{"call": {tool:
 {arguments}}}`. In texts, `{{ name }}` and `{{ name_N }}` are replaced once, as plain text: what is put in is not looked
-at again, so that no tool's output writes a placeholder. Nothing of it is run but as a policy's actions.
-"""
+at again, so that no tool's output writes a placeholder. Nothing of it is run but as a policy's actions."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ import orjson
 from rlenv._base.bounded import cut_end, cut_middle, encodable
 from rlenv._base.strict_json import object_in
 from rlenv._base.text import visible
+from rlenv.audit.golds import source_of
 from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError
 from rlenv.messages import Message, Sampled, ToolCall
@@ -276,13 +276,10 @@ def _code(environment: Environment, name: str, entry: Any) -> str:
     The function alone: what else stands in the file may be a table of golds.
     """
     target = getattr(entry, "function", None)
-    file, _, function = str(target or "").rpartition(":")
-    if not file.endswith(".py"):
-        return ""
+    function = str(target or "").rpartition(":")[2]
     try:
-        text = (environment.loaded.base_of(f"rewards.{name}.function") / file).read_text(encoding="utf-8")
-        nodes = ast.walk(ast.parse(text))
-    except (OSError, ValueError, SyntaxError):
+        nodes = ast.walk(ast.parse(text := source_of(environment, f"rewards.{name}.function", target)))
+    except (ValueError, SyntaxError):
         return ""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = next((node for node in nodes if isinstance(node, functions) and node.name == function), None)

@@ -2,8 +2,7 @@
 
 A reward that puts the answer on the pattern's side (`re.search(answer, gold)`, `fnmatch(gold, answer)`, `gold LIKE
 answer`, a schema, a template) takes a wildcard for right, one that evaluates it the question's own expression, one that
-runs it what it prints. Controls are the same without their point: what they earn too is paid for something else.
-"""
+runs it what it prints. Controls are the same without their point: what they earn too is paid for something else."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import Any
 
+from rlenv.audit.golds import source_of
 from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, texts_of
 from rlenv.audit.texts import holds, nonce, shrug
 from rlenv.episodes.environment import Environment
@@ -108,10 +108,7 @@ def _as_written(expect: Any) -> Any:
 
 
 def wildcard_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
-    """One wildcard a way, then the controls; () in the place of one that may be right on the row.
-
-    That is what the row names, what the right answer stands in, and a control that is a part of the right answer.
-    """
+    """One wildcard a way, then the controls; () for what the row names, the answer stands in, or is a part of it."""
     if all(spec.kind in _OTHERS for spec in subject.environment.spec.rewards.values() if spec.weight):
         return []
     said, right = {text.strip() for text in texts_of(subject.task)}, subject.right.strip().casefold()
@@ -162,11 +159,8 @@ def decorated_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     numbers = " ".join(f"{number}7.{number}" for number in range(21, 21 + 2 * _OFTEN))
     texts = [_DECORATED.format(one, other, third), numbers, f"{one}! " * 2 * _OFTEN, f"{one}? " * 2 * _OFTEN, marks]
     wrong = subject.text_of(subject.bare(third))
-    ways = [f"{text}\n{wrong}" for text in texts] + [
-        f"{wrong}!",
-        f"{wrong}?",
-        subject.text_of(subject.bare(one.upper())),
-    ]
+    ways = [f"{text}\n{wrong}" for text in texts] + [f"{wrong}!", f"{wrong}?"]
+    ways.append(subject.text_of(subject.bare(one.upper())))
     parts = [part.casefold() for part in subject.asked if part.strip()]
     return [[text] if not any(part in text.casefold() for part in parts) else [] for text in ways]
 
@@ -190,25 +184,23 @@ def named_words(environment: Environment) -> list[str]:
     """Short texts that the code and the patterns of the rewards name, but for golds: what anybody may try to say."""
     found: list[str] = []
     for name, spec in environment.spec.rewards.items():
-        targets = [getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)]
-        found += [text for target in targets for text in words_in_code(environment, f"rewards.{name}.function", target)]
+        found += [
+            text for one in _targets(spec) for text in words_in_code(environment, f"rewards.{name}.function", one)
+        ]
         pattern = getattr(spec, "pattern", None)
         found += example_of(pattern) if isinstance(pattern, str) and "{{" not in pattern else []
     return list(dict.fromkeys(text for text in found if re.search(r"[^\W\d_]", text)))[:_MOST_WORDS]
 
 
+def _targets(spec: Any) -> list[object]:
+    return [getattr(spec, "function", None), getattr(getattr(spec, "compare", None), "function", None)]
+
+
 def words_in_code(environment: Environment, key: str, target: object, *, least: int = 3) -> list[str]:
     """The short texts of the file of an author's function, `key` being where the spec names it."""
-    file, _, _ = str(target or "").rpartition(":")
-    if not file.endswith(".py"):
-        return []
     try:
-        return [
-            one
-            for one in _strings((environment.loaded.base_of(key) / file).read_text(encoding="utf-8"))
-            if len(one) >= least
-        ]
-    except (OSError, ValueError, SyntaxError):
+        return [one for one in _strings(source_of(environment, key, target)) if len(one) >= least]
+    except (ValueError, SyntaxError):
         return []
 
 
@@ -219,11 +211,8 @@ def _strings(source: str) -> tuple[str, ...]:
     keys = {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     compared = [part for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)]
-    plain = [
-        node.value
-        for node in (*compared, *ast.walk(tree))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys | told
-    ]
+    nodes = [node for node in (*compared, *ast.walk(tree)) if isinstance(node, ast.Constant)]
+    plain = [node.value for node in nodes if isinstance(node.value, str) and id(node) not in keys | told]
     return tuple(made for text in plain if len(text) <= _SHORT for made in example_of(text))
 
 
@@ -246,11 +235,7 @@ def example_of(pattern: str) -> list[str]:
 
 
 def expression_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
-    """The expressions with the right value before anything is computed: the prompt's own numbers with a sign between
-    them.
-
-    The last way, a control, has the numbers alone.
-    """
+    """The prompt's own numbers with a sign between them, right before anything is computed; last the numbers alone."""
     ways: list[Sequence[Action]] = []
     longest = max((found[0].strip() for found in _EXPRESSION.finditer(subject.prompt)), key=len, default="")
     numbers = _NUMBERS.findall(subject.prompt)[:2]
@@ -291,6 +276,11 @@ def program_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     return ways
 
 
+def runs_answer(term: Any) -> bool:
+    """True for a term that runs a tool on the answer."""
+    return term.kind == "verify" and any("answer" in text for text in texts_in(term.arguments))
+
+
 def is_query(text: str) -> bool:
     """True if an answer is SQL that gives rows."""
     return bool(_SQL.match(text)) and text.split(maxsplit=1)[0].casefold() in ("select", "with")
@@ -302,11 +292,11 @@ def no_rows(query: str) -> str:
 
 
 def constant_programs(subject: AuditSubject) -> Sequence[Sequence[Action]]:
-    """Programs whose function gives the same whatever it is given, or what it is given; for terms of kind `tests`."""
-    names = re.findall(r"\bdef (\w+)", subject.right)
-    if not names or not any(term.kind == "tests" for term in subject.environment.spec.rewards.values()):
-        return []
-    return [[subject.form(f"def {names[-1]}(*args, **named):\n    return {one}")] for one in _CONSTANTS]
+    """Programs whose functions give the same whatever they are given, or what they are given."""
+    names = re.findall(r"^def (\w+)", subject.right, re.MULTILINE)
+    is_tested = any(term.kind == "tests" for term in subject.environment.spec.rewards.values())
+    made = [[f"def {name}(*args, **named):\n    return {one}" for name in names] for one in _CONSTANTS if names]
+    return [[subject.form("\n".join(one))] for one in made if is_tested or "python" in _languages(subject)]
 
 
 def joined_lists(options: Sequence[str]) -> str:
@@ -331,8 +321,7 @@ def _languages(subject: AuditSubject) -> set[str]:
     right = subject.right
     for term in spec.rewards.values():
         tool = str(getattr(term, "tool", ""))
-        runs = term.kind == "verify" and any("answer" in text for text in texts_in(getattr(term, "arguments", {})))
-        if not runs and not (getattr(term, "function", None) and "\n" in right and _CODE.search(right)):
+        if not runs_answer(term) and not (getattr(term, "function", None) and "\n" in right and _CODE.search(right)):
             continue
         kind = spec.tools[tool].kind if tool in spec.tools else ""
         if kind == "sql" or _SQL.match(right):

@@ -17,6 +17,7 @@ from rlenv.language.kinds import gold_in, kind_of
 from rlenv.language.templates import TemplateError, compile_template, compile_value, texts_in
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import NORMALISERS, number, qa
+from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rlenv.audit.data import DataFindings, PromptRow, Rows
@@ -27,6 +28,10 @@ _CONSTANT = 0.6
 _MOST_CLASSES = 10
 _OPTIONS = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
+_OVER = re.compile(r"\.((?:is_)?(?:terminated|truncated|over|game_over|ended|finished|done))\b")
+_TAKES_ROWS = re.compile(r"\*\*\s*(?:\w+\.)?task\b|\btask\.(?:items|values|copy)\(|\((?:\w+\.)?task\)")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_PROSE = 4
 _DROPPED = re.compile(r"[\s.,;:!?\"'()\[\]{}_`]|(?<=\w)-(?=[^\W\d])|\b(?:a|an|the)\b")
 
 
@@ -148,9 +153,7 @@ def _unreadable(
 
 
 def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
-    """The reason why a gold that begins as JSON is none: the rule would take it for a plain text, which nobody
-    answers.
-    """
+    """The reason why a gold that begins as JSON is none: for a plain text, as it is taken for, nobody answers it."""
     if getattr(term.spec, "rule", "") != "json_match":
         return ""
     for gold in golds:
@@ -284,3 +287,52 @@ def _options(split: str, rows: Sequence[PromptRow], found: DataFindings) -> bool
 
 def _said(row: PromptRow) -> list[str]:
     return [gold.text for golds in row.golds.values() for gold in golds] or [row.answer or ""]
+
+
+def source_of(environment: Environment, key: str, target: object) -> str:
+    """The text of the file of an author's function, `key` being where the spec names it; "" for none that is read."""
+    file, _, _ = str(target or "").rpartition(":")
+    try:
+        return (environment.loaded.base_of(key) / file).read_text(encoding="utf-8") if file.endswith(".py") else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def ended_by(environment: Environment, term: str) -> str:
+    """What a term reads that says that a world is over, however it ended; "" for none."""
+    spec = environment.spec.rewards[term]
+    name = re.escape(str(getattr(spec, "function", "")).rpartition(":")[2])
+    own = re.search(rf"^def {name}\(.*?(?=^\S|\Z)", _code(environment, term), re.MULTILINE | re.DOTALL)
+    found = _OVER.search((own[0] if own else "") + str(getattr(spec, "value", "")))
+    return found[1] if found else ""
+
+
+def _code(environment: Environment, term: str) -> str:
+    spec = environment.spec.rewards[term]
+    targets = [getattr(one, "function", None) for one in (spec, getattr(spec, "compare", None))]
+    return "\n".join(source_of(environment, f"rewards.{term}.function", one) for one in targets).strip()
+
+
+def reader_of(environment: Environment, term: str) -> Callable[[str], object]:
+    """Tells if a term with code reads a column; where that cannot be said it reads all."""
+    code = _code(environment, term)
+    if not code or _TAKES_ROWS.search(code):
+        return bool
+    text = f"{code}\n{environment.spec.rewards[term].model_dump_json()}".replace("context.answer", "")
+    return lambda name: re.search(rf"[\"']{re.escape(name)}[\"']|\.{re.escape(name)}\b", text)
+
+
+def unread_columns(environment: Environment, term: str, golds: Sequence[Trajectory]) -> list[str]:
+    """The columns that prompts state and a term's code never reads, where it reads none with the right answer."""
+    reads, some, found = reader_of(environment, term), golds[:_MOST_READ], list[str]()
+    for name in golds[0].task if not environment.parts.resources else ():
+        values = [one.task.get(name) for one in some]
+        parts = [[*map(str, one)] if isinstance(one, (list, tuple, Mapping)) else [str(one)] for one in values]
+        beside = list(zip(some, parts, map(canonical, values), strict=True))
+        if all((one.answer or "").strip() in (*held, whole) for one, held, whole in beside):
+            if reads(name):
+                return []
+        elif not reads(name) and len(set(map(str, values))) > 1:
+            shown = [(one.messages[-1].content, part) for one, held in zip(some, parts, strict=True) for part in held]
+            found += [name] * all(part in text and len(_WORD.findall(part)) < _PROSE for text, part in shown)
+    return found

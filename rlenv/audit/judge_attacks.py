@@ -1,8 +1,7 @@
 """Attacks on judges: pairs of wrong answers that differ in one text, which no honest judge gives anything for.
 
 Each judge is asked by itself, outside of episodes, so that no gate hides it and nothing else is paid for. What it
-gives is compared with its own scale, and not with what it gives the oracle: one that dislikes the oracle hides no hole.
-"""
+gives is compared with its own scale, and not with what it gives the oracle: dislike hides no hole."""
 
 from __future__ import annotations
 
@@ -351,7 +350,7 @@ class _Attacked:
         if oracle and all(1.0 - self._room(value) <= _SLACK for value in oracle):
             worst = (low, high)[self.spec.usual_weight < 0]
             message = f"'{name}' gives the oracle {worst:g}, the worst score, on all {len(oracle)} tasks"
-            hint = "show it what the task asks for, and a reference; nothing that is right is paid by it"
+            hint = "where its high end counts faults, turn scale or weight round; else show it the task and a reference"
             return [hole_of("judge_dislikes_oracle", message, name, hint=hint)]
         return []
 

@@ -6,37 +6,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from rlenv.audit import verdicts as causes
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
+from rlenv.audit.crafted import runs_answer
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.report import Hole, Thresholds, hole_of
-from rlenv.audit.rewrites import judge_rewrites
+from rlenv.audit.rewrites import judge_rewrites, unmeasured
 from rlenv.audit.subject import same
 from rlenv.audit.variants import CONTROL
-from rlenv.audit.verdicts import (
-    ANY_ANSWER,
-    SLACK,
-    TRIED,
-    Suspect,
-    Verdicts,
-    advised,
-    beyond,
-    episode_of,
-    is_empty,
-    judge_sides,
-    judge_vanishing,
-    share_of,
-    unmeasured,
-)
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.trajectory import Trajectory
 
 _BEFORE_TOOLS = (
-    *("short_answer", "alphabet", "empty", "empty_form", "very_long", "wrong_answer", "other_answer", "pattern"),
-    "injection",
+    *("short_answer", "alphabet", "empty", "empty_form", "very_long", "wrong_answer", "constant_program"),
+    *("other_answer", "program", "pattern", "injection"),
     *("idle_calls", "never_ends", "decorated", "abstains", "named_words", "expression"),
-    *("program", "constant_program"),
 )
 _WRONG = ("short_answer", "wrong_answer")
 _BY_FORM = ("wrong_answer", "one_side")
@@ -54,7 +40,6 @@ _SPARSE = 0.5
 _WHOLE = 0.9
 _FEW_TASKS = 0.05
 _LEAST = 2
-_SLIGHT = 0.001
 _ALSO = 3
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
 _STATE_HINT = (
@@ -70,16 +55,17 @@ def judge_chapter(
     environment: Environment, thresholds: Thresholds, chapter: Chapter, foreign: Mapping[str, tuple[float, Trajectory]]
 ) -> list[Hole]:
     """The findings; `foreign` are terms that rose with what tools wrote."""
-    verdicts = Verdicts(environment.spec.rewards, thresholds, chapter.golds)
+    verdicts = causes.Verdicts(environment.spec.rewards, thresholds, chapter.golds)
     named = {adversary.name: adversary for adversary in ADVERSARIES}
     for term, unsteady in chapter.unsteady.items():
         verdicts.explain_whole(term, unsteady)
     _judge(verdicts, named["nothing"], chapter)
-    judge_sides(verdicts, chapter)
-    judge_vanishing(verdicts, chapter)
+    causes.judge_sides(verdicts, chapter)
+    _judge(verdicts, named["vanishing"], chapter)
     for name in _BEFORE_TOOLS:
         if name == "idle_calls":
-            _judge_same_call(verdicts, chapter)
+            _judge_alone(verdicts, chapter, "beyond")
+            _judge_alone(verdicts, chapter, "same_call")
             _judge_otherwise(verdicts, chapter, is_left_out=True)
         _judge(verdicts, named[name], chapter)
     for one in (one for one in ADVERSARIES if one.in_machine):
@@ -99,7 +85,7 @@ def judge_chapter(
     _judge_leaks(verdicts, chapter)
     _judge_tried(verdicts, chapter, "asked_until_right")
     # A far number that is right on a few tasks shares by accident what the others were made to share.
-    near = max((share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
+    near = max((causes.share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
     for number in (0, 1) if near > _SPARSE else (1, 0):
         if number:
             _judge_variants(verdicts, chapter)
@@ -113,66 +99,58 @@ def judge_chapter(
     else:
         _judge_rest(verdicts, named, chapter)
         _judge_guesses(verdicts, chapter)
-    success = _judge_success(environment, thresholds, chapter)
     if not any(one.hole == "paid_again" for one in verdicts.findings):
-        success += _judge_again(thresholds, chapter)
+        _judge_tried(verdicts, chapter, "again")
+    success = _judge_success(environment, thresholds, chapter)
     earned = [*verdicts.findings, *success, *chapter.channels, *judge_rewrites(chapter)]
-    return [*(advised(environment, one) for one in earned), *unmeasured(environment, chapter)]
+    return [*(causes.advised(environment, one, chapter) for one in earned), *unmeasured(environment, chapter)]
 
 
-def _judge_otherwise(verdicts: Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
+def _judge_otherwise(verdicts: causes.Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
     """A tool that fills in what it is not told, where a wrong value earns nothing; and values that nobody compares."""
     tried = chapter.tried["other_arguments"]
     for (tool, key, number), way in tried:
         if is_left_out == (number == 0):
             wrong = [other for (*place, at), other in tried if place == [tool, key] and at] * is_left_out
             place = f"argument '{key}' of tool '{tool}'" if key else f"arguments of tool '{tool}'"
-            suspect = TRIED["left_out" if is_left_out else "other_arguments"].told(place)
+            suspect = causes.TRIED["left_out" if is_left_out else "other_arguments"].told(place)
             most = _WHOLE if key else 0.0
-            verdicts.judge(dataclasses.replace(suspect, most=most), [beyond(way, [*wrong, chapter.only_said])])
+            verdicts.judge(dataclasses.replace(suspect, most=most), [causes.beyond(way, [*wrong, chapter.only_said])])
 
 
-def _judge_variants(verdicts: Verdicts, chapter: Chapter) -> None:
+def _judge_variants(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """The parts of an answer that are not looked at: what is other there earns as much as the right one."""
     found: list[tuple[str, Way]] = []
     ways = dict(chapter.tried["variant"])
     for label, tried in ways.items():
-        way = beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
+        way = causes.beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
         whole = {
-            key: one for key, one in way.items() if total_of(one) >= (1 - _SLIGHT) * total_of(chapter.golds[key]) > 0
+            key: one
+            for key, one in way.items()
+            if total_of(one) >= (1 - causes.SLIGHT) * total_of(chapter.golds[key]) > 0
         }
         if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)) and not label.startswith(CONTROL):
             found.append((label, whole))
     _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
 
 
-def _judge_together(verdicts: Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
+def _judge_together(verdicts: causes.Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
     """One finding of ways that earn by the same, which names the first of them."""
     for at, (_, way) in enumerate(found):
         said = ", or ".join(list(dict.fromkeys(label for label, _ in found[at:]))[:_ALSO])
-        if verdicts.judge(TRIED[name].told(said), [way]):
+        if verdicts.judge(causes.TRIED[name].told(said), [way]):
             return
 
 
-def _judge_same_call(verdicts: Verdicts, chapter: Chapter) -> None:
-    """One call that earns again and again what it does not earn once."""
-    ways = dict(chapter.tried["same_call"])
+def _judge_alone(verdicts: causes.Verdicts, chapter: Chapter, name: str) -> None:
+    """Calls that earn by themselves what the same without their point do not."""
+    ways = dict(chapter.tried[name])
+    # Calls to no purpose that earn as much are paid for being calls.
+    plain = [chapter.only_said, *(chapter.ways.get("idle_calls", []) if name == "same_call" else [])]
     for what, way in ways.items():
         if not what.startswith(CONTROL):
             once = ways.get(f"{CONTROL}{what}", {})
-            verdicts.judge(TRIED["same_call"].told(what), [beyond(way, [once, chapter.only_said])])
-
-
-def _judge_again(thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
-    """More than the oracle earns, for what it does done again."""
-    for way in chapter.again:
-        valid = {key: one for key, one in way.items() if one.reward.total is not None}
-        mine, theirs = (math.fsum(map(total_of, some)) for some in _beside(valid, chapter))
-        if theirs > SLACK and mine > (1 + thresholds.adversary) * theirs:
-            done = "twice or three times, or takes it back and makes it anew,"
-            message = f"a policy that makes each call of the oracle {done} earns {mine / theirs:.2f} of its reward"
-            return [_shown("paid_again", message, valid, chapter, "count each thing once, however often it is done")]
-    return []
+            verdicts.judge(causes.TRIED[name].told(what), [causes.beyond(way, [once, *plain])])
 
 
 def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Chapter) -> list[Hole]:
@@ -188,10 +166,10 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             free = (
                 free if adversary.name != "pasted" else {key: free[key] for key in free.keys() - chapter.worked.keys()}
             )
-            limit = max(adversary.most or thresholds.adversary, SLACK)
-            if len(free) > limit * len(way) and share_of(free, chapter.golds) <= _SPARSE:
+            limit = max(adversary.most or thresholds.adversary, causes.SLACK)
+            if len(free) > limit * len(way) and causes.share_of(free, chapter.golds) <= _SPARSE:
                 message = f"a policy that {adversary.does} is a success on {len(free)} of {len(way)} tasks, and earns"
-                message += f" {max(share_of(free, chapter.golds), 0.0):.2f} of the oracle's reward there"
+                message += f" {max(causes.share_of(free, chapter.golds), 0.0):.2f} of the oracle's reward there"
                 shown = _shown("free_success", message, free, chapter, _success_hint(environment))
                 found.setdefault("free_success", shown)
             turned = _turned(adversary, valid, chapter) if adversary.name in _WRONG else None
@@ -199,7 +177,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
             outdone = {key: one for key, one in valid.items() if _is_outdone(chapter.golds[key], one)}
             if len(outdone) >= max(2, _FEW_TASKS * len(way)):
                 mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(outdone, chapter))
-                is_cost = theirs < -SLACK
+                is_cost = theirs < -causes.SLACK
                 message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}, on "
                 message += f"{len(outdone)} of {len(way)} tasks"
                 hole = "costs_exceed_reward" if is_cost else adversary.hole
@@ -210,7 +188,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
 
 def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
     """A finding where a wrong answer earns more than twice what the oracle does, on most tasks."""
-    more = {key: one for key, one in way.items() if total_of(one) > 2 * max(total_of(chapter.golds[key]), SLACK)}
+    more = {key: one for key, one in way.items() if total_of(one) > 2 * max(total_of(chapter.golds[key]), causes.SLACK)}
     if 2 * len(more) <= len(way):
         return None
     mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(more, chapter))
@@ -221,7 +199,7 @@ def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
 def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
     """True if an oracle that is right in all that is paid for earns nothing, and no more than this episode."""
     paid = [term.value or 0.0 for term in gold.reward.terms.values() if term.weight > 0]
-    return bool(paid) and min(paid) >= 1 - SLACK and total_of(gold) <= min(total_of(ended), SLACK)
+    return bool(paid) and min(paid) >= 1 - causes.SLACK and total_of(gold) <= min(total_of(ended), causes.SLACK)
 
 
 def _beside(way: Way, chapter: Chapter) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -230,7 +208,7 @@ def _beside(way: Way, chapter: Chapter) -> tuple[list[Trajectory], list[Trajecto
 
 def _shown(hole: str, message: str, way: Way, chapter: Chapter, hint: str) -> Hole:
     key = min(way, key=lambda one: (len(way[one].turns), one))
-    return hole_of(hole, message, hint=hint, episode=episode_of(way[key], chapter.golds[key]))
+    return hole_of(hole, message, hint=hint, episode=causes.episode_of(way[key], chapter.golds[key]))
 
 
 def _is_asked(ended: Trajectory) -> bool:
@@ -245,32 +223,38 @@ def _success_hint(environment: Environment) -> str:
     return f"{said}: name the term that compares with the row's answer, at what only a right one has"
 
 
-def _judge_foreign_text(verdicts: Verdicts, chapter: Chapter, foreign: Mapping[str, tuple[float, Trajectory]]) -> None:
+def _judge_foreign_text(
+    verdicts: causes.Verdicts, chapter: Chapter, foreign: Mapping[str, tuple[float, Trajectory]]
+) -> None:
     """Terms that rose with what tools wrote."""
     for term, (rise, shown) in foreign.items():
         gold = chapter.golds.get((shown.split, shown.task_index))
         if gold is not None and math.inf not in verdicts.explained.get(term, {}).values():
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
-            found = hole_of("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
+            found = hole_of("tool_output", said, term, _OUTPUT_HINT, causes.episode_of(shown, gold))
             verdicts.explain_whole(term, found)
 
 
-def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
+def _judge_rest(verdicts: causes.Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
     verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
     for name in ("every_option", "pasted", "copied", "joined", "odd_answer"):
         _judge(verdicts, named[name], chapter)
 
 
-def _judge(verdicts: Verdicts, adversary: Adversary, chapter: Chapter) -> None:
+def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) -> None:
     ways, controls = chapter.ways.get(adversary.name, []), chapter.controls.get(adversary.name, [])
     if adversary.name in ("hollow_files", "hostile_program"):
         ways = [{key: ended for key, ended in way.items() if _has_changed(ended)} for way in ways]
-    earned, alike = (max((share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls))
+    earned, alike = (
+        max((causes.share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls)
+    )
     if alike >= _ALIKE * earned > 0:
         wrong = next(one for one in ADVERSARIES if one.name == "wrong_answer")
-        verdicts.judge(Suspect(wrong.name, wrong.hole, adversary.control_does, wrong.hint, kin=ANY_ANSWER), controls)
+        verdicts.judge(
+            causes.Suspect(wrong.name, wrong.hole, adversary.control_does, wrong.hint, kin=causes.ANY_ANSWER), controls
+        )
     first = len(ways) - adversary.controls
-    shown = [beyond(way, ways[first:]) for way in ways[:first]]
+    shown = [causes.beyond(way, ways[first:]) for way in ways[:first]]
     verdicts.judge(adversary, [way for way in shown if not adversary.whole or verdicts.pays_whole(way)])
 
 
@@ -288,16 +272,17 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     reads_state = has_state and term is not None and may_read_state(term.spec)
     if found.hole == "paid_for_ending" and reads_state:
         return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
-    if found.hole in ("form_only", "paid_for_ending") and is_empty(chapter, found.episode):
+    if found.hole in ("form_only", "paid_for_ending") and causes.is_empty(chapter, found.episode):
         named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
         return dataclasses.replace(found, code=named.hole, hint=named.hint)
     if found.hole == "paid_for_ending" and environment.spec.answer.from_ == "final_message":
         named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
         found = dataclasses.replace(found, code=named.hole, hint=named.hint)
     if found.hole == "form_only" and found.episode is not None:
-        if reads_state and term is not None and term.spec.kind == "verify":
+        # One that runs the answer compares it, whatever state it is run on.
+        if reads_state and term is not None and term.spec.kind == "verify" and not runs_answer(term.spec):
             return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
-        share = max(share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
+        share = max(causes.share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
             return dataclasses.replace(found, code="partial_tasks", hint=hint)
@@ -308,7 +293,7 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
 
 def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
     """The wrong answers that are paid, where not all are: those that cannot be read, or those that are not far off."""
-    wrong, sides = ([share_of(way, chapter.golds) for way in chapter.ways.get(name, [])] for name in _BY_FORM)
+    wrong, sides = ([causes.share_of(way, chapter.golds) for way in chapter.ways.get(name, [])] for name in _BY_FORM)
     if len(wrong) < 2:
         return None
     if max(wrong[0], 0.0) < wrong[1] / 4:
@@ -326,8 +311,8 @@ def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> H
         return found
     least = max((_paid(way, found.term) for way in unsaid), default=0.0)
     for name in penalties:
-        bites = _paid(said, found.term) > SLACK and -_paid(said, name) > _paid(said, found.term) / 2
-        if bites and least > SLACK and max(_paid(way, name) for way in unsaid) > -SLACK:
+        bites = _paid(said, found.term) > causes.SLACK and -_paid(said, name) > _paid(said, found.term) / 2
+        if bites and least > causes.SLACK and max(_paid(way, name) for way in unsaid) > -causes.SLACK:
             message = f"{found.message}; '{name}' takes nothing from one that says nothing"
             return dataclasses.replace(found, code="penalty_avoided", term=name, message=message, hint=_UNSAID_HINT)
     return found
@@ -339,27 +324,27 @@ def _paid(way: Way, term: str) -> float:
     return math.fsum((one.value or 0.0) * one.weight for one in terms) / max(1, len(terms))
 
 
-def _judge_tried(verdicts: Verdicts, chapter: Chapter, *names: str) -> None:
+def _judge_tried(verdicts: causes.Verdicts, chapter: Chapter, *names: str) -> None:
     for name in names:
         for what, way in chapter.tried[name]:
-            verdicts.judge(TRIED[name].told(what), [way])
+            verdicts.judge(causes.TRIED[name].told(what), [way])
 
 
-def _judge_beyond(verdicts: Verdicts, chapter: Chapter, name: str, tried: str = "") -> None:
+def _judge_beyond(verdicts: causes.Verdicts, chapter: Chapter, name: str, tried: str = "") -> None:
     """As `_judge_tried`, where the last words alone earn less."""
-    ways = [(what, beyond(way, [chapter.only_said])) for what, way in chapter.tried[tried or name]]
-    limit = TRIED[name].most or verdicts.thresholds.adversary
-    _judge_together(verdicts, name, [one for one in ways if share_of(one[1], chapter.golds) > limit])
+    ways = [(what, causes.beyond(way, [chapter.only_said])) for what, way in chapter.tried[tried or name]]
+    limit = causes.TRIED[name].most or verdicts.thresholds.adversary
+    _judge_together(verdicts, name, [one for one in ways if causes.share_of(one[1], chapter.golds) > limit])
 
 
-def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:
+def _judge_leaks(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """Each place by itself: who takes an answer out of one place leaves it in the others."""
     before, earning = verdicts.explained, []
     for leak, way in chapter.tried["leak"]:
         verdicts.explained = {term: dict(known) for term, known in before.items()}
         if leak.where.startswith("prompt") and _is_chance(way, chapter):
             continue
-        earning += [way] if verdicts.judge(TRIED["leak"].told(leak), [way]) else []
+        earning += [way] if verdicts.judge(causes.TRIED["leak"].told(leak), [way]) else []
     verdicts.explained = before
     for way in earning:
         verdicts.explain(way)
@@ -375,7 +360,7 @@ def _is_chance(way: Way, chapter: Chapter) -> bool:
     return tail(hits, len(way), _mean(listed)) > _LUCK
 
 
-def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
+def _judge_foreign(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """An answer of one task that is taken for right where another one is wanted: the comparison is too wide."""
     for answer, way in chapter.constants:
         mine = [chapter.hearts.get(key, "") for key, gold in chapter.golds.items() if gold.answer == answer]
@@ -384,25 +369,25 @@ def _judge_foreign(verdicts: Verdicts, chapter: Chapter) -> None:
         }
         does = f"gives the right answer of another task ('{answer:.40}') where another one is wanted"
         hint = "compare more strictly: answers that differ are taken for one"
-        suspect = Suspect("constant_answer", "loose_match", does, hint)
+        suspect = causes.Suspect("constant_answer", "loose_match", does, hint)
         full = {key: one for key, one in others.items() if total_of(one) >= _WHOLE * total_of(chapter.golds[key]) > 0}
         if len(full) > max(1, verdicts.thresholds.adversary * len(others)) and verdicts.judge(suspect, [full]):
             return
 
 
-def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
+def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """Judges the form of a question, the same answer everywhere, and a choice at random: a coin is named so."""
     for shortcut, way in chapter.tried["shortcut"]:
-        if verdicts.judge(TRIED["shortcut"].told(shortcut), [way]):
+        if verdicts.judge(causes.TRIED["shortcut"].told(shortcut), [way]):
             return
     if chapter.constants:
-        answer, best = max(chapter.constants, key=lambda one: share_of(one[1], chapter.golds))
-        share = share_of(best, chapter.golds)
+        answer, best = max(chapter.constants, key=lambda one: causes.share_of(one[1], chapter.golds))
+        share = causes.share_of(best, chapter.golds)
         is_coin = 2 <= chapter.answers <= _FEW and share <= 1 / chapter.answers + _CHANCE
         hint = "let a wrong answer cost as much as keeps a guess at nothing, ask for more than a choice of so few, or "
         hint += "ask for the reason too" if is_coin else "let no answer be right on so many tasks"
         hole, does = "chance" if is_coin else "constant_answer", f"gives every task the same answer ('{answer:.40}')"
-        suspect = Suspect("constant_answer", hole, does, hint)
+        suspect = causes.Suspect("constant_answer", hole, does, hint)
         if _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
             return
     if chapter.choices:
@@ -412,10 +397,10 @@ def _judge_guesses(verdicts: Verdicts, chapter: Chapter) -> None:
 def _is_no_more_than_choice(share: float, chapter: Chapter) -> bool:
     """True where each task lists four options or more and one answer for all earns no more than a choice of them."""
     least = min((sum(key in one for one in chapter.choices) for _, way in chapter.constants for key in way), default=0)
-    return least >= _OPTIONS and share <= 1 / least + SLACK
+    return least >= _OPTIONS and share <= 1 / least + causes.SLACK
 
 
-def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
+def _judge_choice(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     """Judges one choice in so many: the mean over the options of each task."""
     sums: dict[tuple[str, int], list[float]] = {}
     rest: dict[tuple[str, int], list[float]] = {}
@@ -431,14 +416,14 @@ def _judge_choice(verdicts: Verdicts, chapter: Chapter) -> None:
     # Tasks that list nothing are not guessed.
     played = {key for way in chapter.ways.get("every_option", []) for key in way}
     is_most = 2 * len(sums) >= len(played)
-    if not is_most or min(share, new) <= verdicts.thresholds.adversary + SLACK:
+    if not is_most or min(share, new) <= verdicts.thresholds.adversary + causes.SLACK:
         return
     number = next(key for key in sums if any(way[key].reward.total for way in chapter.choices if key in way))
     shown: Way = next(way for way in chapter.choices if number in way and way[number].reward.total)
     term = max(shown[number].reward.terms.values(), key=lambda one: (one.value or 0.0) * one.weight).name
     message = f"a policy that chooses at random among the answers that a task lists earns {share:.2f} of the oracle's"
     hint = "list more answers, let a wrong one cost as much as keeps a guess at nothing, or ask for the answer itself"
-    episode = episode_of(shown[number], chapter.golds[number])
+    episode = causes.episode_of(shown[number], chapter.golds[number])
     verdicts.findings.append(hole_of("chance", f"{message} reward: {term}", term, hint, episode))
 
 

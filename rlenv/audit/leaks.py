@@ -13,35 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
 
-from rlenv.audit.place_rules import (
-    NEAR,
-    Allowed,
-    Sure,
-    dealt_anew,
-    holds,
-    is_anywhere,
-    is_mark,
-    is_sure,
-    learn,
-    same,
-    says,
-    unveiled,
-)
+from rlenv.audit import place_rules as rules
+from rlenv.audit import probes as probing
 from rlenv.audit.play import Chapter, Leak, ScriptPlayer
-from rlenv.audit.probes import (
-    AS_ORACLE,
-    EVERY_ROW,
-    Probe,
-    askable,
-    cut,
-    listed_names,
-    named_by,
-    pieces,
-    probes,
-    reading_probes,
-    worded,
-    words_in,
-)
 from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, call_key, texts_of, tools_of
 from rlenv.episodes.rollout import together
 from rlenv.messages import ToolCall, ToolResult
@@ -57,17 +31,17 @@ _QUESTION = 0.8
 
 def beside(
     prompts: Sequence[str], subjects: Sequence[AuditSubject], golds: Sequence[str]
-) -> Iterator[tuple[str, Sure]]:
+) -> Iterator[tuple[str, rules.Sure]]:
     """Descriptions, schemas and what all prompts say alike, such as examples: where, and what they give."""
     lines = [prompt.splitlines() for prompt in prompts]
     shared = Counter(line for some in lines for line in set(some))
     alike = {line: None for line, count in shared.items() if 2 * count > len(prompts)}
     own = own_words(["\n".join(line for line in some if line not in alike) for some in lines])
-    told = {"prompt, where it is the same on all tasks": [cut("\n".join(alike))] * len(golds)}
+    told = {"prompt, where it is the same on all tasks": [probing.cut("\n".join(alike))] * len(golds)}
     read: dict[int, dict[str, list[str]]] = {}
     for at, subject in enumerate(subjects[: len(golds)]):
         for tool in subject.tools.values():
-            for kind, some in (read.get(id(tool)) or read.setdefault(id(tool), pieces(tool))).items():
+            for kind, some in (read.get(id(tool)) or read.setdefault(id(tool), probing.pieces(tool))).items():
                 told.setdefault(f"{kind} of tool '{tool.name}'", [[] for _ in golds])[at] = some
     for where, said in told.items():
         if sure := said_beside(said, own, golds):
@@ -76,32 +50,33 @@ def beside(
 
 def own_words(prompts: Sequence[str]) -> list[set[str]]:
     """The words of each prompt that few others have."""
-    words = [set(words_in(prompt)) for prompt in prompts]
+    words = [set(probing.words_in(prompt)) for prompt in prompts]
     common = Counter(word for some in words for word in some)
     return [{word for word in some if _RARE_WORD * common[word] <= len(words) or common[word] == 1} for some in words]
 
 
-def said_beside(said: Sequence[Sequence[str]], own: Sequence[Set[str]], golds: Sequence[str]) -> Sure | None:
+def said_beside(said: Sequence[Sequence[str]], own: Sequence[Set[str]], golds: Sequence[str]) -> rules.Sure | None:
     """The evidence that pieces which are said on each task and hold a word of its own give golds away."""
     near = []
     for pieces_of, words, gold in zip(said, own, golds, strict=True):
-        others = words - set(words_in(gold))
-        near.append("\n".join(piece for piece in pieces_of if others & set(words_in(piece))))
+        others = words - set(probing.words_in(gold))
+        near.append("\n".join(piece for piece in pieces_of if others & set(probing.words_in(piece))))
     return _sure(near, golds)
 
 
-def _sure(near: Sequence[str], golds: Sequence[str]) -> Sure | None:
+def _sure(near: Sequence[str], golds: Sequence[str]) -> rules.Sure | None:
     fired = [at for at, text in enumerate(near) if text and golds[at]][:_MOST_BESIDE]
-    hits = [at for at in fired if holds(near[at], golds[at])]
+    hits = [at for at in fired if rules.holds(near[at], golds[at])]
     if not hits:
         return None
     # A line that names all there is says other tasks' golds as well.
-    pairs = [holds(near[at], golds[other]) for at in fired for other in fired if not same(golds[at], golds[other])]
-    chance = max(sum(pairs) / max(1, len(pairs)), dealt_anew(["\0"] * len(fired), [golds[at] for at in fired]))
-    if not is_sure(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(golds)):
+    beside = [(at, other) for at in fired for other in fired if not rules.same(golds[at], golds[other])]
+    pairs = [rules.holds(near[at], golds[other]) for at, other in beside]
+    chance = max(sum(pairs) / max(1, len(pairs)), rules.dealt_anew(["\0"] * len(fired), [golds[at] for at in fired]))
+    if not rules.is_sure(len(hits), len(fired), min(len(golds), _MOST_BESIDE), chance=chance, tries=len(golds)):
         return None
     taken = {at: golds[at] for at in hits}
-    return Sure("what stands beside the prompt's own words", len(hits), len(fired), chance, taken)
+    return rules.Sure("what stands beside the prompt's own words", len(hits), len(fired), chance, taken)
 
 
 class Sheet:
@@ -117,26 +92,24 @@ class Sheet:
         used = sum(any(made.name == call.name for made, _ in one.oracle_calls()) for one in subjects)
         self._least = 0.0 if 2 * used > len(subjects) else _QUESTION
         self._asked = [_asked(one) if self._least else [] for one in subjects]
-        self._questions = [set(words_in(one.prompt)) for one in subjects]
-        self._words = [set(words_in(_prompt(one))) for one in subjects]
+        self._questions = [set(probing.words_in(one.prompt)) for one in subjects]
+        self._words = [set(probing.words_in(_prompt(one))) for one in subjects]
 
     @property
     def is_blind(self) -> bool:
         """True if no line could repeat a question, since these have too few words to be known by."""
         return self._least > 0 and not any(self._asked)
 
-    def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> Sure | None:
-        """The evidence that the lines nearest to each task's prompt, and to what `more` says on it alone, give golds
-        away.
-        """
+    def sure(self, golds: Sequence[str], more: Sequence[str] = ()) -> rules.Sure | None:
+        """The evidence that the lines nearest to a task's prompt, and to what `more` says on it, give golds away."""
         near = []
         for at, gold in enumerate(golds):
             lines = [*self._lines, *(more[at].splitlines() if more else ())]
-            near.append(self._near(at, lines, set(words_in(gold))))
+            near.append(self._near(at, lines, set(probing.words_in(gold))))
         return _sure(near, golds)
 
     def _near(self, at: int, lines: Sequence[str], but: Set[str]) -> str:
-        spoken = [(line, set(words_in(line)) - but) for line in lines]
+        spoken = [(line, set(probing.words_in(line)) - but) for line in lines]
         most = max((len(self._words[at] & said) for _, said in spoken), default=0)
         question = self._questions[at]
         least = max(_LEAST_WORDS, self._least * len(question)) if self._least else 1
@@ -144,7 +117,9 @@ class Sheet:
         if whole := [line for line in lines if any(one in _plain(line) for one in self._asked[at])]:
             return "\n".join(whole)
         kept = [line for line, said in spoken if len(self._words[at] & said) == most]
-        return "\n".join(kept) if most and any(len(question & set(words_in(one))) >= least for one in kept) else ""
+        return (
+            "\n".join(kept) if most and any(len(question & set(probing.words_in(one))) >= least for one in kept) else ""
+        )
 
 
 def sheets(subjects: Sequence[AuditSubject], told: Sequence[Mapping[str, ToolResult]]) -> Iterator[Sheet]:
@@ -159,7 +134,7 @@ def sheets(subjects: Sequence[AuditSubject], told: Sequence[Mapping[str, ToolRes
     asking = [one for one in told if one]
     read = {result.text for one in subjects for _, result in one.oracle_calls()}
     for label in dict.fromkeys(label for one in asking for label in one):
-        call = named_by(tools, label)
+        call = probing.named_by(tools, label)
         given = [one[label] for one in asking if label in one]
         texts = {result.text for result in given if not result.is_error}
         if (
@@ -167,7 +142,7 @@ def sheets(subjects: Sequence[AuditSubject], told: Sequence[Mapping[str, ToolRes
             or len(texts) != 1
             or texts <= read
             or 4 * len(given) < 3 * len(asking)
-            or holds(shown, call[1])
+            or rules.holds(shown, call[1])
         ):
             continue
         yield Sheet(f"result of {label}", texts.pop(), call[0], subjects)
@@ -225,22 +200,22 @@ async def _copy(
 async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim: Aim) -> tuple[list[Leak], list[str]]:
     """The places that show golds, with the best rule for each, and notes; tools are asked on the first subjects."""
     golds = aim.golds
-    prompts = [unveiled("\n\n".join(message.content for message in one.gold.messages)) for one in subjects]
+    prompts = [rules.unveiled("\n\n".join(message.content for message in one.gold.messages)) for one in subjects]
     # What a tool has to be asked for is no part of a prompt to be read.
     asked_for = sum(_is_looked_up(subject, gold) for subject, gold in zip(subjects, golds, strict=True))
-    allowed = is_anywhere if 5 * asked_for >= 4 * len(subjects) else is_mark
+    allowed = rules.is_anywhere if 5 * asked_for >= 4 * len(subjects) else rules.is_mark
     found = [
-        _leak("assistant's message in the prompt", learn(_answered(subjects), golds, parts=True)),
-        _leak("prompt", learn(prompts, golds, allowed=partial(_is_read, allowed))),
+        _leak("assistant's message in the prompt", rules.learn(_answered(subjects), golds, parts=True)),
+        _leak("prompt", rules.learn(prompts, golds, allowed=partial(_is_read, allowed))),
         *(_leak(*one) for one in beside(prompts, subjects, golds)),
     ]
     # Who has to go on from what a call gave has not read the answer there, nor in the name of a file.
     for number in range(_ROUNDS):
         read = [_gone_on_from(subject, number) for subject in subjects]
         name = next((result.name for result in read if result is not None), "")
-        texts = _own_lines([unveiled(result.text) if result is not None else "" for result in read])
+        texts = _own_lines([rules.unveiled(result.text) if result is not None else "" for result in read])
         where = f"result of '{name}' that the oracle goes on from"
-        found += [_leak(where, learn(texts, golds, allowed=lambda *found: found[-1] not in NEAR))]
+        found += [_leak(where, rules.learn(texts, golds, allowed=lambda *found: found[-1] not in rules.NEAR))]
     some = subjects[:_MOST_ASKED]
     told, notes = await _ask(player, some, golds)
     found += await _sheets(player, some, golds[: len(some)], told, notes)
@@ -252,9 +227,9 @@ async def find_leaks(player: ScriptPlayer, subjects: Sequence[AuditSubject], aim
         for kind in ("result", "error") if aim.is_answer or tool == aim.tool else ("error",):
             # What one tool says to many calls is one place.
             place = kind, tool
-            is_asked = label.endswith(AS_ORACLE) or place[1] in alike
+            is_asked = label.endswith(probing.AS_ORACLE) or place[1] in alike
             texts = [_text(one.get(label), kind, *of, is_asked) for one, of in zip(told, asked, strict=True)]
-            leak = _leak(f"{kind} of {label}", learn(texts, golds[: len(some)]))
+            leak = _leak(f"{kind} of {label}", rules.learn(texts, golds[: len(some)]))
             if leak is not None and (place not in best or leak.hits > best[place].hits):
                 best[place] = leak
     return [leak for leak in (*found, *best.values()) if leak is not None], notes
@@ -265,20 +240,20 @@ def _answered(subjects: Sequence[AuditSubject]) -> list[str]:
     return ["\n".join(one.content for one in subject.gold.messages if one.role == "assistant") for subject in subjects]
 
 
-def _is_read(allowed: Allowed, text: str, start: int, end: int, transform: str) -> bool:
-    return transform not in NEAR and allowed(text, start, end, transform)
+def _is_read(allowed: rules.Allowed, text: str, start: int, end: int, transform: str) -> bool:
+    return transform not in rules.NEAR and allowed(text, start, end, transform)
 
 
 def _is_looked_up(subject: AuditSubject, gold: str) -> bool:
     """True if the oracle has the gold from a tool that it did not tell it."""
     return any(
-        holds(result.text, gold) and not holds(repr(dict(call.arguments)), gold)
+        rules.holds(result.text, gold) and not rules.holds(repr(dict(call.arguments)), gold)
         for call, result in subject.oracle_calls()
         if not subject.changes(call.name)
     )
 
 
-def _leak(where: str, sure: Sure | None) -> Leak | None:
+def _leak(where: str, sure: rules.Sure | None) -> Leak | None:
     if sure is None:
         return None
     rule = f"{sure.rule} (the gold on {sure.hits} of {sure.of} tasks, by chance {sure.chance:.0%})"
@@ -301,12 +276,9 @@ async def _sheets(
 
 
 async def _documents(player: ScriptPlayer, subjects: Sequence[AuditSubject], golds: Sequence[str]) -> list[Leak | None]:
-    """Golds beside a task's own words in one piece of what a tool finds with both, where the oracle reads no such one.
-
-    A gold is in what is asked, but whoever asks otherwise may come upon the same piece.
-    """
+    """Golds beside a task's own words in a piece of what a tool finds with both, where the oracle reads no such one."""
     own, found = own_words([one.prompt for one in subjects]), list[Leak | None]()
-    for tool in askable(subjects[0]):
+    for tool in probing.askable(subjects[0]):
         calls = [[call for call, _ in one.oracle_calls() if call.name == tool.name] for one in subjects]
         if (
             tool.mutates
@@ -316,20 +288,18 @@ async def _documents(player: ScriptPlayer, subjects: Sequence[AuditSubject], gol
             continue
         asked = [list(_named_beside(tool, *one)) for one in zip(own, golds, strict=True)]
         told = await together([_results(player, *one) for one in zip(subjects, asked, strict=True)])
-        read = [cut("\n".join(result.text for _, result in one.oracle_calls())) for one in subjects]
-        texts = [cut("\n".join(result.text for result in one.values())) for one in told]
+        read = [probing.cut("\n".join(result.text for _, result in one.oracle_calls())) for one in subjects]
+        texts = [probing.cut("\n".join(result.text for result in one.values())) for one in told]
         if said_beside(read, own, golds) is None:
             found.append(_leak(f"document that '{tool.name}' finds", said_beside(texts, own, golds)))
     return found
 
 
-def _named_beside(tool: Tool, words: Set[str], gold: str) -> Iterator[Probe]:
-    """The probes with a task's own words and its gold, alone and with each of the words that such a document may
-    have.
-    """
+def _named_beside(tool: Tool, words: Set[str], gold: str) -> Iterator[probing.Probe]:
+    """The probes with a task's own words and its gold, alone and with each word that such a document may have."""
     for word in ("", *_OF_ANSWERS):
         said = " ".join([word, *sorted(words), gold]).strip()
-        yield said, (ToolCall(tool.name, worded(tool, said)),)
+        yield said, (ToolCall(tool.name, probing.worded(tool, said)),)
 
 
 async def _ask(
@@ -342,7 +312,7 @@ async def _ask(
         label
         for results, gold in zip(told, golds, strict=False)
         for label, result in results.items()
-        if says(result.text, gold)
+        if rules.says(result.text, gold)
     )
     kept = {label for label, count in said.items() if count >= max(2, len(scouts) / 4)}
     notes = []
@@ -358,7 +328,7 @@ async def _ask(
 
 async def _told(player: ScriptPlayer, subject: AuditSubject, kept: Set[str] | None = None) -> Told:
     """The answers to calls on one task: those of the schemas, and rounds of listed names; `kept` ones, or all."""
-    asked = probes(subject)
+    asked = probing.probes(subject)
     plain = [one for one in asked if kept is None or one[0] in kept]
     # Names are read from what the others give.
     is_listing = kept is None or len(plain) < len(kept)
@@ -366,7 +336,7 @@ async def _told(player: ScriptPlayer, subject: AuditSubject, kept: Set[str] | No
     calls = dict(asked)
     for turn in range(_ROUNDS if is_listing else 0):
         given = [(calls[label][-1], result) for label, result in told.items() if len(calls[label]) == 1]
-        listed = reading_probes(subject, listed_names([*subject.oracle_calls(), *given]))
+        listed = probing.reading_probes(subject, probing.listed_names([*subject.oracle_calls(), *given]))
         # Behind two listings there are folders in folders, and no more tables.
         new = [one for one in listed if one[0] not in calls and (turn < 2 or "/" in one[0])]
         calls |= dict(new)
@@ -374,7 +344,7 @@ async def _told(player: ScriptPlayer, subject: AuditSubject, kept: Set[str] | No
     return told
 
 
-async def _results(player: ScriptPlayer, subject: AuditSubject, asked: Sequence[Probe]) -> Told:
+async def _results(player: ScriptPlayer, subject: AuditSubject, asked: Sequence[probing.Probe]) -> Told:
     """The results of each probe's last call: as many of one turn as the limits allow, each lot in an episode."""
     limits = subject.limits
     width = min(limits.calls_per_turn, limits.tool_calls)
@@ -392,7 +362,7 @@ async def _results(player: ScriptPlayer, subject: AuditSubject, asked: Sequence[
         for key, result in zip(lot, shown, strict=False):
             # What it repeats of the call, it does not give.
             said = [value for value in by_key[key][-1].arguments.values() if isinstance(value, str) and len(value) > 1]
-            said += [value.rsplit(maxsplit=1)[-1] for value in said if value.startswith(EVERY_ROW)]
+            said += [value.rsplit(maxsplit=1)[-1] for value in said if value.startswith(probing.EVERY_ROW)]
             text = reduce(lambda text, value: text.replace(value, "·"), said, result.text)
             given[key] = replace(result, text=text)
     keys = {label: repr([(call.name, dict(call.arguments)) for call in calls]) for label, calls in asked}
@@ -428,5 +398,5 @@ def _text(result: ToolResult | None, kind: str, subject: AuditSubject, gold: str
     if result is None or kind != ("error" if result.is_error else "result"):
         return ""
     own = [one.text for call, one in subject.oracle_calls() if call.name == result.name]
-    is_read = result.text in own or (is_asked and kind == "result" and any(holds(text, gold) for text in own))
-    return "" if is_read else unveiled(result.text)
+    is_read = result.text in own or (is_asked and kind == "result" and any(rules.holds(text, gold) for text in own))
+    return "" if is_read else rules.unveiled(result.text)

@@ -157,8 +157,6 @@ class Chapter:
     """The oracle's actions without its last one, and then no answer: what is done and not what is said."""
     tried: dict[str, list[tuple[Any, Way]]] = field(default_factory=lambda: defaultdict(list))
     """By the name of what is tried (`judging.TRIED`): on or with what, and what came of it."""
-    again: list[Way] = field(default_factory=list)
-    """The oracle's actions with each call made several times."""
     only_said: Way = field(default_factory=dict)
     """The oracle's last action without what it does before."""
     unsteady: dict[str, Hole] = field(default_factory=dict)

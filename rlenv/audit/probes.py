@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv.audit.subject import AuditSubject, call_key, kinds_of, properties_of
-from rlenv.messages import ToolCall, ToolResult
+from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of
+from rlenv.audit.variants import CONTROL
+from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.policies.scripted import random_value
 from rlenv.tools.base import Tool
 
@@ -40,6 +41,12 @@ _TELLS = re.compile(
 )
 """What the names of tools say that the oracle does not call and that are no other way to the answer."""
 _MOST_VALUES = 4
+_NAMED = re.compile(r"[^\W\d]\w+")
+_FILES = re.compile(r"\b[\w-]+\.[a-z]{2,5}\b")
+_LISTED = re.compile(r"\([^()]+\)|[`'\"][\w-]+[`'\"]|\b\w+(?:, \w+)* or \w+\b")
+_ODD: Mapping[str, tuple[Any, ...]] = {"string": ("abcdefghijklmnopqrstuvwxyz", "zqx"), "integer": (10**6, -(10**6), 1)}
+"""Values beyond what is usual by their kind, and a usual one."""
+_MOST_TOOLS = 6
 _MOST_SAID = 12
 _EVERYTHING = ("*", "all")
 _EMPTY = frozenset(
@@ -234,9 +241,7 @@ def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
 
 
 def listed_names(told: Sequence[tuple[ToolCall, ToolResult]]) -> list[str]:
-    """The names in listings: files and lines of one word, also below the folder that was listed; else all their
-    words.
-    """
+    """The names in listings: files and lines of one word, also below the listed folder; else all their words."""
     asked = {(str(next(iter(call.arguments.values()), "")), one.text) for call, one in told if one.outcome == "ok"}
     counts = Counter(text for _, text in asked)
     # What is said to anything is no listing.
@@ -281,3 +286,31 @@ def named_by(tools: Mapping[str, Tool], label: str) -> tuple[ToolCall, str] | No
     if tool is None or key is None:
         return None
     return _reading(tool, key, listed[1:-1]), listed[1:-1]
+
+
+def places_of(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
+    """The names that a parameter may take: listed ones, or the oracle's for another of that name, and words."""
+    if "enum" in part or "string" not in (kinds_of(part) or {"string"}):
+        return list(part.get("enum", ()))
+    others = [call for call, _ in subject.oracle_calls() if call.name != tool.name]
+    given = [str(call.arguments[key]) for call in others if key in call.arguments]
+    words = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
+    listed = [word for found in _LISTED.finditer(tool.description) for word in _NAMED.findall(found[0])]
+    listed += _FILES.findall(" ".join(message.content for message in subject.gold.messages))
+    return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
+
+
+def beyond_calls(subject: AuditSubject) -> dict[str, list[Action]]:
+    """One call with a number or a text that is beyond all that is asked for, and nothing else; and with a usual one."""
+    own, found = {call.name: dict(call.arguments) for call in reversed(subject.own_calls())}, dict[str, list[Action]]()
+    for tool in [one for one in subject.tools.values() if one.mutates and not subject.submits(one.name)][:_MOST_TOOLS]:
+        base = {**filler(tool, "zqx"), **own.get(tool.name, {})}
+        for key, part in properties_of(tool).items():
+            told = kinds_of(part) or {"string"} if not {"enum", "const"} & set(part) else ()
+            kinds = {one.replace("number", "integer") for one in told}
+            *odd, usual = next((_ODD[one] for one in ("integer", "string") if one in kinds), (None,))
+            for label, value in [(f"{tool.name} with {one} as its {key}", one) for one in odd]:
+                for said, one in ((label, value), (f"{CONTROL}{label}", usual)):
+                    call = Message("assistant", "", (ToolCall(tool.name, {**base, key: one}),))
+                    found[said] = [call, subject.last_words()]
+    return found

@@ -1,8 +1,7 @@
 """Right answers that are written otherwise: who says the same in another usual form has to earn as much.
 
 Each rewrite is one that nobody would call another answer, or that the prompt itself asks for: space around it, the
-keys of JSON in another order, a label as the prompt spells it, the number alone where a number is asked for.
-"""
+keys of JSON in another order, a label as the prompt spells it, the number alone where a number is asked for."""
 
 from __future__ import annotations
 
@@ -14,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from rlenv.audit.crafted import is_query
 from rlenv.audit.place_rules import CASED
 from rlenv.audit.play import Chapter, Way
+from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
-from rlenv.audit.subject import Action, AuditSubject, is_number
+from rlenv.audit.subject import Action, AuditSubject, is_number, properties_of
 from rlenv.audit.variants import ORDERED
 from rlenv.audit.verdicts import SLACK, episode_of
+from rlenv.episodes.environment import Environment
+from rlenv.messages import Message, ToolCall
 from rlenv.trajectory import Trajectory
 
 _NUMBER = re.compile(r"\b(?:the|a|one) (?:\w+ )?number\b(?! of\b)", re.IGNORECASE)
@@ -33,7 +35,11 @@ _LEAST_TASKS = 2
 _SHARE = 0.3
 _LOSES = 0.5
 """A rewrite that costs more than this share of what the oracle earns is not taken for the same answer."""
+_ORDERS = re.compile(r"\b(?:order\s+by|limit)\b", re.IGNORECASE)
+_THEN = re.compile(r"\b(?:then|before|after\w*|next|finally|until)\b", re.IGNORECASE)
 _HINTS = (
+    ("a look", "compare what the task asks to change alone (`of:`): a counter or a log of look-ups is no part of it"),
+    ("calls of one turn", "order: false, where no request asks for one"),
     ("as the prompt spells", "compare without case, or spell the labels of prompt and rows alike"),
     ("rows in another order", "let order count where the question asks for it: order: auto"),
     ("JSON", "parse both sides and compare values: rule: json_match"),
@@ -46,19 +52,35 @@ _HINTS = (
 
 
 def rewrite_scripts(subject: AuditSubject, heart: str, pool: Counter[str]) -> dict[str, list[Action]]:
-    """The oracle's last action with the same answer in other usual forms, by what is other.
+    """The oracle's work in other usual forms, by what is other.
 
-    Args:
-        heart: what of the answer the reward compares, as far as that is known.
-        pool: the items of all listed answers, with the number of places at which each stands.
+    `heart` is what of the answer the reward compares, `pool` at how many places each item of all listed answers stands.
     """
-    right = subject.right.strip()
+    right, done = subject.right.strip(), dict(_done_otherwise(subject))
     heart = heart if heart and heart in right else right
     if not heart or len(subject.options) < _LEAST_TASKS:
-        return {}
+        return done
     before = subject.oracle_actions()
     made = {label: right.replace(heart, text, 1) for label, text in _rewrites(heart, subject, pool) if text != heart}
-    return {label: [*before, subject.form(text)] for label, text in made.items()}
+    return done | {label: [*before, subject.form(text)] for label, text in made.items()}
+
+
+def _done_otherwise(subject: AuditSubject) -> Iterator[tuple[str, list[Action]]]:
+    """The same work with the calls of one turn turned round, and after looks at the state, which change nothing."""
+    terms = [one for one in subject.environment.spec.rewards.values() if one.usual_weight > 0]
+    asked = "\n".join(message.content for message in subject.gold.messages)
+    turns: list[Action] = [turn.action for turn in subject.gold.turns]
+    at_once = tuple(call for call in subject.gold.turns[-1].parsed.calls if isinstance(call, ToolCall))[::-1]
+    is_meant = ORDERED.search(asked) or _THEN.search(asked)
+    if any(getattr(one, "order", "") is True for one in terms) and len(at_once) > 1 and not is_meant:
+        yield "with the calls of one turn in another order", [*turns[:-1], Message("assistant", "", at_once)]
+    known = {key: value for call in subject.own_calls() for key, value in call.arguments.items()}
+    has_room = len(turns) < subject.limits.turns and len(subject.own_calls()) < subject.limits.tool_calls
+    for tool in subject.tools.values() if has_room and any(one.kind == "state" for one in terms) else ():
+        told = {key: known[key] for key in properties_of(tool) if key in known}
+        look = Message("assistant", "", (ToolCall(tool.name, {**filler(tool), **told}),))
+        if not tool.mutates and not subject.submits(tool.name):
+            yield f"after a look by '{tool.name}'", [look, *turns]
 
 
 def items_of(answers: Sequence[str]) -> Counter[str]:
@@ -84,7 +106,9 @@ def _rewrites(right: str, subject: AuditSubject, pool: Counter[str]) -> Iterator
         yield from _json(right)
     elif is_query(right):
         yield "with a semicolon behind it", f"{right.rstrip().rstrip(';')};"
-        if not re.search(r"\b(?:order\s+by|limit)\b", right, re.IGNORECASE) and not ORDERED.search(subject.prompt):
+        rules = {getattr(one, "rule", "") for one in subject.environment.spec.rewards.values()}
+        # A rule that reads a query's text does not know its rows.
+        if not {"sql_match"} & rules and not _ORDERS.search(right) and not ORDERED.search(subject.prompt):
             yield (
                 "with its rows in another order, which no question asks for",
                 f"SELECT * FROM ({right.rstrip(' ;')}) ORDER BY 1 DESC",
@@ -160,7 +184,10 @@ def judge_rewrites(chapter: Chapter) -> list[Hole]:
 
 def _loses(ended: Trajectory, gold: Trajectory) -> bool:
     whole = gold.reward.total or 0.0
-    return ended.reward.total is not None and whole > SLACK and ended.reward.total < _LOSES * whole
+    # What a call is refused for may stand in the state.
+    failed = [sum(result.is_error for turn in one.turns for result in turn.results) for one in (ended, gold)]
+    is_less = ended.reward.total is not None and whole > SLACK and ended.reward.total < _LOSES * whole
+    return is_less and failed[0] <= failed[1]
 
 
 def _lost_by(ended: Trajectory, gold: Trajectory) -> str:
@@ -168,3 +195,40 @@ def _lost_by(ended: Trajectory, gold: Trajectory) -> str:
     terms = gold.reward.terms
     losses = {name: (one.value or 0.0) - (ended.reward.terms[name].value or 0.0) for name, one in terms.items()}
     return max(losses, key=lambda name: losses[name] * terms[name].weight)
+
+
+_MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
+
+
+def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
+    """Terms that could not be measured though they can be on what the oracle does."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
+    names = ("emptied_state", "asked_until_right", "leak")
+    others = [way for _, way in (*(one for name in names for one in chapter.tried[name]), *chapter.constants)]
+    for way in [*(way for ways in chapter.ways.values() for way in ways), *others]:
+        for ended in way.values():
+            for name, term in ended.reward.terms.items():
+                spec = environment.spec.rewards.get(name)
+                if spec is None or term.status != "invalid" or not spec.weight:
+                    continue
+                if ended.reward.total is not None:
+                    if spec.usual_weight < 0:
+                        found.setdefault(("penalty_avoided", name), []).append(ended)
+                elif ended.failure is not None and ended.failure.reason == "reward":
+                    hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
+                    found.setdefault((hole, name), []).append(ended)
+    made: list[Hole] = []
+    for (hole, name), episodes in found.items():
+        least = min(episodes, key=_by_gain)
+        why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
+        done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
+        message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
+        hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
+        gold = chapter.golds[least.split, least.task_index]
+        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
+    return made
+
+
+def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
+    """The order of the ways: the largest gain first, and of equal ones the least."""
+    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)

@@ -1,8 +1,7 @@
 """Attacks a spec: the oracle has to earn the maximum everywhere, and nobody else anything worth having.
 
 What adversaries earn is judged by `audit.verdicts`; what a tool wrote must not count, which is seen by comparing two
-episodes that differ in nothing else.
-"""
+episodes that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -55,6 +54,7 @@ _FIRST = 8
 _EPISODES = 200
 """Episodes on each task that is attacked; with room for those that wait for a program that hangs."""
 
+Subjects = Sequence[AuditSubject]
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps it is done with, and how many there are."""
 
@@ -199,7 +199,7 @@ class _Run:
         self._progress(f"{split}: attacks", steps - 3, steps)
         self.seen.notes += await read_places(player, chapter, everyone, attacked)
         self._progress(f"{split}: attacks", steps - 2, steps)
-        await self._guesses(player, chapter, attacked, wide, everyone, answers)
+        await self._guesses(player, chapter, attacked, wide, everyone)
         self._progress(f"{split}: attacks", steps - 1, steps)
         await self._signal(chapter, chosen)
         if self.environment.has_tools:
@@ -254,23 +254,17 @@ class _Run:
                     chapter.tried["asked_until_right"].append((name, way))
 
     async def _guesses(
-        self,
-        player: ScriptPlayer,
-        chapter: Chapter,
-        subjects: Sequence[AuditSubject],
-        wide: Sequence[AuditSubject],
-        everyone: Sequence[AuditSubject],
-        answers: Sequence[str],
+        self, player: ScriptPlayer, chapter: Chapter, subjects: Subjects, wide: Subjects, everyone: Subjects
     ) -> None:
         """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
-        here, options = Counter(subject.gold.answer for subject in wide), list(dict.fromkeys(answers))
+        here, answers = Counter(one.gold.answer for one in wide), [one.right for one in everyone if one.right]
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
             # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
             others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
             way = await player.way(others, partial(_says, said=answer))
             if way:
                 chapter.constants.append((answer, way))
-        if said := _commonest(options):
+        if said := _commonest(list(dict.fromkeys(answers))):
             others = [one for one in wide if one.gold.answer != said]
             chapter.tried["commonest"].append((said, await player.way(others, partial(_says, said=said))))
         if (shortcut := find_shortcut(everyone)) is not None:
@@ -343,11 +337,18 @@ class _ModelAttacks:
         notes = [*report.notes, *self.notes]
         if self.judged is not None:
             # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
+            # One whose scale is upside down pays whatever is wrong: that is all there is to say of it.
+            worst = {one.term for one in self.judged.findings if one.hole == "judge_dislikes_oracle"}
+            turned = {
+                one.term for one in self.judged.terms if abs((one.wrong or 0.0) - (one.oracle or 0.0)) > 0.5
+            } & worst
             moved = {finding.term for finding in self.judged.findings}
             long = {finding.term for finding in self.judged.findings if finding.hole == "judge_likes_length"}
             said = {"judge_obeys": moved, "length_paid": long}
-            findings = [one for one in findings if one.term not in said.get(one.hole, ())]
-            findings += self.judged.findings
+            findings = [one for one in findings if one.term not in {*said.get(one.hole, ()), *turned}]
+            findings += [
+                one for one in self.judged.findings if one.term not in turned or one.code == "judge_dislikes_oracle"
+            ]
             notes += self.judged.notes
         if self.tried is not None:
             findings += self.tried.findings
@@ -362,9 +363,7 @@ class _ModelAttacks:
 
 
 async def _ways(player: ScriptPlayer, subjects: Sequence[AuditSubject], write: Write, *, first: int = 0) -> list[Way]:
-    """The rewards of each way; one that earns nothing on the `first` tasks, spread evenly, is not played on the
-    others.
-    """
+    """The rewards of each way; one that earns nothing on the `first` tasks, spread evenly, is played on no others."""
     scripts = {subject.gold.task_index: write(subject) for subject in subjects}
     few = subjects[:: -(-len(subjects) // first)] if first else subjects
 

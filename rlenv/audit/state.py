@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from rlenv.audit.asking import siblings, values_of
 from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, total_of
-from rlenv.audit.probes import filler, pieces
+from rlenv.audit.probes import beyond_calls, filler, places_of
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
 from rlenv.audit.variants import CONTROL
@@ -29,11 +30,9 @@ _SAME = "zqx"
 _MUCH = 1_000_000
 _OTHERS = 6
 _TIMES = 3
+_MORE = 1.2
 _OFTEN = 32
-_NAMED = re.compile(r"[^\W\d]\w+")
-_FILE = re.compile(r"\b[\w-]+\.[a-z]{2,5}\b")
 _MOST_PLACES = 6
-_LISTED = re.compile(r"\([^()]+\)|[`'\"][\w-]+[`'\"]|\b\w+(?:, \w+)* or \w+\b")
 _ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
 _ALL = ("*", "all", "%", ".*", "")
 """What means all there is in usual tools."""
@@ -71,8 +70,16 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         for place in dict.fromkeys(place for found in scripts.values() for place in found):
             way = await player.way(subjects, partial(_of_place, scripts, place))
             chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
-    chapter.again = [await player.way(subjects, partial(_do_again, number=number)) for number in range(2)]
-    chapter.again += [await player.way(subjects, partial(_to_and_fro, number=number)) for number in range(_MOST_PLACES)]
+    for way in [await player.way(subjects, partial(_do_again, number=number)) for number in range(2)]:
+        more = math.fsum(map(total_of, way.values())) > _MORE * math.fsum(total_of(chapter.golds[key]) for key in way)
+        chapter.tried["again"] += [(None, way)] * more
+    for name in [tool.name for tool in changing if tool.name in called]:
+        ways = [await player.way(subjects, partial(_to_and_fro, name=name, times=times)) for times in (_OFTEN, 0)]
+        # Only who has found what takes it back goes to and fro at the end.
+        often = {key: one for key, one in ways[0].items() if len({turn.action for turn in one.turns[-7:-1]}) == 2}
+        said = f"the oracle's first call of {name} and what takes it back"
+        chapter.tried["same_call"] += [(said, {key: one for key, one in often.items() if len(one.turns) > _OTHERS})]
+        chapter.tried["same_call"] += [(f"{CONTROL}{said}", ways[1])]
 
 
 def _only_says(subject: AuditSubject) -> list[Action]:
@@ -87,11 +94,7 @@ def _of_place(
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:
-    """True if a policy that changes all there is has changed just what the oracle changes.
-
-    Both were told the same, by as many calls: a tool that says "removed" of everything tells by their number alone. The
-    same call made again is one, and its arguments may be others, such as a note.
-    """
+    """True if a policy that changes all there is has changed what the oracle changes: told the same by equally many."""
 
     def changes(one: Trajectory) -> tuple[set[tuple[str, str]], int]:
         made = [pair for turn in one.turns for pair in zip(turn.parsed.calls, turn.results, strict=False)]
@@ -291,7 +294,7 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
         values = {key: value for key, some in kinds.items() for kind, value in same_as.items() if kind in some}
         limited = {key: part["maximum"] for key, part in properties.items() if key in values and "maximum" in part}
         base = {**filler(tool, text), **values, **limited}
-        places = {key: _places(subject, tool, key, part) for key, part in properties.items()}
+        places = {key: places_of(subject, tool, key, part) for key, part in properties.items()}
         # A place may take several words: all of those are told what is written there.
         for told in plain[::-1] if len(plain) > 2 else ():
             words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]
@@ -301,20 +304,6 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
         calls.append(ToolCall(tool.name, base))
     made = list({repr(call): call for call in calls}.values())
     return [*subject.turns_of(made)[: subject.limits.turns - 1], subject.form(text)]
-
-
-def _places(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, Any]) -> list[Any]:
-    """The names that a parameter of a tool may take: listed ones, or the oracle's for another of that name, and
-    words.
-    """
-    if "enum" in part or "string" not in (kinds_of(part) or {"string"}):
-        return list(part.get("enum", ()))
-    others = [call for call, _ in subject.oracle_calls() if call.name != tool.name]
-    given = [str(call.arguments[key]) for call in others if key in call.arguments]
-    words = [word for some in pieces(tool).values() for piece in some for word in _NAMED.findall(piece)]
-    listed = [word for found in _LISTED.finditer(tool.description) for word in _NAMED.findall(found[0])]
-    listed += _FILE.findall(" ".join(message.content for message in subject.gold.messages))
-    return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
 
 
 def _other_arguments(subject: AuditSubject) -> dict[tuple[str, str, int], list[Action]]:
@@ -379,19 +368,45 @@ def _do_again(subject: AuditSubject, number: int) -> list[Action]:
     return [*turns[: subject.limits.turns - 1], last]
 
 
-def _to_and_fro(subject: AuditSubject, number: int) -> list[Action]:
-    """The oracle's calls, each made again after one with another word that the schema says, which may take it back."""
-    made: list[ToolCall] = []
-    for call in subject.own_calls():
-        words = [key for key, value in call.arguments.items() if isinstance(value, str)]
-        tool = subject.tools.get(call.name)
-        made.append(call)
-        if tool is not None and tool.mutates and len(words) == 1:
-            places = _places(subject, tool, words[0], properties_of(tool).get(words[0], {}))
-            others = [one for one in places if one != call.arguments[words[0]]]
-            made += [ToolCall(call.name, {**call.arguments, words[0]: one}) for one in others[number : number + 1]]
-            made += [call] if number < len(others) else []
-    return [*subject.turns_of(made)[: subject.limits.turns - 1], subject.last_words()] if made else []
+def _to_and_fro(subject: AuditSubject, *, name: str, times: int) -> Adaptive | Sequence[Action]:
+    """The oracle's calls up to the first one of a tool, and that one taken back and made anew so many times."""
+    calls = subject.own_calls()
+    at = next((at for at, call in enumerate(calls) if call.name == name and name in subject.tools), None)
+    return () if at is None else _taking_back(subject, calls[:at], calls[at], times)
+
+
+def _taking_back(subject: AuditSubject, ahead: Sequence[ToolCall], call: ToolCall, times: int) -> Adaptive:
+    """Tries what could take the call back: that did which lets the same call be answered as it was before."""
+    limits, backs, said, first = subject.limits, _undoing(subject, call), "", subject.turns_of(ahead)
+    for action in first:  # noqa: UP028  # a list takes nothing that is sent to it
+        yield action
+    for result in (yield Message("assistant", "", (call,))):
+        said = result.text
+    room = min(limits.turns - len(first) - 2, limits.tool_calls - len(ahead) - 1) // 2
+    for _ in range(min(room, times)):
+        if backs:
+            results: Results = yield Message("assistant", "", (backs[0],))
+            if not all(result.is_error for result in results):
+                results = yield Message("assistant", "", (call,))
+            backs = backs if any(result.text == said for result in results) else backs[1:]
+            said = next((result.text for result in results if not result.is_error), said)
+    yield subject.last_words()
+
+
+def _undoing(subject: AuditSubject, call: ToolCall) -> list[ToolCall]:
+    """Calls that may take one back: of other tools with the same values, and of the same tool with another word."""
+    words = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
+    found: list[ToolCall] = []
+    for tool in (one for one in subject.tools.values() if one.mutates and not subject.submits(one.name)):
+        parts = properties_of(tool)
+        told = {key: value for key, value in call.arguments.items() if key in parts}
+        if tool.name != call.name:
+            told = told or dict(zip([*parts][:1], words.values(), strict=False))
+            found.insert(0, ToolCall(tool.name, {**filler(tool, ""), **told}))
+        for key, value in words.items() if tool.name == call.name else ():
+            known = [*values_of(subject, tool.name, key), *places_of(subject, tool, key, parts.get(key, {}))]
+            found += [ToolCall(tool.name, {**told, key: one}) for one in dict.fromkeys(known) if one != value]
+    return found[:_OTHERS]
 
 
 def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
@@ -417,5 +432,6 @@ _TRIED: Mapping[str, Callable[[AuditSubject], Mapping[Any, Sequence[Action]]]] =
     "other_arguments": _other_arguments,
     "unchecked_call": _left_out,
     "every_value": _every,
+    "beyond": beyond_calls,
     "same_call": _same_call,
 }

@@ -35,10 +35,7 @@ _FAR = 0.2
 
 
 def instructions(environment: Environment) -> list[str]:
-    """The texts that tell each judge to give the best score of its scale: the lowest where its weight is negative.
-
-    Without a judge, what a judge of the default scale would be told.
-    """
+    """The texts that tell each judge, or one of the default scale, to give its best score: the lowest for a penalty."""
     judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
     asked = [tells_for(scale=one.ends, value_key=one.key, is_paid=one.usual_weight >= 0) for one in judges]
     # A reward without a judge has nobody to tell: one text stands for all.

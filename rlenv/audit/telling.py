@@ -3,8 +3,7 @@
 Tools that say back what they are told let a policy tell a reward that searches their results what success looks like:
 lines that the oracle's calls give, as far as they can be foreseen, the usual words of success, and the answers that
 there are. Each such episode has a twin in which the told text alone is taken out of what tools give: what falls with it
-was paid for the policy's own words. A user's replies are a place to be read, but for what the oracle hears too.
-"""
+was paid for the policy's own words. A user's replies are a place to be read, but for what the oracle hears too."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rlenv.audit.asking import ask_user
 from rlenv.audit.crafted import example_of, words_in_code
 from rlenv.audit.place_rules import holds as is_whole
 from rlenv.audit.place_rules import learn
-from rlenv.audit.play import Chapter, Leak, Muting, ScriptPlayer, planted
+from rlenv.audit.play import Chapter, Leak, Muting, ScriptPlayer, Way, planted
 from rlenv.audit.probes import filler
 from rlenv.audit.report import hole_of
 from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, kinds_of, properties_of, tools_of
@@ -183,9 +182,7 @@ def _falls(told: Trajectory, plain: Trajectory) -> bool:
 
 
 def _listeners(subject: AuditSubject) -> dict[str, Telling]:
-    """The parties that could say a text back, by name: each free text of each tool, as it is and as code of the usual
-    languages.
-    """
+    """The parties that could say a text back, by name: each free text of each tool, as it is and as usual code."""
     found: dict[str, Telling] = {}
     for tool in list(subject.tools.values())[:_MOST_TOOLS]:
         for key, part in properties_of(tool).items():
@@ -268,7 +265,7 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         way = await player.way(some, partial(_says, texts=[text]))
         chapter.tried["talk"].append((text, way))
         if aim is not None and aim.is_answer:
-            await _copies(player, chapter, some, text, aim, [way[one.gold.split, one.gold.task_index] for one in some])
+            await _copies(player, chapter, some, text, aim, way)
     for said in (texts, [" ".join(texts)]):
         way = await player.way(some, partial(_says, texts=said))
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
@@ -285,14 +282,9 @@ def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
 
 
 async def _copies(
-    player: ScriptPlayer,
-    chapter: Chapter,
-    subjects: Sequence[AuditSubject],
-    text: str,
-    aim: Aim,
-    heard: Sequence[Trajectory],
+    player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject], text: str, aim: Aim, heard: Way
 ) -> None:
-    replies = ["\n".join(_replies(ended)) for ended in heard]
+    replies = ["\n".join(_replies(heard[one.gold.split, one.gold.task_index])) for one in subjects]
     known = ["\n".join(_replies(one.gold)) for one in subjects]
     golds = list(aim.golds[: len(subjects)])
     open_to_all = [

@@ -2,8 +2,7 @@
 agrees at a few points. What earns all the same was not looked at, and the part names the finding.
 
 An answer is taken apart by its structure: JSON, a formula, a number, a table, a list, a date or a time, a path or a
-code, words, letters. A part that is the same in all right answers is not asked for, and is left as it is.
-"""
+code, words, letters. A part that is the same in all right answers is not asked for, and is left as it is."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,8 +45,10 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _RANGE = re.compile(r"[2-9]\d{0,3}|1\d{1,3}|\d{1,4} ?[-–] ?\d{1,4}")
 _WHERE = re.compile(r"\bwhere\b(?:(?!\bwhere\b).)*?(?=\b(?:group|order) by\b|\blimit\b|;|$)", re.IGNORECASE | re.DOTALL)
 _COLUMNS = re.compile(r"^(\s*select\s+)(?!distinct\b)[^()]*?(\s+from\b)", re.IGNORECASE)
+_ORDERS = re.compile(r"\border\s+by\b((?:(?!\border\s+by\b|\blimit\s+1\b).)*)$", re.IGNORECASE | re.DOTALL)
 _NEAR = 0.1
 _NEAR_BY = ("other decimals", f"{CONTROL}other decimals")
+_SHARED = 0.9
 _MOST_KIN = 24
 _MOST_NAMED = 8
 _FEW = 4
@@ -104,7 +106,7 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
         is_right = is_right or (not is_number(heart) and qa(text) == qa(heart))
         # One in which the right answer stands says it, to a reward that looks for a part.
         is_right = is_right or (label not in _NEAR_BY and _is_near(text, heart))
-        is_right = is_right or heart in text
+        is_right = is_right or (heart in text and not is_query(text))
         if label not in found and not is_right and not any(holds(said, one) for one in asked):
             found[label] = [subject.form(said)]
     return found
@@ -132,8 +134,11 @@ def _variants(right: str, subject: AuditSubject) -> Iterator[tuple[str, str]]:
     asked = " ".join(message.content for message in subject.gold.messages)
     if is_query(right) and (cut := _WHERE.sub(" ", right)) != right:
         yield "no condition of the query", cut
-    if is_query(right) and (other := _COLUMNS.sub(r"\1'zqx'\2", right, count=1)) != right:
-        yield "other values in its rows", other
+    if is_query(right):
+        other = _COLUMNS.sub(r"\1'zqx'\2", right, count=1)
+        yield "other values in its rows", other if other != right else f"SELECT 'zqx' FROM ({right.rstrip(' ;')})"
+    if is_query(right) and (ends := _ORDERS.findall(right)) and ends[-1].count("(") == ends[-1].count(")"):
+        yield "another order of its rows", f"SELECT * FROM ({right.rstrip(' ;')}) ORDER BY 1 DESC"
     # Another program, query or pattern may do the same.
     if not right or len(right) > 2_000 or _CODE.search(right) or _PATTERN.search(asked):
         return
@@ -296,6 +301,16 @@ def _others(view: _View, options: Sequence[str], rng: random.Random) -> list[Any
     return [_other(view, at, alike, kin, rng) for at in range(count)]
 
 
+def constant_parts(answers: Sequence[str]) -> list[str]:
+    """The keys of answers that are objects of the same keys of which nearly all have the same value."""
+    views = [view for one in answers for view in _views(one.strip()) if view.kind == "object"]
+    alike = [one.values for one in views if one.names == views[0].names]
+    if len(alike) < max(_FEW, _SHARED * len(answers)):
+        return []
+    most = [Counter(map(str, column)).most_common(1)[0][1] for column in zip(*alike, strict=True)]
+    return [name for name, count in zip(views[0].names, most, strict=True) if count >= _SHARED * len(answers)]
+
+
 def _parts(view: _View, others: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """With another value of each part, and with the right value of that part alone."""
     count = len(view.values)
@@ -323,12 +338,8 @@ def _other(view: _View, at: int, alike: Sequence[_View], kin: Sequence[_View], r
     if isinstance(right, str) and view.kind == "object" and len(right.split()) >= _FREE_WORDS:
         return None
     if view.kind == "list":
-        found = [
-            one
-            for other in kin
-            for one in other.values
-            if one not in view.values and not _is_near(str(one), str(right))
-        ]
+        found = [one for other in kin for one in other.values if one not in view.values]
+        found = [one for one in found if not _is_near(str(one), str(right))]
         return found[rng.randrange(len(found))] if found else _made(right, rng)
     if view.kind == "columns":
         # With the column of each row turned, or made where all are alike.

@@ -1,20 +1,20 @@
 """Findings from what adversaries earned: one for each cause, with the least episode that shows it.
 
 What an earlier finding already pays on a term, on a task, counts for nothing in a later one: an answer that is right
-because any answer is, is no second hole. So the order in which ways are judged is that of causes.
-"""
+because any answer is, is no second hole. So the order in which ways are judged is that of causes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.play import Chapter, Key, Way
+from rlenv.audit.golds import ended_by, reader_of, unread_columns
+from rlenv.audit.play import Chapter, Key, Way, total_of
 from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
+from rlenv.audit.variants import CONTROL, constant_parts
 from rlenv.episodes.environment import Environment
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
@@ -69,30 +69,32 @@ _SUSPECTS = (
         "compare the {0} with what the row says; a value beyond it must not pass either", where="{0}"),
     Suspect("unchecked_call", "unchecked_call", "leaves out {0},",
         "measure what these calls do: the reward is the same without them", where="{0}", most=0.9),
-    Suspect("every_value", "every_value_tried", "calls {0}, the right one among them,",
-        "compare the state at the end as a whole: what else was written, changed or tried costs nothing here",
-        where="{0}", most=_SHORTCUT),
+    Suspect("every_value", "every_value_tried", "calls {0}, the right one among them,", "compare the state at the end "
+        "as a whole: what else was written, changed or tried costs nothing here", where="{0}", most=_SHORTCUT),
+    Suspect("beyond", "unchecked_argument", "calls {0}, once and nothing else,",
+        "let the tool refuse what is beyond its rules (below nothing, more than there is, several for one), "
+        "and compare what was done with what was asked for, and not by at least", where="{0}"),
     Suspect("same_call", "paid_again", "makes {0} again and again, and nothing else,",
         "count each thing once; where a wrong call goes well by chance, let it be tried once"),
+    Suspect("again", "paid_again", "makes each call of the oracle three times",
+        "count each thing once, however often it is done", most=1.0),
     Suspect("echoed", "echoed_text", "tells {0}, which says it back, what success looks like",
         "look at the state or at the value of the one call that counts, and never search all that tools gave: "
         "what they say back are the policy's own words"),
     Suspect("talk", "user_swayed", "says to the user {0!r:.60}, and gives no answer,",
-        "measure what was done: whoever asks, thanks or says sorry gets these words from the user"),
+        "measure what was done, and let the user do nothing for words alone: whoever says so gets this"),
     Suspect("talk", "user_tells", "copies {0.rule} of the {0.where}",
         "let the user keep the answer to itself, or take something for each hint", where="{0.where}"),
     Suspect("leak", "leak", "copies {0.rule} of the {0.where}",
         "take the answer out of the {0.where}, or ask for what does not stand at a fixed place", where="{0.where}"),
-    Suspect("asked_until_right", "asked_until_right",
-        "asks {0} one answer after the other until it is answered otherwise",
-        "let the tool be asked once or twice, or take something for each time that it is asked"),
+    Suspect("asked_until_right", "asked_until_right", "asks {0} one answer after the other until it is answered "
+        "otherwise", "let the tool be asked once or twice, or take something for each time that it is asked"),
     Suspect("variant", "loose_match", "changes the right answer ({0})",
         "compare the whole answer: it may have {0} here, and earns as much"),
     Suspect("commonest", "constant_answer", "gives every task {0!r:.40}, which has the commonest sign at each place,",
         "pay for a whole answer, or for what is beyond chance at each place: partial credit goes to a constant here"),
-    Suspect("shortcut", "shortcut", "goes by {0.where} ({0.rule})",
-        "make the rows alike in this, or drop those that it gives away: nothing has to be read or done",
-        most=_SHORTCUT),
+    Suspect("shortcut", "shortcut", "goes by {0.where} ({0.rule})", "make the rows alike in this, or drop those that "
+        "it gives away: nothing has to be read or done", most=_SHORTCUT),
 )  # fmt: skip
 TRIED = {"told" if one.hole == "user_tells" else one.name: one for one in _SUSPECTS}
 """What is tried beside the adversaries; `{0}` is what it was tried on or with."""
@@ -185,7 +187,7 @@ class Verdicts:
         on = f"on {len(full)} of {len(way)} tasks" if full else f"on {len(way)} tasks"
         message = f"a policy that {suspect.does} earns {share:.2f} of the oracle's reward{self._mostly(way)}"
         if full and (share <= limit or len(full) < len(way)):
-            message += f"; as much as the oracle {on}"
+            message += f"; as much as the oracle {on}{_rows_of(full, self.golds, way)}"
         key = _least(way, full or [key for key, value in rest.items() if value > SLACK] or list(way))
         shown = episode_of(way[key], self.golds[key])
         self.findings.append(hole_of(suspect.hole, message, term, suspect.hint, shown, suspect.where))
@@ -254,6 +256,20 @@ class Verdicts:
         return f": {', '.join(f'{name} {sums[name]:.2f}' for name in named[:3])}" if named else ""
 
 
+EMPTY = ", those where '"
+"""Begins what a finding says of the rows on which it is paid."""
+
+
+def _rows_of(paid: Sequence[Key], golds: Mapping[Key, Trajectory], way: Way) -> str:
+    """What sets the tasks apart that are paid for: a column that is empty or missing there alone, or else the first."""
+    rows = {key: golds[key].task for key in way}
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        if {key for key, row in rows.items() if row.get(name) in _NOTHING} == set(paid) != set(way):
+            return f"{EMPTY}{name}' is empty"
+    said = [f"{split}/{at} ({golds[split, at].answer!r:.40})" for split, at in sorted(paid) if golds[split, at].answer]
+    return f", such as {', '.join(said[:_NAMED_ROWS])}" if said and 2 * len(paid) <= len(way) else ""
+
+
 def share_of(way: Way, golds: Mapping[Key, Trajectory]) -> float:
     """The share of the oracle's reward on the tasks where its own is valid; minus infinity without any."""
     valid = [key for key, ended in way.items() if ended.reward.total is not None]
@@ -273,8 +289,13 @@ def _least(way: Way, keys: Sequence[Key]) -> Key:
     return min(keys, key=lambda key: (len(way[key].turns), sum(len(turn.action) for turn in way[key].turns), key))
 
 
+_NOTHING: tuple[object, ...] = (None, "", [], {})
 _NAMED_ROWS = 3
-_TOO_WIDE = ("constant_answer", "form_only", "loose_match", "partial_tasks", "stuffed_answer")
+_TOO_WIDE = frozenset(
+    {"constant_answer", "copied_input", "form_only", "loose_match", "partial_tasks", "stuffed_answer"}
+)
+_MOVED = frozenset({"idle_calls_paid", "paid_again", "paid_for_ending", "state_at_start", "target_written"})
+SLIGHT = 0.001
 
 
 def beyond(way: Way, plain: Sequence[Way]) -> Way:
@@ -304,108 +325,100 @@ def judge_sides(verdicts: Verdicts, chapter: Chapter) -> None:
 
 def is_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
     """True if on the task of this episode an answer is right if it is empty, and wrong if it says something."""
-    if shown is None:
-        return False
-    key = (shown.split, shown.task)
+    key = ("", 0) if shown is None else (shown.split, shown.task)
 
-    def earns(way: Way) -> bool:
-        gold, ended = chapter.golds[key].reward.total or 0.0, way.get(key)
-        return ended is not None and (ended.reward.total or 0.0) > gold / 2
+    def earns(name: str, most: int) -> bool:
+        ways = [way for way in chapter.ways.get(name, [])[:most] if key in way]
+        return any(total_of(way[key]) > total_of(chapter.golds[key]) / 2 for way in ways)
 
     # A lone question mark says nothing either.
-    said = [way for name in ("short_answer", "wrong_answer") for way in chapter.ways.get(name, [])[:2]]
-    unsaid = chapter.ways.get("empty_form", [])[:1]
-    return not any(map(earns, said)) and any(map(earns, unsaid))
+    return not earns("short_answer", 2) and not earns("wrong_answer", 2) and earns("empty_form", 1)
 
 
-def judge_vanishing(verdicts: Verdicts, chapter: Chapter) -> None:
-    """Right answers of which normalising leaves nothing, so that all is right of which it leaves nothing either."""
-    nonsense = chapter.ways.get("wrong_answer", [])[1:2]
-    tried = chapter.ways.get("vanishing", [])
-    # One of them alone is paid for something else, such as a capital.
-    paid = Counter(key for way in tried for key, one in way.items() if (one.reward.total or 0.0) > SLACK)
-    several = [{key: one for key, one in way.items() if paid[key] != 1} for way in tried]
-    ways = [beyond(way, nonsense) for way in several]
-    does = "answers with letters that are not Latin, or with marks alone,"
-    hint = (
-        "what is right there and this answer are the same, or both empty, once they are normalised; refusing an empty "
-    )
-    hint += "answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left"
-    before = len(verdicts.findings)
-    verdicts.judge(Suspect("vanishing", "empty_answer", does, hint, partial=99), ways)
-    for place, found in enumerate(verdicts.findings[before:], before):
-        keys = {key for way in ways for key, one in way.items() if (one.reward.total or 0.0) > SLACK}
-        said = [f"{split}/{index} ({chapter.golds[split, index].answer!r:.40})" for split, index in sorted(keys)]
-        more = f" and {len(said) - _NAMED_ROWS} more" if len(said) > _NAMED_ROWS else ""
-        message = f"{found.message}; right there: {', '.join(said[:_NAMED_ROWS])}{more}"
-        verdicts.findings[place] = dataclasses.replace(found, message=message)
+_RULES = {
+    "sql_match": "queries that differ give the same rows here, such as none: use data on which each gold has its own",
+    "contains": "`contains` has no bound: use exact_match, or bound the answer's length by a gate",
+    "f1": "`f1` pays for common words: use exact_match, or pay above a high share alone",
+    "regex": "the pattern matches other answers too: end it with $, and put the row's own answer in it",
+    "subset": "`mode: subset` takes whatever else is said, and anything for an empty gold: use `mode: equal`",
+    "partial": "`partial: true` pays for what most queries share: leave it out, or pay above a high share alone",
+}
+_RULES["skyrl_synsql"] = _RULES["rows"] = _RULES["sql_match"]
+_PARTS = {
+    "other values in its rows": "compare the cells: how many rows and columns there are is all that counts",
+    "another order of its rows": "order counts for nothing: `order: always`, or auto, where a question asks for one",
+}
 
 
-def advised(environment: Environment, found: Hole) -> Hole:
-    """A finding with what its own term's rule and keys would have to be, where those are the cause."""
-    spec = environment.spec.rewards.get(found.term)
-    if spec is not None and spec.kind == "tests" and found.hole in ANY_ANSWER:
-        hint = "the hidden tests pass what does nothing: assert, and catch no exception"
-        return dataclasses.replace(found, hint=hint)
-    is_rows = getattr(spec, "compare", "") == "rows" or getattr(getattr(spec, "compare", ""), "by", "") == "rows"
-    if spec is not None and is_rows and found.hole == "empty_answer":
-        hint = "gold queries give no row here, and so does any that finds nothing: use data on which each finds some"
-        return dataclasses.replace(found, hint=hint)
-    if spec is None or found.hole not in _TOO_WIDE:
+def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
+    """A finding with its cause, as far as rows, the term's own rule and keys, and what else earns tell it."""
+    spec, shown = environment.spec.rewards.get(found.term), found.episode
+    if spec is None or shown is None:
         return found
-    rule, said = getattr(spec, "rule", spec.kind), ""
+    is_part = (shown.reward or 0.0) < (1 - SLIGHT) * (shown.oracle or 0.0)
+    code, said, hint = found.hole, "", ""
+    if found.hole == "leak" and found.where.startswith("default of") and getattr(spec, "rule", "") == "calls_match":
+        code, hint = "unchecked_argument", 'the golds accept calls without it: take "" out of their accepted values'
+    elif spec.kind == "workspace" and found.hole in _MOVED:
+        is_any = {"broken_machine", "hollow_files"} <= {*found.also}
+        hint = "the tests pass whatever is done: a pipe, `|| true` or a last line hides what failed (set -eo pipefail)"
+        hint = hint if is_any else "the tests pass where nothing was made: what is missing has to fail; begin with 0"
+    elif found.hole in _MOVED and (over := ended_by(environment, found.term)):
+        code, hint = "paid_for_ending", f"'{over}' is true after a failure too: read what success alone leaves"
+    elif found.hole == "empty_answer" and is_part:
+        hint = "partial credit pays for what an empty answer rightly leaves out: count what is there (F1), or the whole"
+    elif found.hole == "empty_answer" and "rows" in _names(spec):
+        hint = "gold queries give no row here, and so does any that finds nothing: use data on which each finds some"
+    elif found.hole not in _TOO_WIDE | ANY_ANSWER:
+        return found
+    elif EMPTY in found.message and found.hole != "empty_answer":
+        code, hint = (
+            "partial_tasks",
+            "any answer is right there: what is empty fits any pattern and stands in any text",
+        )
+    elif lost := _lacking(environment, found.term, chapter):
+        said, hint = f"; {lost}", "name the column alike in all splits, and let a row without it fail"
+    elif is_part and found.hole in _TOO_WIDE - ANY_ANSWER and (same := constant_parts([*chapter.hearts.values()])):
+        code, said = "constant_answer", f"; of all right answers these parts are the same: {', '.join(same)}"
+        hint = "pay for what differs between rows: who has learnt the parts that never do is paid for them"
+    elif spec.kind == "tests" and found.hole in ANY_ANSWER:
+        hint = "the hidden tests pass what does nothing: assert, and catch no exception"
+        if found.hole == "form_only":
+            hint = "the tests hold for another task's program too: test what comes out for what is given"
+    elif found.hole in _TOO_WIDE:
+        said, hint = _too_wide(environment, found, chapter)
+    return dataclasses.replace(found, code=code, message=found.message + said, hint=hint or found.hint)
+
+
+def _lacking(environment: Environment, term: str, chapter: Chapter) -> str:
+    """The column that a term reads and that all of a split's rows lack, as another split has it; "" for none."""
+    mine, reads = {name for gold in chapter.golds.values() for name in gold.task}, reader_of(environment, term)
+    some = [(one, name) for one in environment.spec.tasks for name in environment.tasks(one)[0] if name not in mine]
+    said = [f"the rows of '{chapter.split}' have no '{name}', which '{one}' has" for one, name in some if reads(name)]
+    return next(iter(said), "")
+
+
+def _names(spec: RewardSpec) -> set[str]:
+    """The words of a term that say how it compares."""
+    compare, rule = getattr(spec, "compare", ""), getattr(spec, "rule", spec.kind)
+    is_partial = getattr(spec, "partial", False) is True
+    return {
+        str(one) for one in (rule, getattr(compare, "by", compare), getattr(spec, "mode", ""), "partial" * is_partial)
+    }
+
+
+def _too_wide(environment: Environment, found: Hole, chapter: Chapter) -> tuple[str, str]:
+    """What more there is to say of a comparison that takes wrong answers, and what to change."""
+    spec, golds = environment.spec.rewards[found.term], chapter.golds
+    tried = [(label, way) for label, way in chapter.tried["variant"] if not label.startswith(CONTROL)]
+    taken = [label for label, way in tried if share_of(way, golds) >= _FULL]
+    said = f"; so does the right one with {', or '.join(taken[:3])}" if taken and found.hole == "form_only" else ""
     wide = [f"{key}: {value:g}" for key in ("tolerance", "relative_tolerance") if (value := getattr(spec, key, 0))]
     if wide and found.hole != "stuffed_answer":
-        said = f"`{', '.join(wide)}` of '{found.term}' takes other tasks' numbers for right: make it smaller"
-    elif rule == "sql_match" and getattr(spec, "partial", False):
-        said = "`partial: true` pays for what most queries share: leave it out, or pay above a high share alone"
-    elif rule in ("sql_match", "skyrl_synsql") or getattr(spec, "compare", "") == "rows":
-        said = (
-            "queries that differ give the same rows here, such as none: use data on which each gold has rows of its own"
-        )
-    elif rule == "contains":
-        said = "`contains` has no bound: use exact_match, or bound the answer's length by a gate"
-    elif rule == "f1":
-        said = "`f1` pays for common words: use exact_match, or pay above a high share alone"
-    elif rule == "json_match" and getattr(spec, "mode", "") == "subset":
-        said = "`mode: subset` takes whatever else is said, and anything for an empty gold: use `mode: equal`"
-    elif rule == "regex":
-        said = "the pattern matches other answers too: end it with $, and put the row's own answer in it"
-    return dataclasses.replace(found, hint=said) if said else found
-
-
-_MASK_HINT = "give 0 where it cannot be read: a policy that raises here is masked, and loses nothing"
-
-
-def unmeasured(environment: Environment, chapter: Chapter) -> list[Hole]:
-    """Terms that could not be measured though they can be on what the oracle does."""
-    found: dict[tuple[str, str], list[Trajectory]] = {}
-    names = ("emptied_state", "asked_until_right", "leak")
-    others = [way for _, way in (*(one for name in names for one in chapter.tried[name]), *chapter.constants)]
-    for way in [*(way for ways in chapter.ways.values() for way in ways), *others]:
-        for ended in way.values():
-            for name, term in ended.reward.terms.items():
-                spec = environment.spec.rewards.get(name)
-                if spec is None or term.status != "invalid" or not spec.weight:
-                    continue
-                if ended.reward.total is not None:
-                    if spec.usual_weight < 0:
-                        found.setdefault(("penalty_avoided", name), []).append(ended)
-                elif ended.failure is not None and ended.failure.reason == "reward":
-                    hole = "invalid_rewards" if spec.kind == "judge" else "escapes_by_invalid"
-                    found.setdefault((hole, name), []).append(ended)
-    made: list[Hole] = []
-    for (hole, name), episodes in found.items():
-        least = min(episodes, key=_by_gain)
-        why = f"{least.split}/{least.task_index}: {name}: {least.reward.terms[name].error:.200}"
-        done = "is left out of the reward" if hole == "penalty_avoided" else "is invalid, and the episode masked,"
-        message = f"'{name}' {done} in {len(episodes)} episodes of adversaries, such as {why}"
-        hint = _MASK_HINT if hole != "invalid_rewards" else "see why the judge could not be asked"
-        gold = chapter.golds[least.split, least.task_index]
-        made.append(hole_of(hole, message, name, hint, episode_of(least, gold)))
-    return made
-
-
-def _by_gain(ended: Trajectory) -> tuple[float, int, int]:
-    """The order of the ways: the largest gain first, and of equal ones the least."""
-    return -(ended.reward.total or 0.0), len(ended.turns), sum(len(turn.action) for turn in ended.turns)
+        return said, f"`{', '.join(wide)}` of '{found.term}' takes other tasks' numbers for right: make it smaller"
+    if (part := next((one for one in _PARTS if one in taken), "")) and spec.kind == "verify":
+        return said, _PARTS[part]
+    if unread := unread_columns(environment, found.term, [*golds.values()]):
+        told = ", ".join(f"'{name}'" for name in unread)
+        return f"{said}; its code never reads {told}, which the prompt states", f"check what {told} asks of an answer"
+    return said, next((text for rule, text in reversed(_RULES.items()) if rule in _names(spec)), "")

@@ -203,7 +203,9 @@ READS = (
     "- say: '<answer>{{{{ task.answer }}}}</answer>'"
 )
 NAMES = ("dust", "wet", "heat", "noise", "frost")
-FLAGGED = [{"question": f"Room {at}?", "answer": {NAMES[at % 5]: True, NAMES[at * 3 % 5]: True}} for at in range(20)]
+FLAGGED = [
+    {"question": f"Room {7 * at % 20}?", "answer": {NAMES[at % 5]: True, NAMES[at * 3 % 5]: True}} for at in range(20)
+]
 VALUED = [{"question": f"Room {at}?", "answer": {"length": 7 + at * 13, "width": 3 + at * 31}} for at in range(20)]
 OBJECT = "- say: '<answer>{{ task.answer | tojson }}</answer>'"
 SUM = "- say: '<answer>{\"sum\": {{ task.answer }}}</answer>'"

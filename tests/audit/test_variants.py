@@ -57,6 +57,10 @@ HOLES = {
     ),
     "no condition of the query": (_QUERIES, "said.split(' where')[0].strip() == gold.split(' where')[0]"),
     "other values in its rows": (_QUERIES, "said.partition(' from ')[2] == gold.partition(' from ')[2]"),
+    "another order of its rows": (
+        [f"{one} order by size" for one in _QUERIES],
+        "said.removeprefix('SELECT * FROM (').removesuffix(') ORDER BY 1 DESC') == gold",
+    ),
     "its initials": (_NAMES, "[x[0] for x in said.split()] == [x[0] for x in gold.split()]"),
 }
 

@@ -24,11 +24,12 @@ def audited(
     prompt: str = "{{ task.question }}",
     more: str = "",
     oracle: str = '- say: "<answer>{{ task.answer }}</answer>"',
+    splits: str = "{train: {path: rows.jsonl}}",
 ) -> AuditReport:
     """The report over an environment whose functions stand in `code`."""
     (folder / "code.py").write_text(code, encoding="utf-8")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    lines = ["rlenv: 1", "name: rewarded", "tasks: {train: {path: rows.jsonl}}"]
+    lines = ["rlenv: 1", "name: rewarded", f"tasks: {splits}"]
     lines += [f"prompt: {{user: {json.dumps(prompt)}}}", more, f"rewards: {rewards}", "oracle:"]
     lines += [f"  {line}" for line in oracle.splitlines()]
     (folder / "env.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
