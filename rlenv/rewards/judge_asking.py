@@ -207,7 +207,7 @@ class _Asking:
     """Of each text in the reply, once one was cut."""
     bound: int | None = None
     unread: int = 0
-    """Replies about harmless characters that could not be read."""
+    """Replies in a row about harmless characters that could not be read."""
     why: str = ""
     """The fault of the last reply that could not be read."""
 
@@ -379,6 +379,7 @@ class _Asking:
             client.unread(completion)
             self.why = str(error)
             return None
+        self.unread = 0
         self._legibility.told(is_read=True)
         return Answered(JudgeReply(verdict, self.attempts, self.usage))
 

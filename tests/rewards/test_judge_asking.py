@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import pytest
@@ -108,12 +109,14 @@ def test_a_judge_that_is_read_again_is_asked_as_before() -> None:
     assert [one.value for one in found if isinstance(one, Measured)] == [0.75, 0.25]
 
 
-def test_nobody_is_spared_a_score_by_a_judge_that_can_be_read_now_and_then() -> None:
-    replies = iter(["(no idea)"] * 5)
+@pytest.mark.parametrize("lost", [range(5), range(0, 400, 2)], ids=["at first", "now and then"])
+def test_nobody_is_spared_a_score_by_a_judge_that_can_be_read_now_and_then(lost: range) -> None:
+    known = count()
 
     def answer(body: Mapping[str, Any]) -> str:
         shown = body["messages"][-1]["content"]
-        return "How lovely!" if "talk" in shown else next(replies, verdict(4)) if "(left out)" in shown else verdict(3)
+        is_lost = "talk" in shown or ("(left out)" in shown and next(known) in lost)
+        return "How lovely!" if is_lost else verdict(3)
 
     found = judged(Server([answer]), *texts("fair", "talk"))
     assert [one.value for one in found if isinstance(one, Measured)] == [0.5, 0.0]
