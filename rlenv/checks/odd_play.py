@@ -395,7 +395,10 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     spec = subject.loaded.spec
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
     # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
-    decides = any(_compares(subject, name, spec.rewards[name]) for name in _asked_by_success(subject))
+    asked = _asked_by_success(subject)
+    decides = any(_compares(subject, name, spec.rewards[name]) for name in asked)
+    # A judge, which is not asked here, may refuse it; an expression is unknown then.
+    is_told = spec.success is not None or not played.unknown.intersection(asked)
     judges = any(not kind_of("rewards", one).form for one in spec.rewards.values() if one.usual_weight > 0)
     for way, got in played.ways.items() if judges else ():
         pairs = [(played.oracle[key], one) for key, one in got.items() if key in played.oracle]
@@ -404,9 +407,9 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
         if known and as_much and (len(as_much) == len(totals) or (way in _WRONG and as_much[0][0] > 0)):
             yield subject.say("paid-for-nothing/way", "rewards", way, as_much[0][1], as_much[0][0], at="key")
             return
-        if got and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
+        if got and is_told and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
-            names = [name for name in _asked_by_success(subject) if all(_value_of(one, name) for one in got.values())]
+            names = [name for name in asked if all(_value_of(one, name) for one in got.values())]
             why = f": '{names[0]}' holds for it" if names else ""
             yield subject.say("free-success/way", place, way, why)
             return

@@ -176,7 +176,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
         yield subject.say("any-answer/same-for-all", f"rewards.{looks[0][0]}", at="key")
     needed = [name for name in paid if spec.rewards[name].required and spec.success is None]
     judges = [name for name in needed if spec.rewards[name].kind == "judge"]
-    if judges and (others := [name for name in needed if name not in judges]):
+    if judges and (others := [name for name in needed if name not in judges and name not in forms]):
         yield subject.say("judged-success/by-default", f"rewards.{judges[0]}", others[0], at="key")
     if paid and forms.issuperset(paid):
         judged = [name for name in free if name not in forms]

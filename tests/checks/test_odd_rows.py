@@ -277,6 +277,14 @@ SOUND: dict[str, dict[str, Any]] = {
     "a penalty for a short text": also(
         "terse", kind="rule", rule="length", of="message", max=3, unit="words", weight=-0.1
     ),
+    "a judge beside a form": {
+        **judge("{{ task.question }} {{ message }}"),
+        "rewards": {
+            "good": {"kind": "judge", "endpoint": "m", "prompt": "{{ task.question }} {{ answer }}"},
+            "form": {"kind": "rule", "rule": "answered", "weight": 0.1},
+        },
+        "success": None,
+    },
     "a judge of rudeness": judge("How rude is this answer to {{ task.question }}? {{ message }}", weight=-0.3),
     "criteria by number": judge("{{ task.question }} {{ message }}", rubric="Look:\n1. Is it polite?\n2. Is it right?"),
     "a number of sentences": judge(
