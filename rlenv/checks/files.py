@@ -209,7 +209,7 @@ def _machines(subject: Subject) -> Iterator[Finding]:
     for name, one in loaded.spec.resources.items():
         folder = loaded.base_of(f"resources.{name}.path") / str(getattr(one, "path", None) or "?")
         files = itertools.islice(folder.rglob("*"), _MOST_ROWS) if folder.is_dir() else ()
-        shown = [file.name for file in files if PATTERNS.solved.fullmatch(file.name)]
+        shown = [file.name for file in files if PATTERNS.solved.fullmatch(file.name) and file.name not in prompt]
         for key, reward in loaded.spec.rewards.items():
             tests = str(getattr(reward, "tests", None) or "").partition("{")[0]
             if tests and (loaded.base_of(f"rewards.{key}.tests") / tests).absolute().is_relative_to(folder.absolute()):

@@ -245,6 +245,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     unread = () if PATTERNS.whole.search(said) or re.search(is_whole, code) else sorted({*split.columns} - read)
     is_compared = any(kind_of("rewards", one).gold or is_own(one) for one in spec.rewards.values())
     lacks_gold = is_compared and not any(map(PATTERNS.golden.fullmatch, read))
+    shown = any("{" in image for image in spec.prompt.images)
     for column in unread:
         given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
         values = {text for text in given if isinstance(text, str)}
@@ -254,7 +255,7 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
             continue
         if names := _named_beside(subject, values):
             yield subject.say("same-file/for-all", f"resources.{names}.path", column, at="key")
-        elif values and all(PATTERNS.picture.fullmatch(value) for value in values) and not spec.prompt.images:
+        elif values and all(PATTERNS.picture.fullmatch(value) for value in values) and not shown:
             yield subject.say("unread-column/pictures", f"tasks.{split.name}", column, at="key")
         elif len(column) > 3 and not PATTERNS.kept.fullmatch(column) and (match := re.search(spoken, fixed)):
             yield subject.say("unread-column/in-prompt", f"tasks.{split.name}", column, match[0], at="key")

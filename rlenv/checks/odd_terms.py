@@ -70,7 +70,10 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     every = [gold for one in subject.splits.values() for gold in all_golds(subject, term, one)]
     is_text = any(gold is not None and re.fullmatch(r"-?\d+\.\d*0", gold) for gold in every)
     is_number = all(map(PATTERNS.number.fullmatch, given)) and not is_text
-    if is_number and (rule == "f1" or (rule == "exact_match" and decimals)):
+    signed = [gold for gold in given if gold.startswith("-") and getattr(spec, "normalise", "") == "qa"]
+    if is_number and signed:
+        yield subject.say("other-rule/signs", f"{path}.normalise", signed[0], signed[0][1:])
+    elif is_number and (rule == "f1" or (rule == "exact_match" and decimals)):
         shown = decimals[0] if decimals else given[0]
         yield subject.say("other-rule/numbers", f"{path}.rule", shown, shown if decimals else f"{shown}.")
     short = next((gold for gold in given if len(gold) <= 2 and gold.isascii()), "")
@@ -234,7 +237,9 @@ def _shown_gold(subject: Subject) -> Iterator[Finding]:
     read = [*prompt]
     for place in (("observation", "template"), ("user", "cues"), ("user", "replies")):
         read += strings_in(subject.document.get(place), place)
-    golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)}
+    # What a gold call is given has to be told.
+    golds = {column: name for name, reward in spec.rewards.items() for column in gold_columns(reward)
+             if not kind_of("rewards", reward).of_calls or isinstance(gold_in(reward), str)}  # fmt: skip
     # What shows nothing else of the row is to be copied.
     is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}
     for path, text in read:

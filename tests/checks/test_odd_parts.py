@@ -197,6 +197,10 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
          **tool("find")}],
         [{**system("Use the tool find."), **tool("find")}, {**system("Use the right tool."), **tool("find")}],
     ),
+    "other-rule": (
+        [{**rows(answer=["-5", "7", "12"]), "rewards": {"right": EXACT | {"normalise": "qa"}}}],
+        [{**rows(answer=["-5", "7", "12"]), "rewards": {"right": EXACT | {"normalise": "case"}}}],
+    ),
     "unread-column": (
         [{**rows(passage=["a b", "c d"]), **system("Read the passage.")}, rows(image=["a.png", "b.png"]),
          {**rows(town="{answer}"), "rewards": {"right": EXACT | {"expect": "{{ task.town }}"}}, "oracle": None}],
@@ -308,7 +312,7 @@ RELATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
          "weight": 0.1}}, "success": "right >= 1"},
          {"tools": {"order": {"kind": "http", "url": "http://127.0.0.1:9/x", "method": "POST",
           "body": {"x": "{{ args.x }}"},
-                              "parameters": {"x": "string"}, "description": "Places an order.", "idempotent": True,
+                              "parameters": {"x": "string"}, "description": "Orders seeds.", "idempotent": True,
                                "retries": 2}}}],
         [tool("names")],
     ),

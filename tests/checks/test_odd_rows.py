@@ -245,6 +245,9 @@ SOUND: dict[str, dict[str, Any]] = {
         idempotent=True,
         description="Finds books to buy.",
     ),
+    "orders that are looked up": http(
+        method="POST", body={"q": "{{ args.x }}"}, idempotent=True, description="Orders of x."
+    ),
     "a world that knows the word": http(query={"secret": "{{ task.answer }}"}),
     "a passage": own("passage", inject=["task"]),
     "a word that is to be asked for": own("secret", {}, inject=["task"]),
