@@ -287,6 +287,13 @@ def _planted(subject: AuditSubject) -> Sequence[Script]:
     return [_typed(subject, one) for one in acts]
 
 
+def _edited(subject: AuditSubject) -> Sequence[Script]:
+    """Empties what is called a test, and what the tests' command names."""
+    runs = " ".join(str(getattr(term, "command", "")) for term in subject.environment.spec.rewards.values())
+    named = sorted({path.rpartition("/")[2] for path in re.findall(r"[\w./-]+\.\w+", runs)})
+    return [_typed(subject, words.EMPTIES_TESTS.replace("$named", "".join(f" -o -name {name}" for name in named)))]
+
+
 async def find_in_machines(player: ScriptPlayer, subjects: Sequence[AuditSubject]) -> list[Hole]:
     """What the machines of a few tasks hold of their answers, before anything is done in them."""
     found: dict[str, Hole] = {}
@@ -366,7 +373,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "give the tests by `tests`, and leave what their command runs out of `keep`", write=_planted, in_machine=True),
     Adversary("edited_tests", "edited_tests", "empties the tests that stand in the machine",
         "run tests that the episode cannot reach: in the folder that `tests` names",
-        write=lambda subject: [_typed(subject, words.EMPTIES_TESTS)], in_machine=True),
+        write=_edited, in_machine=True),
     Adversary("replaced_programs", "replaced_programs", "replaces the machine's programs",
         "name in `keep` what the tests need: with `/` the policy's programs take part in the verdict",
         write=lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)], in_machine=True),

@@ -19,6 +19,7 @@ from rlenv.audit.texts import holds
 from rlenv.audit.variants import CONTROL
 from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall, ToolResult
+from rlenv.rewards.normalise import number
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 
@@ -33,6 +34,7 @@ _TIMES = 3
 _MORE = 1.2
 _OFTEN = 32
 _MOST_PLACES = 6
+_TABLE = re.compile(r"(?i)\b(?:from|into|update|table|join)\s+[\"`\[]?(\w+)")
 _ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
 _ALL = ("*", "all", "%", ".*", "")
 """What means all there is in usual tools."""
@@ -70,7 +72,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         for place in dict.fromkeys(place for found in scripts.values() for place in found):
             way = await player.way(subjects, partial(_of_place, scripts, place))
             chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
-    for way in [await player.way(subjects, partial(_do_again, number=number)) for number in range(2)]:
+    for way in [await player.way(subjects, partial(_do_again, number=one)) for one in range(2)]:
         more = math.fsum(map(total_of, way.values())) > _MORE * math.fsum(total_of(chapter.golds[key]) for key in way)
         chapter.tried["again"] += [(None, way)] * more
     for name in [tool.name for tool in changing if tool.name in called]:
@@ -223,7 +225,8 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
     foreign = [call for one in subject.foreign() if isinstance(one, Message) for call in one.tool_calls]
     looks += [call for call in foreign if isinstance(call, ToolCall)]
     turns, made = limits.turns - 1, 0
-    names: list[str] = []
+    sources = [*subject.asked, *(text for call in subject.own_calls() for text in texts_of(dict(call.arguments)))]
+    names = _TABLE.findall("\n".join(sources))
     for start in range(0, min(len(looks), _LOOKS), limits.calls_per_turn):
         some = looks[start : min(start + limits.calls_per_turn, _LOOKS)]
         if turns <= 1 or made + len(some) >= limits.tool_calls // 2:
@@ -249,7 +252,8 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
             break
         yield Message("assistant", "", tuple(some))
         turns, made = turns - 1, made + len(some)
-    yield subject.form(subject.wrong()[0])
+    # Whoever counts what is gone finds nothing.
+    yield subject.form("0" if number(subject.right) else subject.wrong()[0])
 
 
 def _instead(subject: AuditSubject, *, tool: Tool, at: int) -> list[Action]:

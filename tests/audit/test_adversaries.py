@@ -348,6 +348,7 @@ HELD = {"cp": "printf 'def total(ns):\\n    return sum(ns)\\n' > total.py", "don
 MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "planted_reward": ({"command": "bash /srv/more.sh; bash /tests/test.sh", "keep": ["/app", "/srv"]}, SOLVE),
     "edited_tests": ({"command": "python3 -m unittest", "by": "status", "tests": None}, HELD["cp"]),
+    "edited_tests: named": ({"command": "bash check.sh", "by": "status", "tests": None}, HELD["cp"]),
     "replaced_programs": ({"keep": ["/"]}, SOLVE),
     "hostile_program": ({}, SOLVE),
     "paid_when_broken": (
@@ -371,6 +372,7 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
     spec = json.loads(written(reachable, **{**keys, "time_s": 5, "timeout_s": 5}).read_text())
     (reachable / "files").mkdir()
     (reachable / "files" / "test_total.py").write_text(VISIBLE)
+    (reachable / "files" / "check.sh").write_text("python3 -c 'import total; assert total.total([1, 2]) == 3'\n")
     (reachable / "files" / "todo").write_text("open\n")
     spec["resources"]["machine"]["path"] = "files"
     spec["oracle"] = [{"call": {"bash": {"command": solution}}}, {"say": "Done."}]
@@ -391,7 +393,7 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
             assert len(of_machines) == 6
             return [one.hole for one in judge_chapter(environment, Thresholds(), chapter, {})]
 
-    assert asyncio.run(holes()) == ([] if "none" in hole else [hole])
+    assert asyncio.run(holes()) == ([] if "none" in hole else [hole.partition(":")[0]])
 
 
 GIT = "git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m a"

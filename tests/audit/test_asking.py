@@ -41,6 +41,40 @@ limits: {turns: 8}"""
 RULE = "{kind: verify, tool: find, arguments: {filter: '{{ answer }}'}, expect: EXPECT}"
 
 
+COUNT = """async def score(context):
+    counted = await context.call("query", {"sql": context.task["sql"]})
+    wanted = context.task["answer"] if "FROM kept" in context.task["sql"] else counted.value["rows"][0][0]
+    return float(context.answer == str(wanted))
+"""
+STOCK = """resources: {db: {kind: sqlite, init: stock.sql, access: copy}}
+tools: {query: {kind: sql, resource: db}}
+limits: {turns: 6}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("table", "holes"), [("stock", ["emptied_state"]), ("kept", [])])
+def test_a_table_that_is_empty_gives_what_is_counted_in_it(tmp_path: Path, table: str, holes: list[str]) -> None:
+    made = [f"INSERT INTO {table} VALUES ('{word}', {n + 3});" for n, word in enumerate(WORDS[:12])]
+    (tmp_path / "stock.sql").write_text("\n".join([f"CREATE TABLE {table} (name TEXT, n INTEGER);", *made]))
+    (tmp_path / "score.py").write_text(COUNT)
+    rows = rows_of(
+        12,
+        lambda index: {
+            "question": f"How many {WORDS[index]}s are there?",
+            "answer": str(index + 3),
+            "sql": f"SELECT coalesce(sum(n), 0) FROM {table} WHERE name = '{WORDS[index]}'",
+        },
+    )
+    rule = "{kind: rule, function: 'score.py:score'}"
+    path = plant(tmp_path, {"train": rows}, rule=rule, more=STOCK, call="{query: {sql: '{{ task.sql }}'}}")
+
+    async def main() -> AuditReport:
+        async with rlenv.load(path) as environment:
+            return await audit(environment)
+
+    assert sorted({one.hole for one in asyncio.run(main()).findings}) == holes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("expect", "holes"),
