@@ -11,7 +11,7 @@ from typing import Any
 
 from rlenv.audit.play import Adaptive, Results
 from rlenv.audit.probes import filler
-from rlenv.audit.subject import AuditSubject, kinds_of, properties_of, same, shaped
+from rlenv.audit.subject import AuditSubject, kinds_of, properties_of, same, shaped, texts_of
 from rlenv.audit.texts import holds
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
@@ -21,6 +21,8 @@ _CLOSED = 6
 _MOST_OWN = 8
 _MOST_AIMS = 6
 _GUESSED = 200
+_MADE = re.compile(r"[()*/+={}\[\]]|(?:\d\D*){5}")
+_RUNS = ("bash", "code", "sql")  # whose call does what is right, and tells nothing
 _SHORT = 60
 _SIBLINGS = 10
 _FEW_WORDS = 4
@@ -65,7 +67,7 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
         return found
     for tool in subject.tools.values():
         for name, part in properties_of(tool).items() if not subject.submits(tool.name) else ():
-            if subject.right and _fitting(subject.right, part) is not None and len(found) < _MOST_AIMS:
+            if _is_guessable(subject) and _fitting(subject.right, part) is not None and len(found) < _MOST_AIMS:
                 target = Target(tool, name, subject.right, subject.wrong(), filler(tool))
                 found[f"{tool.name}({name})"] = target
     for call, _ in subject.oracle_calls():
@@ -80,9 +82,17 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
         others = list(map(str, values_of(subject, call.name, key)))
         wrong = [one for one in dict.fromkeys(others) if one != right]
         # One that nobody could come upon is not tried.
-        if wrong and (right in others or (right.isdecimal() and int(right) <= _GUESSED)):
+        is_known = right in others or (right.isdecimal() and int(right) <= _GUESSED)
+        if wrong and is_known and subject.environment.spec.tools[called.entry].kind not in _RUNS:
             found[f"{call.name}({key}) as the oracle does"] = Target(called, key, right, wrong, call.arguments, False)
     return found
+
+
+def _is_guessable(subject: AuditSubject) -> bool:
+    """True where a policy can come upon the right answer: it is listed, a number, or nothing that has to be made up."""
+    right, parts = subject.right, [one for one in subject.task.values() if not isinstance(one, str)]
+    is_shown = right in texts_of(parts) or right in subject.prompt or re.fullmatch(r"-?[\d.,]+", right)
+    return bool(right) and bool(is_shown or not _MADE.search(right))
 
 
 def values_of(subject: AuditSubject, name: str, key: str) -> list[Any]:

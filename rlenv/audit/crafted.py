@@ -142,7 +142,7 @@ def named_word_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 
 def _taken(subject: AuditSubject) -> Set[str]:
-    return {" ".join(_WORD.findall(one.casefold())) for one in (*subject.asked, *subject.options)}
+    return {" ".join(_WORD.findall(one.casefold())) for one in (*subject.asked, *subject.options, *subject.accepted)}
 
 
 def _says_some(text: str, taken: Set[str]) -> bool:

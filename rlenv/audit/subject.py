@@ -69,6 +69,12 @@ class AuditSubject:
         return self.gold.answer or ""
 
     @property
+    def accepted(self) -> set[str]:
+        """The right answers that the row holds, by the terms that compare with them."""
+        golds = golds_of(readers(self.environment), self.task, self.environment.spec.vars)
+        return {gold.text for found in golds.values() for gold in found}
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """The oracle's answer, and what of the row it holds: what a rule may look for where it says a sentence."""
         held = [one for one in texts_of(self.task) if len(one) <= _SHORT and holds(self.right, one)]
@@ -247,7 +253,7 @@ def texts_of(value: Any) -> Iterator[str]:
 
 def options_of(subject: AuditSubject) -> list[str]:
     """The answers that a task's own row or prompt lists, the right one among them; [] where it lists none."""
-    right = subject.right
+    right, accepted = subject.right, subject.accepted
     found: list[list[str]] = []
     for value in subject.task.values():
         if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
@@ -263,7 +269,8 @@ def options_of(subject: AuditSubject) -> list[str]:
     for listed in found:
         # A list of which all are right is no choice; neither is one that the policy is not shown.
         shown = sum(one.casefold() in subject.prompt.casefold() for one in listed)
-        if 2 <= len(listed) <= 50 and 2 * shown >= len(listed) and any(same(one, right) for one in listed):
+        is_told = 2 <= len(listed) <= 50 and 2 * shown >= len(listed) and any(same(one, right) for one in listed)
+        if is_told and not accepted.issuperset(listed):
             return list(dict.fromkeys(listed))
     return []
 

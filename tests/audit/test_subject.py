@@ -13,9 +13,9 @@ import pytest
 import rlenv
 from rlenv.audit.adversaries import side_scripts
 from rlenv.audit.asking import ask_each, targets_of
-from rlenv.audit.crafted import listed_scripts
+from rlenv.audit.crafted import abstaining_scripts, listed_scripts
 from rlenv.audit.probes import worded
-from rlenv.audit.subject import Action, AuditSubject, kinds_of, properties_of, shaped
+from rlenv.audit.subject import Action, AuditSubject, kinds_of, options_of, properties_of, shaped
 from rlenv.audit.variants import variant_scripts
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import ToolCall, ToolResult
@@ -94,6 +94,41 @@ def test_a_tool_that_says_the_answer_to_all_is_no_search(tmp_path: Path, reply: 
             return action
 
     assert ("3" in str(asyncio.run(main()))) is is_search
+
+
+def subject_of(path: Path) -> AuditSubject:
+    async def main() -> AuditSubject:
+        async with rlenv.load(path) as environment:
+            (gold,) = await rollout(environment, environment.oracle(), [Job("train", 0, 0)])
+            return AuditSubject(environment, gold, [gold.answer or ""])
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_asked"),
+    [("oak", True), ("4711", True), ("2026", True), ("6*(24+4)+23", False), ("TK-48213", False), ("B-1-2-3-4", True)],
+)
+def test_what_nobody_could_come_upon_is_not_asked_for(tmp_path: Path, answer: str, is_asked: bool) -> None:
+    more = "tools: {calculate: {kind: calculator}}"
+    path = plant(tmp_path, {"train": [{"question": "Which one?", "answer": answer}]}, more=more)
+    assert bool(targets_of(subject_of(path))) is is_asked
+
+
+@pytest.mark.parametrize(("listed", "options"), [(["1950", "in 1950"], []), (["1950", "1960"], ["1950", "1960"])])
+def test_a_list_of_which_all_are_right_is_no_choice(tmp_path: Path, listed: list[str], options: list[str]) -> None:
+    rule = "{kind: rule, rule: exact_match, expect: ['{{ task.answer }}', 'in {{ task.answer }}']}"
+    row = {"question": "Born in 1950 or in 1960?", "answer": "1950", "listed": listed}
+    subject = subject_of(plant(tmp_path, {"train": [row]}, rule=rule))
+    assert options_of(subject) == options
+
+
+def test_words_that_are_right_on_a_row_are_no_abstaining_there(tmp_path: Path) -> None:
+    rule = "{kind: rule, rule: exact_match, expect: ['{{ task.answer }}', unknown]}"
+    subject = subject_of(plant(tmp_path, {"train": [{"question": "When?", "answer": "not stated"}]}, rule=rule))
+    said = [str(action) for script in abstaining_scripts(subject) for action in script]
+    assert said
+    assert not any("unknown" in one for one in said)
 
 
 def test_a_call_that_does_a_part_of_the_task_is_no_last_word(tmp_path: Path) -> None:
