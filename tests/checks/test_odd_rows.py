@@ -298,7 +298,7 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(but=30)
+@pytest.mark.slow(but=12)
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_sound_has_no_warning(tmp_path: Path, name: str) -> None:
     say = [{"say": "<answer>{{ task.answer }}</answer>"}]
