@@ -77,8 +77,8 @@ class Scorer:
         """Those of them that `ask_group` alone measures."""
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
-        self.is_quick: bool = not any(one.term.measure_async for one in self._plan.ordered)
-        """True where nothing of an episode's score is awaited."""
+        self.is_quick: bool = not self._by_row and not any(one.term.measure_async for one in self._plan.ordered)
+        """True where nothing of an episode's score is awaited, and no row has a say in the weights."""
 
     def of(self, task: Mapping[str, Any]) -> Scorer:
         """This scorer with the weights that a row gives; itself where rows give none.
@@ -171,7 +171,7 @@ class Scorer:
         return self._breakdown(results, len(context.turns))
 
     def score_at_once(self, context: RewardContext) -> tuple[RewardBreakdown, bool | None]:
-        """As `score`, without a wait: for a scorer that `is_quick`, has no turn terms and is that of the row (`of`)."""
+        """As `score`, without a wait: for a scorer that `is_quick` and has no turn terms."""
         results: dict[str, TermResult] = {}
         self._go_on(self._plan.ordered, context, (), results)
         return self._breakdown(results, len(context.turns))

@@ -559,6 +559,8 @@ def test_rows_with_equal_weights_share_a_scorer_and_others_have_their_own() -> N
     assert [scorer.of({"w": weight}).weights["a"] for weight in (2, 0, -1)] == [2.0, 0.0, -1.0]
     assert scorer.of({"w": 2}) is scorer.of({"w": 2.0})
     assert scorer.weights == {"a": 1.0, "b": 1.0}
+    # One that does not know its row's weights yet is not asked for a score at once.
+    assert (scorer.is_quick, scorer.of({"w": 2}).is_quick, Scorer([term("b")]).is_quick) == (False, True, True)
 
 
 def trajectories(scorer: Scorer, *values: Any, index: int = 0, **changes: Any) -> list[Trajectory]:
