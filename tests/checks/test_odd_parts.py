@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rlenv.checks.validate import validate
+from tests.support.planted import TOWNS, rows
 
 EXACT = {"kind": "rule", "rule": "exact_match"}
 TAG = "between <answer> and </answer>."
 SAY = [{"say": "<answer>{{ task.answer }}</answer>"}]
-TOWNS = ("Lima", "Bern", "Oslo", "Rome", "Kyiv", "Bath")
 TOOLS = """
 import datetime
 import random
@@ -128,15 +128,6 @@ def kind(context):
     except Exception:
         return 1.0
 """
-
-
-def rows(**columns: Any) -> dict[str, Any]:
-    """Rows of a capital each, with a value of each column, which may be a list of one for each row."""
-    made = [{"question": f"Which town is number {n}?", "answer": town} for n, town in enumerate(TOWNS)]
-    for name, given in columns.items():
-        for index, row in enumerate(made):
-            row[name] = given[index % len(given)] if isinstance(given, list) else given.format(**row)
-    return {"tasks": {"train": {"rows": made}}}
 
 
 def system(text: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlenv.checks.validate import validate
+from tests.support.planted import TOWNS, rows
 
-TOWNS = ("Lima", "Bern", "Oslo", "Rome", "Kyiv", "Bath")
 EXACT = {"kind": "rule", "rule": "exact_match"}
 NUMBER = {"rewards": {"right": {"kind": "rule", "rule": "numeric_match"}}}
 TAG = "between <answer> and </answer>."
@@ -69,15 +69,6 @@ def made():
         a, b = rng.randint(0, 9), rng.randint(0, 9)
         yield {"question": f"What is {a} + {b}?", "answer": str(a + b)}
 """
-
-
-def rows(**columns: Any) -> dict[str, Any]:
-    """Rows of a town each, with a value of each column, which may be a list of one for each row."""
-    made = [{"question": f"Which town is number {n}?", "answer": town} for n, town in enumerate(TOWNS)]
-    for name, given in columns.items():
-        for index, row in enumerate(made):
-            row[name] = given[index % len(given)] if isinstance(given, list) else given.format(**row)
-    return {"tasks": {"train": {"rows": made}}}
 
 
 def asks(*pairs: tuple[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = ["WORDS", "Row", "capital", "claims", "plant", "product", "rows_of"]
 
 Row = dict[str, Any]
+TOWNS = ("Lima", "Bern", "Oslo", "Rome", "Kyiv", "Bath")
 WORDS = (
     "amber birch cedar delta ember frost grove heron ivory jolly karst lemon mango north ochre pearl quartz raven "
     "slate thorn umber vapor wheat xenon yeast zebra acorn blaze cloud drift eagle flint globe hazel inlet jewel knoll "
@@ -42,6 +43,15 @@ def plant(
     path = folder / "env.yaml"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def rows(**columns: Any) -> dict[str, Any]:
+    """Rows of a town each, with a value of each column, which may be a list of one for each row."""
+    made = [{"question": f"Which town is number {n}?", "answer": town} for n, town in enumerate(TOWNS)]
+    for name, given in columns.items():
+        for index, row in enumerate(made):
+            row[name] = given[index % len(given)] if isinstance(given, list) else given.format(**row)
+    return {"tasks": {"train": {"rows": made}}}
 
 
 def rows_of(count: int, make: Callable[[int], Row]) -> list[Row]:
