@@ -183,6 +183,31 @@ def test_a_term_behind_another_gate_is_another_term(folder: Path) -> None:
     assert shared(one, asked) == set()
 
 
+def test_terms_that_are_known_count_by_the_weights_of_their_row(folder: Path) -> None:
+    rows = ('answer: "3"}', 'answer: "3", w: 2}'), ('answer: "4"}', 'answer: "4", w: 5}')
+    path = other(
+        folder,
+        "rows.yaml",
+        *rows,
+        ("weight: 0.5, gate", 'weight: "{{ task.w }}", gate'),
+        (BEST, ""),
+        (ODD, ""),
+        (CALLS, ""),
+    )
+    before = played(path)
+    (folder / "asked").unlink()
+    measured = [{name: one.reward.terms[name] for name in ("correct", "short")} for one in before]
+
+    async def again() -> list[Trajectory]:
+        async with rlenv.load(path) as environment:
+            return await rescore(environment, before, known=measured)
+
+    found = asyncio.run(again())
+    assert not (folder / "asked").exists()
+    assert compare(before, found).changes == ()
+    assert [one.reward.total for one in found] == [2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_several_specs_measure_what_they_share_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = played(folder / "env.yaml")
     record.write(folder / "run" / "trajectories.jsonl", before)
