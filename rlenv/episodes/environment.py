@@ -38,10 +38,10 @@ from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory
 from rlenv.users.kinds import Players
 
-__all__ = ["Environment", "load"]
+__all__ = ["MAX_ACTION", "Environment", "load"]
 
 _MAX_SHOWN = 10_000
-_MAX_ACTION = 1_000_000
+MAX_ACTION = 1_000_000
 _OPENING = "(The user's first message.)"
 
 
@@ -389,9 +389,9 @@ class Environment:
         """
         dialect, tools = self.parts.dialect, (toolset or self.toolsets.all).tools
         if isinstance(action, str):
-            action = action[:_MAX_ACTION]
-        elif len(action.content) > _MAX_ACTION:
-            action = replace(action, content=action.content[:_MAX_ACTION])
+            action = action[:MAX_ACTION]
+        elif len(action.content) > MAX_ACTION:
+            action = replace(action, content=action.content[:MAX_ACTION])
         if isinstance(action, str):
             return action, dialect.parse(action, tools)
         # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.

@@ -23,7 +23,7 @@ from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet
 from rlenv.concurrency.threads import run_sync
 from rlenv.dialects.base import Cut, told_of_cut, without_note
-from rlenv.episodes.environment import Environment
+from rlenv.episodes.environment import MAX_ACTION, Environment
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.hosts import wire
@@ -355,7 +355,7 @@ class _RemoteEpisode(Episode):
             observation = Observation(messages, text, turn.results)
         sampled, seconds = self._sampled, self.now() - begun
         # The wire has no lone surrogates; the record keeps what the policy wrote.
-        action = sampled.action if isinstance(sampled.action, str) else turn.action
+        action = sampled.action[:MAX_ACTION] if isinstance(sampled.action, str) else turn.action
         own: dict[str, Any] = {"action": action, "token_ids": sampled.token_ids, "seconds": seconds}
         turn = replace(turn, observation=observation, started=begun - self._started, **own)
         self.turns.append(turn)

@@ -16,8 +16,8 @@ import orjson
 
 from rlenv import __version__
 from rlenv._base.bounded import fields_of, plain, sendable
-from rlenv.endpoints.account import UnreadableAnswer, read_chat
-from rlenv.episodes.environment import Environment
+from rlenv.endpoints.account import UnreadableAnswer, as_wire, read_chat
+from rlenv.episodes.environment import MAX_ACTION, Environment
 from rlenv.errors import UsageError
 from rlenv.hosts.session import Opened, Session, require_alone
 from rlenv.messages import Message, Sampled
@@ -123,16 +123,15 @@ def whole_of(data: Mapping[str, Any], key: str) -> int | None:
 
 
 def action_data(action: str | Message | Sampled) -> dict[str, Any]:
-    """An action as `action_of` reads it."""
+    """An action as `action_of` reads it: as much as is read, and arguments as a text, which has bounds of its own."""
     reason = action.finish_reason if isinstance(action, Sampled) else ""
     said = action.action if isinstance(action, Sampled) else action
     more = {"finish_reason": reason} if reason else {}
     if isinstance(said, str):
-        return {"message": said, **({"metadata": more} if more else {})}
-    data = said.as_dict()
-    more |= {"thinking": said.thinking} if said.thinking else {}
-    calls = {"tool_calls": data["tool_calls"]} if said.tool_calls else {}
-    return {"message": said.content, **calls, **({"metadata": more} if more else {})}
+        return {"message": said[:MAX_ACTION], **({"metadata": more} if more else {})}
+    more |= {"thinking": said.thinking[:MAX_ACTION]} if said.thinking else {}
+    calls = {"tool_calls": as_wire(said)["tool_calls"]} if said.tool_calls else {}
+    return {"message": said.content[:MAX_ACTION], **calls, **({"metadata": more} if more else {})}
 
 
 def place_of(data: Any, environment: Environment) -> dict[str, Any]:

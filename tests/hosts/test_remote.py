@@ -17,8 +17,10 @@ from aiohttp import web
 
 import rlenv
 from rlenv.cli.main import main
+from rlenv.endpoints.account import read_call
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import EpisodeError, UsageError
+from rlenv.hosts import wire
 from rlenv.hosts.link import Door, RemoteLink
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.hosts.serve import ServerLimits
@@ -82,6 +84,12 @@ def compared(trajectory: Trajectory) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+def nested(levels: int) -> rlenv.Message:
+    """A call as a model's server gives it, whose arguments are nested so deep."""
+    arguments = f'{{"expression": {"[" * (levels - 1)}{"]" * (levels - 1)}}}'
+    return rlenv.Message("assistant", "", (read_call({"name": "calculate", "arguments": arguments}, "a"),))
+
+
 SCRIPTS = (
     (CALL, "<answer>5</answer>"),
     ("<answer>7</answer>",),
@@ -93,11 +101,12 @@ SCRIPTS = (
         "<answer>5</answer>",
     ),
     ("a lone \ud800 surrogate <answer>5</answer>",),
+    (nested(128), nested(129), "<answer>7</answer>"),
 )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_episode_has_the_record_that_it_has_here(script: tuple[str, ...], make_environment: Make) -> None:
+def test_an_episode_has_the_record_that_it_has_here(script: tuple[Any, ...], make_environment: Make) -> None:
     async def play(environment: Environment) -> Trajectory:
         async with environment, environment.start(task=0) as episode:
             for action in script:
@@ -109,6 +118,12 @@ def test_an_episode_has_the_record_that_it_has_here(script: tuple[str, ...], mak
     with serving(make_environment()) as served:
         there = asyncio.run(play(remote(served)))
     assert compared(there) == compared(here)
+
+
+@pytest.mark.parametrize("said", ["\x01" * 3_000_000, rlenv.Message("assistant", "a", thinking="\x01" * 3_000_000)])
+def test_no_action_is_longer_than_a_message_may_be(said: str | rlenv.Message) -> None:
+    message = wire.encoded({"type": "step", "data": wire.action_data(said)})
+    assert len(message.encode()) < ServerLimits().message_bytes
 
 
 def test_structured_calls_and_their_ids_travel(toy: Served) -> None:
