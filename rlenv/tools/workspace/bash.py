@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import shlex
 from collections.abc import Mapping, Sequence
@@ -107,8 +108,7 @@ _COMMAND: Final[Mapping[str, Any]] = {
 BASH = Kind(BashSpec, _compiled(_Tool, _DESCRIPTION, _COMMAND, commands=1))
 
 _MOST_BYTES: Final = 1_000_000
-_NO_FILE, _IS_FOLDER = 66, 67
-"""Statuses of a command that finds no file, or a folder."""
+_NO_FILE, _IS_FOLDER = 66, 67  # statuses of a command that finds no file, or a folder
 _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "view": (),
     "create": ("file_text",),
@@ -187,10 +187,12 @@ class _Files(_Tool):
             return ToolOutput(f"wrote {path}", {"path": path})
         text, is_folder = await self._read(call, path)
         if command == "view":
-            return ToolOutput(text if is_folder else _viewed(text, arguments.get("view_range")), {"path": path})
+            seen = text if is_folder else await asyncio.to_thread(_viewed, text, arguments.get("view_range"))
+            return ToolOutput(seen, {"path": path})
         if is_folder:
             raise ToolFailed(f"'{path}' is a folder", reason="failed")
-        changed = _replaced(text, arguments) if command == "str_replace" else _inserted(text, arguments)
+        change = _replaced if command == "str_replace" else _inserted
+        changed = await asyncio.to_thread(change, text, arguments)
         await self._write(call, path, changed)
         return ToolOutput(f"changed {path}", {"path": path})
 

@@ -28,19 +28,16 @@ from rlenv.tools._process import sealed
 from rlenv.tools._seccomp import system_call_filter
 from rlenv.tools.workspace import starters
 
-_KEPT: Final = 65_536
-"""Bytes of a command's output that are kept, half of them of its beginning and half of its end."""
-_ROOM: Final = 65_536
+_KEPT: Final = 65_536  # bytes of a command's output that are kept, half of them of its beginning and half of its end
+_ROOM: Final = 65_536  # bytes that come at once, at most
 _ENDED: Final = b'"exit-code":'
 """A part of what bubblewrap writes when what it started has ended. What ends bubblewrap itself keeps it silent."""
 _KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL, 1)
 """The statuses of what starts a machine, where that was killed, or one of its mounts; the last is that of `unshare`
 whose child was killed, or which this machine refuses a namespace."""
 _BOOT_S: Final = 30.0
-_NS_GET_USERNS: Final = 0xB701
-"""Of ioctl_ns(2)."""
-_GRACE_S: Final = 2.0
-"""Seconds that what was interrupted may take to end."""
+_NS_GET_USERNS: Final = 0xB701  # of ioctl_ns(2)
+_GRACE_S: Final = 2.0  # seconds that what was interrupted may take to end
 WATCH_S: Final = 1.0
 """Seconds between two looks at the layer's size while a command or what it has started runs."""
 
@@ -78,7 +75,7 @@ class _Output:
 
     def add(self, piece: bytes) -> None:
         self.data += piece
-        if len(self.data) > 2 * self.most + _ROOM:
+        if len(self.data) > 3 * self.most + _ROOM:  # seldom: all behind it moves
             self._cut(2 * self.most)
 
     def _cut(self, most: int) -> None:
@@ -88,7 +85,7 @@ class _Output:
 
     def cut_at(self, mark: bytes) -> bytes | None:
         """What follows the mark, once a whole line of it is there; it is taken out with the mark."""
-        at = self.data.rfind(mark)
+        at = self.data.rfind(mark, max(len(self.data) - 2 * _ROOM, 0))  # what came before has been looked at
         if at < 0 or b"\n" not in (rest := bytes(self.data[at + len(mark) :])):
             return None
         del self.data[at:]
@@ -284,7 +281,7 @@ class Machine:
             if (rest := found.cut_at(mark)) is not None:
                 digits, _, self._rest = rest.partition(b"\n")  # what background jobs wrote since
                 return int(digits) if digits.isdigit() and len(digits) < 4 else 1
-            piece = await self._reader.read(1 << 16)
+            piece = await self._reader.read(_ROOM)
             if not piece:
                 # Where nothing in it is large, what holds the machine is ended: all the same it is the command's doing.
                 if _ENDED not in self._told() and self.starved_by != "limit":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -105,5 +106,15 @@ def test_what_cannot_be_done_is_said(
         found = await ask(command, path, **arguments)
         assert (found.is_error, says in found.text) == (True, True), found.text
         assert not (workspace.layer / "app" / "hurt").exists()
+
+    edited(reachable, work)
+
+
+def test_a_file_of_many_lines_is_shown_beside_the_event_loop(reachable: Path) -> None:  # noqa: F811
+    async def work(ask: Asks, workspace: Workspace) -> None:
+        assert (await workspace.run("head -c 1000000 /dev/zero | tr '\\0' '\\n' > lines", 60)).code == 0
+        all_s, loop_s = time.process_time(), time.thread_time()
+        assert (await ask("view", "lines")).text.endswith("1000000\t")
+        assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
 
     edited(reachable, work)
