@@ -40,15 +40,13 @@ from rlenv.tools.workspace.resource import RESULTS, Workspace
 
 _MOST_LOST: Final = 4
 _KEPT_CHARS: Final = 500
-_MOST_AT_FIRST: Final = 4_096
-"""Rows whose number over an untouched machine is kept."""
+_MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
 _KEPT_BYTES: Final = 65_536
 _MOST_CHARS: Final = 100
 _MOST_LOG: Final = 16_000_000
 _MOST_NAMED: Final = 5
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
-_NOT_RUN: Final = (126, 127, 137)
-"""Statuses of a command that is not there, cannot be run, or was killed."""
+_NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
 
 
 class TestLogSpec(Spec):
@@ -354,7 +352,9 @@ class _Tests:
                 continue
             asked += 1
             if workspace.is_cut:
-                raise RewardError("a command of the episode was ended from outside, and what it did is lost")
+                raise RewardError(
+                    "a command of the episode was ended from outside or had no room: what it did is lost"
+                )
             said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
             if log is None:
                 value, beside = value_of(tested, self.spec.by, self.spec.weights)

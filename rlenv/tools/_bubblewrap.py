@@ -32,8 +32,7 @@ UNSEEN = {str(Path(__file__).resolve().parents[1])}
 # What any program may write to, in memory; of each no more than this.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 _SHARED_BYTES = 64 * 1024 * 1024
-_PROCESSES = 256
-"""Processes and threads of one program at once: beyond that the kernel refuses to start one."""
+_PROCESSES = 256  # processes and threads of one program at once: beyond that the kernel refuses to start one
 # The letter is bash's, or that of other shells.
 _BOUNDED = f'ulimit -u {_PROCESSES} 2>/dev/null || ulimit -p {_PROCESSES} 2>/dev/null; exec "$@"'
 

@@ -26,6 +26,17 @@ from rlenv.tools._bubblewrap import Confined
 _PIECE = 65_536
 
 
+def is_disk_full(folder: str | Path) -> bool:
+    """True if there is no room for another file where a program worked, its own folder gone or not."""
+    try:
+        disk = os.statvfs(folder if os.path.isdir(folder) else os.path.dirname(folder))
+    except OSError:
+        return False
+    if disk.f_blocks == 0 or disk.f_flag & os.ST_RDONLY:  # nobody ever writes there
+        return False
+    return disk.f_bavail * disk.f_frsize < _PIECE or (disk.f_files > 0 and disk.f_favail == 0)
+
+
 class Collected:
     """The bytes of a pipe so far, at most `limit`; `done` is set at its end or beyond the limit."""
 

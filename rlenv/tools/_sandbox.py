@@ -32,8 +32,7 @@ from rlenv.tools.base import ToolContext
 
 _START_S = 30.0
 _GRACE_S = 2.0
-_MARGIN_S = 0.25
-"""So long before the call's end the code is stopped, so that what it did still counts."""
+_MARGIN_S = 0.25  # so long before the call's end the code is stopped, so that what it did still counts
 _MAX_RESULT = 131_072
 _FOLDER_BYTES = 64 * 1024 * 1024
 _FOLDER_FILES = 10_000

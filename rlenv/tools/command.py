@@ -23,7 +23,7 @@ from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template, template_of
 from rlenv.secrets import redact
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
-from rlenv.tools._process import Ended, ProgramLimits, run_program
+from rlenv.tools._process import Ended, ProgramLimits, is_disk_full, run_program
 from rlenv.tools._signature import shorthand
 from rlenv.tools.arguments import (
     Filling,
@@ -38,7 +38,6 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "CommandSpec"]
 
-_ROOM = 65_536  # bytes
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN_ERRORS = 300
 _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -174,17 +173,6 @@ def _environment(extra: Mapping[str, Any]) -> dict[str, str]:
     return base | {name: str(value) for name, value in extra.items() if value is not None}
 
 
-def _is_full(folder: str) -> bool:
-    """True if there is no room for another file where the program worked, its own folder gone or not."""
-    try:
-        disk = os.statvfs(folder if os.path.isdir(folder) else os.path.dirname(folder))
-    except OSError:
-        return False
-    if disk.f_blocks == 0 or disk.f_flag & os.ST_RDONLY:  # nobody ever writes there
-        return False
-    return disk.f_bavail * disk.f_frsize < _ROOM or (disk.f_files > 0 and disk.f_favail == 0)
-
-
 def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolOutput:
     name = os.path.basename(program)
     if not ended.has_sandbox:
@@ -194,7 +182,7 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
     if ended.code not in spec.expect:
         # 128 and the number is how a shell says that what it ran was killed.
         was_killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-        reason = "killed" if was_killed else "disk_full" if _is_full(folder) else "failed"
+        reason = "killed" if was_killed else "disk_full" if is_disk_full(folder) else "failed"
         raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")
     return ToolOutput(text or "(no output)", text)
@@ -262,9 +250,8 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     if spec.sandbox == "bubblewrap":
         check_bubblewrap()
     elif not spec.processes:
-        raise UsageError(
-            "only a sandbox can keep a program from starting others", key="processes", hint="add sandbox: bubblewrap"
-        )
+        message = "only a sandbox can keep a program from starting others"
+        raise UsageError(message, key="processes", hint="add sandbox: bubblewrap")
     folder_of, is_own = _folder(spec, context)
 
     def filling(key: str, value: Any) -> Filling:
@@ -293,16 +280,8 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
         ended, folder = await run_program(started, stdin=given, cwd=folder_of(call), env=environment, limits=limits)
         return _answer(ended, program, folder, spec)
 
-    return (
-        Tool(
-            name=name,
-            description=spec.description or f"Run {os.path.basename(program)} and read what it writes.",
-            parameters=parameters,
-            run=run,
-            mode="async",
-            **common(spec),
-        ),
-    )
+    said = spec.description or f"Run {os.path.basename(program)} and read what it writes."
+    return (Tool(name=name, description=said, parameters=parameters, run=run, mode="async", **common(spec)),)
 
 
 KIND = Kind(CommandSpec, compile_command, sandbox)

@@ -26,10 +26,8 @@ from rlenv.tools._sandbox import Sandboxes, check_sandbox
 __all__ = ["CodeLimits", "TrialVerdict", "Trials", "check_sandbox", "encoded", "opened"]
 
 _NOT_THE_CODE = frozenset(("worker", "stalled", "late", "busy", "sandbox"))
-_FORKS_S = 30.0
-"""So long beyond the code's own time its process may be kept from the processor."""
-_LETTING_GO_S = 0.1
-"""The code's process ends by itself when nobody asks any more; one that does not is stopped."""
+_FORKS_S = 30.0  # so long beyond the code's own time its process may be kept from the processor
+_LETTING_GO_S = 0.1  # the code's process ends by itself when nobody asks any more; one that does not is stopped
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -25,27 +26,22 @@ from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.tools._bubblewrap import bubblewrap
+from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, content, extracted
 
 _threads: Final = ThreadPool(size=8)
-GIVEN: Final = ("/logs", "/logs/artifacts")
-"""Folders that each machine has at first; the last is the user's own."""
+GIVEN: Final = ("/logs", "/logs/artifacts")  # folders that each machine has at first; the last is the user's own
 _LEAST: Final = 1_024
-_DEEPEST: Final = 4_000
-"""Bytes of a path that the kernel takes, nearly."""
+_DEEPEST: Final = 4_000  # bytes of a path that the kernel takes, nearly
 _MOST_FOLDERS: Final = 200
 """Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
 _MOST_LOOKS, _MOST_LINKS = 100_000, 40
-_HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])
-"""What only tests hold, and what leads there."""
+_HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])  # what only tests hold, and what leads there
 _MOST_PACKED: Final = 100_000_000
-_MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000
-"""Files of a layer that are looked at, of them those that are listed, and bytes of them that are read."""
-_MOST_DIFFED, _MOST_DIFF, _MOST_DIFFS = 256_000, 8_000, 64_000
-"""Bytes of a file whose changes are shown; characters of a diff, and of all of them."""
-_UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)
-"""The failures of `packed_layer` and `unpacked`."""
+_MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000  # files looked at, listed; bytes of them read
+_MOST_DIFFED, _MOST_DIFF, _MOST_DIFFS = 256_000, 8_000, 64_000  # bytes of a file; characters of its diff, of all
+_UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)  # of `packed_layer` and `unpacked`
 
 
 def laid(base: Path, tests: Path | None) -> Path:
@@ -62,21 +58,36 @@ def laid(base: Path, tests: Path | None) -> Path:
     return upper
 
 
-def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str]) -> None:
-    """Removes what leads to what tests hold from the layers over an image: links, and what is too deep to be looked at.
+def unlink_hidden(lowers: Sequence[Path], binds: Sequence[str], aside: Path) -> None:
+    """Moves what leads to what tests hold out of the layers over an image: links, and what is too deep to be looked at.
 
-    No link is followed here, and what is looked at is bounded: beyond it all links are removed. What a link names is
-    looked for in `lowers`, in the first one first, and what is of `binds` in the host's files.
+    No link is followed here, and what is looked at is bounded: beyond it all links are moved. What a link names is
+    looked for in `lowers`, in the first one first, and what is of `binds` in the host's files. `aside` is a new folder.
     """
-    looks, folders = iter(range(_MOST_LOOKS)), [*map(str, lowers)]
+    looks, folders, made = iter(range(_MOST_LOOKS)), [*map(str, lowers)], count()
+    aside.mkdir()
     for folder, (path, status) in ((one, pair) for one in lowers[:-1] for pair in walked(one)):
-        place, _, name = path.rpartition("/")
         if len(os.fsencode(f"{folder}{path}")) > _DEEPEST or _is_too_deep(status):
-            starters.run_on("rm", "-rf", "--", name, at=Path(f"{folder}{place}"))
+            _move(f"{folder}{path}", aside / str(next(made)))
         elif isinstance(status, OSError):
             raise status
         elif stat.S_ISLNK(status.st_mode) and _is_hidden(path.split("/")[1:], folders, binds, looks):
-            starters.run_on("rm", "-f", "--", name, at=Path(f"{folder}{place}"))
+            _move(f"{folder}{path}", aside / str(next(made)))
+
+
+def _move(path: str, to: Path) -> None:
+    """Moves a file or folder, out of a closed folder too: who is not root is held by the modes of its own folders."""
+    place, _, name = path.rpartition("/")
+    at = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mode = stat.S_IMODE(os.fstat(at).st_mode)
+        os.fchmod(at, mode | stat.S_IRWXU)
+        if stat.S_ISDIR(os.lstat(name, dir_fd=at).st_mode):
+            os.chmod(name, stat.S_IRWXU, dir_fd=at)
+        os.rename(name, to, src_dir_fd=at)
+        os.fchmod(at, mode)
+    finally:
+        os.close(at)
 
 
 def _is_too_deep(status: object) -> bool:
@@ -115,17 +126,19 @@ def _target(path: Sequence[str], lowers: Sequence[str]) -> str:
 def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
     """Bytes below a folder, each file and folder with what it takes at least; beyond `most` it is not exact.
 
-    What lies too deep for a path, and more files and folders than `looks`, count as beyond it.
+    What lies too deep for a path, and more files and folders than `looks` or room for them, count as beyond it.
     """
-    size, seen = 0, set[int]()
-    for number, (_, status) in enumerate(walked(folder)):
-        if number >= looks or size > most or _is_too_deep(status):
-            return most + 1
+    size, seen, at_once = 0, set[int](), min(looks, _MOST_WALKED)
+    for _, status in chain([("", folder.lstat())], walked(folder, at_once=at_once)):
         if isinstance(status, os.stat_result):
+            is_folder = stat.S_ISDIR(status.st_mode)
+            looks -= 1 + is_folder * (status.st_size >> 13)
             if status.st_ino not in seen:
                 size += max(status.st_blocks * 512, _LEAST)
-            if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_nlink > 1 and not is_folder:
                 seen.add(status.st_ino)
+        if looks < 0 or size > most or _is_too_deep(status):
+            return most + 1
     return size
 
 
@@ -208,7 +221,8 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
         argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
     ran = starters.run_on(*argv)
     for number in starters.OF_THIS_MACHINE:
-        if any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines()):
+        is_said = any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines())
+        if is_said and (number != errno.ENOSPC or is_disk_full(copy)):  # a file's marks may have no room in another
             raise OSError(number, os.strerror(number))
     return ran.returncode == 0
 
@@ -276,18 +290,22 @@ def changes(
     return sorted(found[:_MOST_CHANGED], key=lambda one: str(one["path"]))
 
 
-def walked(layer: Path) -> Iterator[tuple[str, os.stat_result | OSError]]:
-    """All below a folder by its path from there, beginning with "/"; the error of a folder that cannot be read."""
+def walked(layer: Path, *, at_once: int = _MOST_WALKED) -> Iterator[tuple[str, os.stat_result | OSError]]:
+    """All below a folder by its path from there, beginning with "/"; the error of a folder that cannot be read.
+
+    Folders of up to `at_once` files are in order: to sort more would keep all threads waiting.
+    """
     rest = [""]
     while rest:
         place = rest.pop()
         try:
             with os.scandir(f"{layer}{place}") as entries:
-                for entry in sorted(entries, key=lambda one: one.name):
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(status.st_mode):
-                        rest.append(f"{place}/{entry.name}")
-                    yield f"{place}/{entry.name}", status
+                while some := sorted(islice(entries, at_once), key=lambda one: one.name):
+                    for entry in some:
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(status.st_mode):
+                            rest.append(f"{place}/{entry.name}")
+                        yield f"{place}/{entry.name}", status
         except FileNotFoundError:
             pass  # it has gone meanwhile
         except OSError as error:
@@ -361,7 +379,7 @@ class Told:
     changed: Sequence[Mapping[str, Any]] | None = None
     """The files that the episode has changed (see `changes`), once it has ended."""
     is_cut: bool = False
-    """True once a command was ended from outside: what it did is lost."""
+    """True once a command was ended from outside, or this machine's disk was full: what it did is lost."""
     is_put_back: bool = False
     """True where what an earlier episode left has been put in the place of the layer."""
     copies: int = 0

@@ -26,6 +26,7 @@ from rlenv.language.templates import TemplateError, compile_value, template_of, 
 from rlenv.language.type_faults import found
 from rlenv.resources.base import ResourceContext
 from rlenv.tools._bubblewrap import UNSEEN
+from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import layer as layers
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import ENGINE, MachineImage, content, prepared, user_in
@@ -39,8 +40,7 @@ _SAID: Final = 300
 _WORKDIR: Final = "/app"
 _SETUP_S: Final = 600.0
 _BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb", "live")
-_TRIES, _MOST_LOST = 2, 8
-"""Boots that fail before the files are at fault, and those that are killed before the host is."""
+_TRIES, _MOST_LOST = 2, 8  # boots that fail before the files are at fault, and those that are killed before the host is
 _FEW: Final = 64
 _BROKEN: Final = Ran(None, b"", why="broken")
 
@@ -94,8 +94,7 @@ class Workspace(layers.Told):
     """What the spec says of it, as the row fills it in."""
     commands: int = 0
     boots: int = 0
-    _joins: Sequence[str] = ()
-    """What gives tests the network of the episode's processes, while those live on."""
+    _joins: Sequence[str] = ()  # what gives tests the network of the episode's processes, while those live on
     _machine: Machine | None = None
     _looking: asyncio.Future[None] | None = None
     _ending: asyncio.Future[None] | None = None
@@ -123,6 +122,7 @@ class Workspace(layers.Told):
                 self.is_cut |= isinstance(error, MachineFailed) and error.is_cut
                 await self._end()
                 raise
+            self.is_cut |= is_disk_full(self.layer)
             if ran.why in ("ended", "cut", "full"):
                 await self._end()
             elif self._looking is None or self._looking.done():
@@ -252,7 +252,7 @@ class Workspace(layers.Told):
                     await self._once(lowers, upper, given.collect, given.time_s)
                     kept = partial(layers.kept_of, base / "collected", keep, upper, out)
                     lowers.insert(0, await _threads.finish(kept))
-                await _threads.finish(lambda: layers.unlink_hidden(lowers, image.binds))
+                await _threads.finish(lambda: layers.unlink_hidden(lowers, image.binds, base / "out"))
                 left = lowers[-2]
                 if given.patch:
                     lowers.insert(0, await self._patched(base / "patched", given.patch, given.time_s))
@@ -275,8 +275,8 @@ class Workspace(layers.Told):
         machine = await self._booted(lowers, upper, starters.ROOT, joins)
         try:
             ran = await machine.run(command, time_s, most=most)
-            if machine.starved_by == "host":
-                raise MachineFailed("the computer ran out of memory", is_cut=True)
+            if machine.starved_by == "host" or is_disk_full(upper):
+                raise MachineFailed("the computer ran out of memory or disk", is_cut=True)
             return replace(ran, why="out of memory") if machine.starved_by and not ran.why else ran
         finally:
             await machine.end()

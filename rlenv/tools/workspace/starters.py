@@ -40,8 +40,7 @@ _PREFIX: Final = "rlenv-machine-"
 _MOST_LOST: Final = 4
 OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
 _GROUPS: Final = Path("/sys/fs/cgroup")
-_MORE: Final = 64
-"""Processes of what starts a machine."""
+_MORE: Final = 64  # processes of what starts a machine
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CAPABILITIES: Final = [f"CAP_{one}" for one in "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID".split()]
 # Constant scripts: all that differs reaches them as variables.

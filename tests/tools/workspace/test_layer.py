@@ -8,8 +8,10 @@ import io
 import json
 import os
 import stat
+import struct
 import tarfile
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,16 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.images import content
-from rlenv.tools.workspace.layer import changes, copied, duplicate, kept_of, packed_layer, unpacked
+from rlenv.tools.workspace.layer import (
+    changes,
+    copied,
+    duplicate,
+    kept_of,
+    packed_layer,
+    unlink_hidden,
+    unpacked,
+    written_to,
+)
 from rlenv.tools.workspace.machine import RowTests
 from rlenv.tools.workspace.resource import Workspace
 from rlenv.tools.workspace.starters import remove, run_on
@@ -337,3 +348,60 @@ def test_a_duplicate_that_cannot_be_whole_says_so(tmp_path: Path) -> None:
     (tmp_path / "copy").write_text("no folder")
     (tmp_path / "source").mkdir()
     assert not duplicate(tmp_path / "source", tmp_path / "copy")
+
+
+def test_marks_that_have_no_room_in_another_order_are_no_full_disk(tmp_path: Path) -> None:
+    """A list of who may read goes into a file's own room here, and behind its other marks in a copy."""
+    (source := tmp_path / "source").mkdir()
+    (source / "a").write_text("1")
+    (tmp_path / "copy").mkdir()
+    named = [(1, -1), *((2, user) for user in range(1, 5)), (4, -1), (16, -1), (32, -1)]
+    readers = b"".join(struct.pack("<HHi", tag, 7, user) for tag, user in named)
+    os.setxattr(source / "a", "system.posix_acl_access", struct.pack("<I", 2) + readers)
+    for number in range(40):
+        os.setxattr(source / "a", f"user.a{number:02}", b"x" * 28)
+    for size in range(4_000, 0, -4):
+        with contextlib.suppress(OSError):
+            os.setxattr(source / "a", "user.z", b"x" * size)
+            break
+    duplicate(source, tmp_path / "copy")  # whole or not
+    assert (tmp_path / "copy" / "a").read_text() == "1"
+
+
+def test_a_look_at_a_few_files_is_short_however_many_there_are(tmp_path: Path) -> None:
+    for number in range(3_000):
+        (tmp_path / f"{number}").touch()
+    tracemalloc.start()
+    try:
+        assert written_to(tmp_path, 1_000_000_000, looks=16) > 1_000_000_000
+        assert tracemalloc.get_traced_memory()[1] < 50_000
+    finally:
+        tracemalloc.stop()
+    assert written_to(tmp_path, 1_000_000_000) >= 3_000_000
+
+
+def test_what_leads_to_the_tests_is_taken_out_of_closed_folders_too(reachable: Path) -> None:  # noqa: F811
+    """Who is not root is held by the modes of the policy's folders."""
+    left, aside, user = reachable / "left", reachable / "aside", os.geteuid()
+    (left / "app" / "d").mkdir(parents=True)
+    (left / "app" / "d" / "answer").symlink_to("/tests/expected")
+    (left / "app" / "other").symlink_to("d")
+    os.makedirs(left / "app" / "deep" / "/".join(["x" * 250] * 15))
+    deep = os.open(left / "app" / "deep" / "/".join(["x" * 250] * 15), os.O_RDONLY)
+    os.mkdir("y" * 250, dir_fd=deep)
+    os.close(deep)
+    for path in (reachable, left, *left.rglob("*")):
+        os.chown(path, 65534 if user == 0 else user, -1, follow_symlinks=False)
+    (left / "app" / "d").chmod(0o555)
+    (left / "app").chmod(0o555)
+    try:
+        os.seteuid(65534 if user == 0 else user)
+        unlink_hidden([left, reachable], [], aside)
+    finally:
+        os.seteuid(user)
+    assert not os.path.lexists(left / "app" / "d" / "answer")
+    assert os.readlink(left / "app" / "other") == "d"
+    assert [stat.S_IMODE((left / one).stat().st_mode) for one in ("app", "app/d")] == [0o555, 0o555]
+    assert len(list(aside.iterdir())) == 2
+    for path in (left / "app", left / "app" / "d"):
+        path.chmod(0o755)

@@ -206,6 +206,36 @@ def test_no_other_user_of_the_host_reaches_its_files(reachable: Path) -> None:  
     opened(reachable, work)
 
 
+FULL = """
+import asyncio, os, pathlib, sys
+from rlenv.resources.base import ResourceContext
+from rlenv.testing.laws import compiled
+
+async def main(disk):
+    async with compiled("resources", {"kind": "workspace"}, base=disk).open(ResourceContext()) as workspace:
+        assert (await workspace.run("echo 1 > answer", 30)).code == 0 and not workspace.is_cut
+        try:
+            (disk / "all").write_bytes(bytes(1 << 23))
+        except OSError:
+            pass
+        await workspace.run("echo 2 > answer; true", 30)
+        (disk / "all").unlink()
+        assert workspace.is_cut
+
+os.environ["TMPDIR"] = sys.argv[1]
+asyncio.run(main(pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a disk of its own")
+def test_a_command_on_a_full_disk_is_no_doing_of_the_policys(reachable: Path) -> None:  # noqa: F811
+    (disk := reachable / "disk").mkdir()
+    mounts = 'mount -t tmpfs -o size=4m,mode=755 none "$1" && exec "$2" -c "$3" "$1"'
+    ran = ["unshare", "-m", "sh", "-c", mounts, "sh", str(disk), sys.executable, FULL]
+    done = subprocess.run(ran, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_commands_come_one_after_the_other(reachable: Path) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         found = await asyncio.gather(*[workspace.run(f"echo {n}; sleep 0.01; echo {n}", 30) for n in range(5)])
