@@ -352,9 +352,7 @@ class _Tests:
                 continue
             asked += 1
             if workspace.is_cut:
-                raise RewardError(
-                    "a command of the episode was ended from outside or had no room: what it did is lost"
-                )
+                raise RewardError("a command of the episode was ended from outside or had no room: what it did is lost")
             said = tested.ran.output[-4 * _KEPT_CHARS :].decode(errors="replace").strip()[-_KEPT_CHARS:]
             if log is None:
                 value, beside = value_of(tested, self.spec.by, self.spec.weights)
