@@ -26,7 +26,7 @@ from rlenv.policies.scripted import FunctionPolicy, random_call
 from rlenv.rewards.answer import GivenAnswer
 from rlenv.secrets import redact
 from rlenv.trajectory import Record, Trajectory
-from rlenv.users.base import spoken, told
+from rlenv.users.base import spoken, told, worded
 from rlenv.users.kinds import Players
 
 if TYPE_CHECKING:
@@ -264,6 +264,7 @@ class Seating:
             self._next += 1
             if any(stop in said for stop in players.stop):
                 self.leave()
+            said = worded(said) if players.hears == "all" else said
         elif players.hears == "all":
             said = "\n".join(told(*pair) for pair in calls)
         self._log.append((name, said or ""))
@@ -313,8 +314,8 @@ class Seating:
         if not news:
             return ""
         said = [{"player": player, "text": text} for player, text in news if text.strip()]
-        if (sees := self._players.sees) is None:
-            return seat.cut("\n\n".join(f"{one['player']}: {one['text']}" for one in said))
+        if (sees := self._players.sees) is None:  # further lines stand further in: nobody writes an entry of another's
+            return seat.cut("\n\n".join("\n  ".join("{player}: {text}".format(**one).splitlines()) for one in said))
         known = {"task": seat.task, "resources": seat.resources, "vars": seat.environment.spec.vars}
         try:
             return seat.cut(redact(spoken(sees.text(**known, player=name, said=said))))

@@ -6,7 +6,6 @@ What templates in reward terms may read, gold values, functions of a spec's auth
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +95,7 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
 
 def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
     """True if filling `template` fails although everything that it reads beside what the policy wrote is there."""
-    if not all(_is_there(path, values) for path in template.paths if path[0] not in _OF_THE_POLICY):
+    if not all(_is_there(path, values) for path in template.paths if path[0] in values.keys() - _OF_THE_POLICY):
         return False
     try:
         template.value(**values)
@@ -360,7 +359,7 @@ class ValueRuleSpec(RuleSpec):
     value: Text
     """A template such as `{{ resources.game.points }}` over `task`, `vars`, `resources`, `turn` (of the last,
     from 0), `answer`, and `said`: all that the policy said, outside thinking and calls. Over these two it is 0 where it
-    gives no finite number, since the policy wrote what it reads."""
+    gives no number, or one above 1e100, since the policy wrote what it reads."""
 
 
 def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
@@ -375,18 +374,18 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
             found = fill(context)
         except UnfitAnswer as error:
             return Measured(0.0, str(error))
-        if of_the_policy and found is not None and not _is_finite(found):
-            return Measured(0.0, f"gave {str(found)[:80]!r}, which is no finite number")
+        if of_the_policy and found is not None and not _is_bounded(found):
+            return Measured(0.0, f"gave {str(found)[:80]!r}, which is no number up to {_LARGEST:g}")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return not isinstance(value, str) and math.isfinite(value)
-    except (TypeError, OverflowError):
-        return False
+_LARGEST: Final = 1e100  # of a policy's own numbers: sums, means and squares over a group stay finite
+
+
+def _is_bounded(value: Any) -> bool:
+    return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
 VALUE = Kind(ValueRuleSpec, _value)

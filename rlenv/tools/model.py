@@ -211,7 +211,7 @@ MODEL = Kind(ModelSpec, compile_model, asks_models=True)
 
 _TASK_NAMES = frozenset(("args", "task", "vars"))
 # Failures of an agent's episode that its arguments decide: whoever wrote them must not leave out its own sample.
-_OF_THE_CALL = frozenset(("refused", "image"))
+_OF_THE_CALL = frozenset(("refused", "image", "prompt", "task", "tools"))
 
 
 class AgentSpec(ToolSpec):
@@ -306,7 +306,7 @@ def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
     # A reward of the agent's own that cannot be measured is no reason to throw its answer away.
     if played.failure is not None and played.answer is None:
         if played.failure.reason in _OF_THE_CALL:
-            text = f"the agent {name} could not take this request; it may be too long"
+            text = f"the agent {name} could not take this request: it is too long, or not of its form"
             raise ToolFailed(text, reason="bad_arguments", details=details)
         if is_invalid:
             raise EpisodeError(f"the agent {name} failed: {played.failure.message}", reason=played.failure.reason)

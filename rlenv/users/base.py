@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -17,7 +18,7 @@ from rlenv.secrets import redact
 from rlenv.trajectory import Turn
 
 __all__ = ["MAX_REPLY_CHARS", "Conversation", "User", "UserContext", "UserFactory", "UserSession", "dialogue"]
-__all__ += ["heard", "spoken", "told"]
+__all__ += ["heard", "spoken", "told", "worded"]
 
 
 MAX_REPLY_CHARS: Final = 65_536
@@ -144,13 +145,13 @@ def dialogue(
              if one.role == "user" or (one.role == "assistant" and one.content.strip())]  # fmt: skip
     for turn in turns:
         if turn.parsed.content.strip():
-            heard.append(Message("assistant", turn.parsed.content))
+            heard.append(Message("assistant", worded(turn.parsed.content) if hears_all else turn.parsed.content))
         if hears_all:
             heard += [Message("assistant", told(*pair)) for pair in zip(turn.parsed.calls, turn.results, strict=False)]
         if turn.observation is not None:
             replies = [message for message in turn.observation.messages if message.role == "user"]
             heard += [replace(message, content=without_note(message.content)) for message in replies]
-    heard += [Message("assistant", said)] if said is not None else []
+    heard += [Message("assistant", worded(said) if hears_all else said)] if said is not None else []
     joined: list[Message] = []
     for message in heard:  # a model on the other side expects the two to take turns
         if joined and joined[-1].role == message.role:
@@ -163,4 +164,10 @@ def dialogue(
 def told(call: ToolCall | MalformedCall, result: ToolResult) -> str:
     """A call and its result in words, for a user who looks over the policy's shoulder."""
     arguments = json.dumps(plain(call.arguments)) if isinstance(call, ToolCall) else call.text
-    return f"[called {call.name} {cut_middle(arguments, MAX_REPLY_CHARS)}: {cut_middle(result.text, MAX_REPLY_CHARS)}]"
+    parts = (worded(cut_middle(text, MAX_REPLY_CHARS)) for text in (str(call.name), arguments, result.text))
+    return "[called {} {}: {}]".format(*parts)
+
+
+def worded(text: str) -> str:
+    """Words that spell no entry of `told`, as whoever hears calls too is told them."""
+    return re.sub(r"(?i)\[(?=\s*called)", "( ", text)

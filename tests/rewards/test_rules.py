@@ -433,6 +433,12 @@ def test_what_the_policy_said_may_be_counted_and_never_makes_its_reward_invalid(
         measure("value", where, value="{{ task.none + said }}")
 
 
+@pytest.mark.parametrize("said", ["1e308", "-1e101", "9" * 400])
+@pytest.mark.parametrize("template", ["{{ said | float }}", "{{ said | int }}", "{{ range(said | int) | sum }}"])
+def test_no_number_of_the_policys_own_is_too_large_for_a_sum_or_a_group(template: str, said: str) -> None:
+    assert measure("value", reward_context(turns=[turn(said)]), value=template).value == 0
+
+
 def test_of_a_long_talk_the_end_is_seen() -> None:
     where = reward_context(turns=[turn("first" + "x" * 65_536), turn("last", index=1)])
     found = [measure("value", where, value=f"{{{{ '{word}' in said }}}}").value for word in ("first", "xxx", "last")]

@@ -292,6 +292,21 @@ def test_a_server_that_fails_is_the_tools_failure_unless_the_spec_says_otherwise
     assert "503" in trajectory.failure.message
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Solve {{ task.question }}", "{{ task.question.split(':')[1] }}"),
+        ("turns: 5", 'turns: "{{ task.question }}"'),
+        ("kind: calculator", "kind: calculator, offered: '{{ [task.question] }}'"),
+    ],
+)
+def test_arguments_that_make_no_task_of_an_agents_are_the_policys_own_failure(old: str, new: str, play: Any) -> None:
+    trajectory, server = play(["<answer>5</answer>"], ", on_failure: invalid", inner=INNER.replace(old, new))
+    (result,) = trajectory.turns[0].results
+    assert (result.reason, result.whose, server.requests) == ("bad_arguments", "policy", [])
+    assert trajectory.reward.total is not None
+
+
 def test_an_agent_may_be_asked_in_raw_text(play: Any) -> None:
     call = json.dumps({"name": "calculate", "arguments": {"expression": "2+3"}})
     trajectory, server = play([f"<tool_call>\n{call}\n</tool_call>", "<answer>5</answer>"], ", mode: text")
