@@ -118,6 +118,24 @@ def test_a_fault_of_the_engine_is_the_statements_own_and_no_other_episode_sees_i
     assert [path.name for path in folder.iterdir()] == ["t.duckdb"]
 
 
+NAMED = [
+    "SELECT NULL AS {}",
+    "SELECT 'a' AS {}",
+    "SELECT 7 AS {}",
+    "UPDATE t SET b = NULL WHERE a = 1 RETURNING b AS {}",
+]
+
+
+def test_no_name_of_a_column_makes_rows_into_a_number_of_changes(folder: Path) -> None:
+    async def work() -> None:
+        async with compiled(folder, access="copy").open(ResourceContext()) as database:
+            found = [await ask(database, sql.format(name)) for sql in NAMED for name in ('"Count"', '"Success"')]
+            assert [one.rows for one in found] == [[[cell]] for cell in (None, "a", 7, None) for _ in range(2)]
+            assert (await ask(database, "UPDATE t SET b = 'z'")).changed == 2
+
+    run(work)
+
+
 @pytest.mark.slow
 def test_a_result_is_given_up_to_its_bound(folder: Path) -> None:
     async def work() -> None:

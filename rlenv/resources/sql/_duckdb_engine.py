@@ -226,7 +226,7 @@ class _Statement:
             if self._may_write:
                 raw.begin()
             raw.execute(statement)
-            found = self._fetched(raw)
+            found = self._fetched(raw, writes=statement.type.name in _WRITES)
             if statement.type.name == "CREATE" and raw.execute(_TEMPORARY).fetchone() is not None:
                 raise _Temporary
             if self._may_write:
@@ -271,7 +271,7 @@ class _Statement:
             raise ToolFailed("found several statements; one is run at a time")
         return found[0]
 
-    def _fetched(self, raw: duckdb.DuckDBPyConnection) -> Rows:
+    def _fetched(self, raw: duckdb.DuckDBPyConnection, *, writes: bool) -> Rows:
         described = raw.description or []
         columns = columns_of(column[0] for column in described)
         for name, kind, *_ in described:
@@ -286,8 +286,9 @@ class _Statement:
             if budget.left < 0 or len(rows) == self._max_rows:
                 return Rows(columns, rows, truncated=True)
             rows.append(cells)
-        if self._may_write and columns in (("Count",), ("Success",)) and len(rows) <= 1:
-            return Rows((), [], changed=int(rows[0][0]) if rows else 0)
+        numbers = [row[0] for row in rows if isinstance(row[0], int)]  # RETURNING gives anything under any name
+        if writes and columns in (("Count",), ("Success",)) and len(rows) == len(numbers) <= 1:
+            return Rows((), [], changed=sum(numbers))
         return Rows(columns, rows)
 
 
