@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from rlenv.errors import ToolFailed
 
-_GRACE_S = 0.1
-"""How long a cancelled coroutine may take to clean up before it is left behind."""
+_GRACE_S = 0.1  # how long a cancelled coroutine may take to clean up before it is left behind
 _strays: set[asyncio.Task[Any]] = set()
 """Coroutines that were left behind and have not ended; a loop holds its tasks by weak references alone."""
 
@@ -127,8 +126,7 @@ async def drive(
 
 
 _LOOK_S = 1.0
-_pace = 1.0
-"""Seconds that a pause of one second takes; see `paused_for`."""
+_pace = 1.0  # seconds that a pause of one second takes; see `paused_for`
 _current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", default=None)
 
 

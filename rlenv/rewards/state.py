@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from rlenv._base.bounded import cut_end
+from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.language.functions import import_function
@@ -34,10 +35,10 @@ from rlenv.rewards.rule import compile_for_context, is_async
 
 _MOST_ROWS: Final = 100_000
 _MOST_BYTES: Final = 64_000_000
+_PIECE, _PIECE_ROWS = 4_000_000, 20_000  # characters and rows of a table that are read at once
 _MOST_DEPTH: Final = 120
 _MOST_PARTS: Final = 1_000_000
-_PLAIN_MARSHAL: Final = 2
-"""The version that writes equal values alike, whoever else refers to their parts."""
+_PLAIN_MARSHAL: Final = 2  # the version that writes equal values alike, whoever else refers to their parts
 _PLAIN_JSON: Final = (
     orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 )
@@ -73,15 +74,11 @@ async def snapshot(handle: Any, part: str = "") -> Any:
     """
     name = part.partition(".")[0]
     if getattr(handle, "dialect", "") in _TABLES and callable(getattr(handle, "query", None)):
-        tables = await _rows(handle, _TABLES[handle.dialect])
-        names = [str(row[0]) for row in tables]
+        names = [json.loads(row)[0] for row in await _rows(handle, _TABLES[handle.dialect])]
         if name and name not in names:
             raise RewardError(f"the database has no table '{name}'; it has {', '.join(names) or 'none'}")
-        found: dict[str, Any] = {}
-        for table in [name] if name else names:
-            rows = await _rows(handle, 'SELECT * FROM "{}"'.format(table.replace('"', '""')))
-            found[table] = await asyncio.to_thread(_rows_dumped, rows)
-        return found
+        tables = {one: one.replace('"', '""') for one in ([name] if name else names)}
+        return {one: await _rows(handle, f'SELECT * FROM "{quoted}"') for one, quoted in tables.items()}
     if isinstance(handle, Folder):
         return await asyncio.to_thread(_files, handle.path, part)
     value = handle
@@ -95,12 +92,22 @@ async def snapshot(handle: Any, part: str = "") -> Any:
     return value
 
 
-async def _rows(handle: Any, sql: str) -> Sequence[Sequence[Any]]:
-    deadline = time.monotonic() + 60
-    found = await handle.query(sql, deadline=deadline, max_rows=_MOST_ROWS, max_size=_MOST_BYTES, is_urgent=True)
-    if found.truncated:
-        raise RewardError(f"a table has more than {_MOST_ROWS:,} rows; name the tables to compare under 'of'")
-    return found.rows  # type: ignore[no-any-return]
+async def _rows(handle: Any, sql: str) -> list[str]:
+    """All rows as texts in order, a piece at a time: all else stands still while one is parsed.
+
+    A piece may take half of the time that is left to the reward: what is slow to read uses up its own part of it.
+    """
+    rows, size, piece = list[str](), 0, _PIECE
+    while True:
+        asked, deadline = f"{sql} LIMIT {_MOST_ROWS + 1} OFFSET {len(rows)}", time.monotonic() + min(60, left_s() / 2)
+        found = await handle.query(asked, deadline=deadline, max_rows=_PIECE_ROWS, max_size=piece, is_urgent=True)
+        rows += (new := await asyncio.to_thread(_rows_dumped, found.rows))
+        size += sum(map(len, new))
+        if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _MOST_BYTES):
+            raise RewardError(f"a table has more than {_MOST_ROWS:,} rows; name the tables to compare under 'of'")
+        if not found.truncated:
+            return await asyncio.to_thread(sorted, rows)
+        piece = _PIECE if new else _MOST_BYTES  # of a row alone
 
 
 def _files(folder: Path, part: str) -> dict[str, Any]:

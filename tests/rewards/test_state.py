@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 import uuid
 from collections import deque
 from decimal import Decimal
@@ -21,10 +22,12 @@ from typing import Any
 import pytest
 
 from rlenv.checks.validate import validate
+from rlenv.concurrency.deadline import Countdown, running_under
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RewardError, SpecError
 from rlenv.resources import CopiedDict, Lent, copy_of, lent
 from rlenv.resources.base import Folder
+from rlenv.resources.sql import Rows
 from rlenv.rewards.state import _difference, _dumped, _rows_dumped, snapshot
 from rlenv.trajectory import TermResult, Trajectory
 
@@ -460,3 +463,29 @@ def test_what_neither_side_has_read_of_a_table_is_not_looked_at(sides: tuple[int
     for side in sides:
         both[side]["a"]["n"], both[side]["deep"]["table"]["c"]["n"] = 1, 3
     assert _difference("data", *both) == ""
+
+
+def test_a_table_is_read_in_pieces_each_within_half_of_the_time_that_is_left() -> None:
+    """What a policy makes slow to read uses up its own time, and never all that there is."""
+    held = [["x" * 1_000, number] for number in range(30_000)]
+    seen: list[float] = []
+
+    class Table:
+        dialect = "sqlite"
+
+        async def query(self, sql: str, *, deadline: float, max_rows: int, max_size: int, is_urgent: bool) -> Rows:
+            seen.append(deadline)
+            if "sqlite_master" in sql:
+                return Rows(("name",), [["t"]])
+            begin = int(sql.rpartition(" ")[2])
+            end = begin + min(max_rows, max_size // 1_010)
+            assert (sql, max_size <= 4_000_000) == (f'SELECT * FROM "t" LIMIT 100001 OFFSET {begin}', True)
+            return Rows(("a", "b"), held[begin:end], truncated=end < len(held))
+
+    async def read() -> Any:
+        with running_under(Countdown(10)):
+            return await snapshot(Table())
+
+    assert asyncio.run(read()) == {"t": _rows_dumped(held)}
+    latest = max(seen)
+    assert (len(seen) > 7, latest < time.monotonic() + 5) == (True, True)

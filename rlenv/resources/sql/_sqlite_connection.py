@@ -91,8 +91,7 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _QUICK_LIMITS: Final = {**_LIMITS, sqlite3.SQLITE_LIMIT_LENGTH: 65_536, sqlite3.SQLITE_LIMIT_VDBE_OP: 25_000}
-_STEPS = 1_000
-"""Instructions of the engine between two looks at the clock; tens of microseconds."""
+_STEPS = 1_000  # instructions of the engine between two looks at the clock; tens of microseconds
 _QUICK_STEPS = 200
 _QUICK_ROWS = 512
 _QUICK_SIZE = 32_000

@@ -24,8 +24,7 @@ from rlenv.resources.sql._sqlite_connection import NotQuick, SqliteConnection
 
 _T = TypeVar("_T")
 _QUICK_FILE_BYTES: Final = 16_000_000
-_SMALL_BYTES: Final = 1_000_000
-"""Up to this size an image is made, or opened, at once."""
+_SMALL_BYTES: Final = 1_000_000  # up to this size an image is made, or opened, at once
 _MAX_IDLE: Final = 4
 _MAX_IDLE_BYTES: Final = 256_000_000
 _MAX_WORDS: Final = 500

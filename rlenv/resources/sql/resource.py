@@ -127,8 +127,7 @@ class Database:
             await self._opened.close()
 
 
-_CPU_SHARE: Final = 0.25
-"""How much of its time limit a statement may use as processor time."""
+_CPU_SHARE: Final = 0.25  # how much of its time limit a statement may use as processor time
 _LEAST_CPU_S: Final = 0.02
 
 

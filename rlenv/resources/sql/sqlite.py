@@ -29,8 +29,7 @@ from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWo
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
 
-_CHANGED_BYTES: Final = 256_000
-"""Up to this size of a copy an UPDATE or DELETE that looks at all of it is over at once."""
+_CHANGED_BYTES: Final = 256_000  # up to this size of a copy an UPDATE or DELETE that looks at all of it is over at once
 _MAX_GROWTH_BYTES: Final = 32_000_000
 
 
