@@ -114,7 +114,7 @@ class _Turns(Generic[_T]):
     moment made one slow, and not the next."""
     well_at_round: int = 0
     looked_s: float = 0.0
-    """What the known question has taken here since the last round."""
+    """What the known question has taken here since the last round, the time left out that its server was away."""
     rounds: int = 0
     """How often the other question was refused again, right after the known one went well."""
     refused: int = 1
@@ -122,9 +122,8 @@ class _Turns(Generic[_T]):
     """Tries in a row that told nothing."""
 
     def __post_init__(self) -> None:
-        self.queue_s = _QUEUE * self.within_s
+        self.queue_s, self.begun = _QUEUE * self.within_s, time.monotonic()
         self.limit = Countdown(self.within_s, self.queue_s)
-        self.begun = time.monotonic()
         self.well_before, self.failed_before = self.tries.well, self.tries.failed
 
     async def given(self) -> _T | None:
@@ -151,7 +150,8 @@ class _Turns(Generic[_T]):
                 self.rounds, self.untold, self.well_at_round = self.rounds + 1, 0, self.tries.well
                 self.turn_s, self.tried_s = min(self.turn_s, turn_s), min(self.tried_s, tried_s)
                 self.looked_s = 0.0
-        if not self._is_done:
+        # A last round without an end counts for nothing: who fells what it asks leaves no time for the known question.
+        if not self._is_done and not self._is_sure(self.rounds - 1, self.refused - 1):
             raise RewardError(f"there was time for {self.rounds} rounds, which is too few")
         return None
 
@@ -184,17 +184,17 @@ class _Turns(Generic[_T]):
 
     @property
     def _is_done(self) -> bool:
-        """True if the other question is asked no more: all this is as unlikely, did both fail by one chance, as that of
-        so many rounds it is the very question that fails, and never the known one.
-        """
-        if not self.rounds or not self._has_looked(self.each - 1):
-            return False
-        rounds = self.most
-        if not self._has_room:
-            rounds = min(rounds, _FEWEST_SLOW if self.turn_s >= _SLOW_S else _FEWEST)
-        refused, failed = self.refused, self.tries.failed - self.failed_before
+        """True if the other question is asked no more."""
+        return self._has_looked(self.each - 1) and self._is_sure(self.rounds, self.refused)
+
+    def _is_sure(self, made: int, refused: int) -> bool:
+        """True if all this is as unlikely, did both fail by one chance, as that of so many rounds it is the very
+        question that fails, and never the known one."""
+        fewest = _FEWEST_SLOW if self.turn_s >= _SLOW_S else _FEWEST
+        rounds = self.most if self._has_room else min(self.most, fewest)
+        failed = self.tries.failed - self.failed_before
         asked = refused + failed + self.tries.well - self.well_before
-        return comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
+        return made > 0 and comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
 
     def _has_looked(self, times: int) -> bool:
         """True if the known question went well so often since the last round, or took half as long as a try."""
@@ -216,7 +216,8 @@ class _Turns(Generic[_T]):
                 break
             begun, again = time.monotonic(), self.limit.clock_s
             tried = await self.known()
-            self.looked_s += self.limit.clock_s - again
+            if isinstance(tried, Answered) or tries.well > self.well_at_round:  # it had come back
+                self.looked_s += self.limit.clock_s - again
             if not isinstance(tried, Answered):
                 self.untold = self.untold if is_first else 0
                 gone_since, tries.gone_since = tries.gone_since, None

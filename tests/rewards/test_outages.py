@@ -136,6 +136,34 @@ def test_one_try_that_a_machine_made_slow_leaves_time_for_the_others(
     assert next(tries) == asked
 
 
+@pytest.mark.parametrize("known_s", [0.01, 0.3])
+@pytest.mark.parametrize("back_s", [0.2, 2.2])
+@pytest.mark.parametrize("own_s", [1.0, 3.0, 5.0, 6.0])
+def test_a_call_that_blocks_its_server_is_the_policys_where_the_last_round_has_no_end(
+    own_s: float, back_s: float, known_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_blocked = False
+
+    async def ask_known() -> Answered[str] | Untold:
+        nonlocal is_blocked
+        await passes(back_s if is_blocked else known_s)
+        is_blocked, was = False, is_blocked
+        return Untold("the server was replaced") if was else Answered("well")
+
+    async def ask_very() -> Answered[str] | Refused:
+        nonlocal is_blocked
+        is_blocked = True
+        await passes(own_s)
+        return Refused("late")
+
+    async def main() -> None:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        is_of_the_policy = await in_turn(ask_known, ask_very, within_s=36.0, took_s=own_s) is None
+        assert is_of_the_policy
+
+    run_skipping(main())
+
+
 def test_nobody_is_asked_again_once_another_try_is_said_to_be_no_use() -> None:
     asked = []
 
