@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 from xml.parsers import expat
@@ -282,8 +281,6 @@ class _Tests:
 
     spec: WorkspaceTestsSpec
     tests: Callable[[RewardContext], RowTests]
-    known: set[str] = field(default_factory=set)
-    """The tests that can be run over their untouched image, by a digest of all that their number rests on."""
     at_first: dict[str, _Number] = field(default_factory=dict)
     """The numbers of tests over machines in which no command was run: they are asked for once."""
 
@@ -297,18 +294,16 @@ class _Tests:
             if workspace.is_put_back and workspace.copies:
                 raise RewardError("what the episode had left running lived on beside its tests, and was not recorded")
             is_fresh = not (workspace.commands or workspace.is_put_back)
-            name = partial(self._digest, tests, workspace.source, workspace.at_first)
-            key = await name() if is_fresh else ""
+            key = await self._digest(tests, workspace.source, workspace.at_first) if is_fresh else ""
             value, beside, said, end = self.at_first.get(key) or await self._number(workspace, tests)
             if is_fresh and not end:
                 self.at_first[key] = value, beside, said, ""
                 drop_oldest(self.at_first, most=_MOST_AT_FIRST)
-            if (value is None or end == "out of memory") and (key := key or await name()) not in self.known:
+            if value is None or end == "out of memory":  # each time: what could be run an hour ago may not be now
                 known, shares, why, end = await self._number(workspace, tests, over_layer=False)
                 # Where tests have passed all along, one of them shows that they can be run.
                 if known is None or end == "out of memory" or (tests.names[1] and not shares["pass_to_pass"]):
                     raise RewardError(f"the tests give no number, not even over the untouched image: {why}")
-                self.known.add(key)
             if value is None:  # again, beside a run that went well: this computer may have been too slow for the first
                 value, beside, said, _ = await self._number(workspace, tests)
         if value is None:

@@ -159,6 +159,35 @@ def test_tests_without_a_number_are_run_again_behind_a_run_that_gives_one(reacha
     assert (trajectory.reward.total, watchers[0].done()) == (1.0, True)
 
 
+@pytest.mark.sandbox
+def test_tests_that_could_be_run_once_and_cannot_now_give_no_number(reachable: Path) -> None:  # noqa: F811
+    async def each(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            while not (waiting := inside(WAITS)):  # noqa: ASYNC110 - told by the system alone
+                await asyncio.sleep(0.01)
+            os.kill(waiting[0], number)
+            while inside(WAITS):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+
+    async def play() -> list[float | None]:
+        found = []
+        lost = [signal.SIGKILL] * 3  # over what it left, and twice over the image alone
+        async with load(spec) as environment:
+            for command, numbers in (("touch broken", [signal.SIGTERM]), (SOLVE, lost)):
+                async with environment.start(task=0, split="test", seed=1) as episode:
+                    call = json.dumps({"name": "bash", "arguments": {"command": command}})
+                    await episode.step(f"<tool_call>\n{call}\n</tool_call>")
+                    watch = asyncio.ensure_future(each(*numbers))
+                    await episode.step("Done.")
+                    watch.cancel()
+                    found.append(episode.trajectory.reward.total)
+        return found
+
+    command = f"[ ! -e broken ] || exit 0; sleep 1234; [ $? != 143 ] || {FORGE}"
+    spec = written(reachable, command=command, time_s=600)
+    assert asyncio.run(play()) == [0.0, None]
+
+
 @pytest.mark.parametrize("name", ["mount", "bwrap", "unshare"])
 @pytest.mark.sandbox
 def test_tests_that_are_killed_while_they_start_are_started_again(
