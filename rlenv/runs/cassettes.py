@@ -27,8 +27,6 @@ _SHOWN_CHARS: Final = 4_000
 _QUOTED: Final = 80
 _COUNTED: Final = 64
 """Differences that are counted to find the nearest request."""
-_SINCE: Final = {"tool": "options", "judge": "sampling"}
-"""What older tapes do not have of a request, by its kind."""
 
 
 class Recorder:
@@ -218,7 +216,7 @@ class Player:
     def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Event | None:
         placed = self._reel.at(lane.episode, lane.place)
         own = [one for one in placed if one.content == content]
-        if asked.kind == "list" and not own:  # a server that has moved, or the tape of an older version
+        if asked.kind == "list" and not own:  # a server that has moved
             return placed[0] if placed else None
         if same := next((one for one in own if one.ordinal == ordinal), None):
             return same
@@ -254,8 +252,6 @@ class Player:
         if not told:
             return f"{what}; {which} beyond what is kept of its texts"
         path, old, now = told[0]
-        if old is _NOTHING and path == f"$.{_SINCE.get(asked.kind)}":
-            return f"{what}: an older version recorded it, without all that it is known by now; record the run again"
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
     def _near(self, lane: Lane, asked: Asked) -> Sequence[Event]:

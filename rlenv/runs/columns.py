@@ -194,8 +194,7 @@ def flattened(table: pa.Table, column: str) -> pa.Table:
 def in_order(segments: Mapping[str, pa.Table]) -> pa.Table:
     """The late facts of segments, by their names, as one table: what was said last stands last.
 
-    Of two writers the clocks decide. What older versions wrote says no time: it stands before all that does, in the
-    order of segments. Whether a segment is sealed or open changes nothing.
+    Of two writers the clocks decide; what says no time stands before. Whether a segment is sealed changes nothing.
     """
     import pyarrow.compute as pc
 

@@ -8,7 +8,7 @@ under no id. Older versions kept events in journals and parts of their own, RUN/
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -19,10 +19,8 @@ import orjson
 
 from rlenv._base.bounded import plain
 from rlenv.errors import UsageError
-from rlenv.runs.columns import arrow
 from rlenv.runs.folder import is_run, open_run
-from rlenv.runs.journal import loads, path_of, segments, whole_lines
-from rlenv.runs.parts import told
+from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 
 __all__ = ["COMPARED", "Event", "Key", "Reel", "as_given", "canonical", "content_of", "dumped", "is_recorded", "parsed"]
@@ -127,17 +125,14 @@ def _event(held: Any, where: str) -> Event:
 
 def is_recorded(run: str | Path) -> bool:
     """True if a run holds the events of an episode: a later attempt may have recorded what the first did not."""
-    run = Path(run)
-    if (run / "tape").is_dir():
-        return True
-    return is_run(run) and open_run(run).has_events()
+    return is_run(Path(run)) and open_run(run).has_events()
 
 
 class Reel:
     """The events of a run, by the episode's id and place, and by content. Few episodes' are in memory at a time.
 
     Args:
-        reader: the run; None for one of an older version.
+        reader: the run; None where all events are loose.
         loose: events that stand in no body, by the id of their episode, "" where there is none.
     """
 
@@ -158,14 +153,11 @@ class Reel:
         """
         run, loose = Path(run), dict[str, list[Event]]()
         if not is_recorded(run):
-            raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
-        reader = open_run(run) if is_run(run) else None
-        for text in reader.facts_of_the_run() if reader is not None else ():
+            old = ", but one of an early form, which this version does not read" if (run / "tape").is_dir() else ""
+            raise UsageError(f"{run} has no tape{old}", hint="record one with: rlenv eval SPEC --record -o DIR")
+        reader = open_run(run)
+        for text in reader.facts_of_the_run():
             loose.setdefault("", []).extend(parsed(text, f"{run / 'late'}"))
-        for id, event in _old_events(run / "tape"):
-            loose.setdefault(id, [])
-            if event is not None:
-                loose[id].append(event)
         return cls(reader, loose)
 
     def _read(self, id: str) -> tuple[Event, ...]:
@@ -213,58 +205,3 @@ class Reel:
     def event(self, key: Key) -> Event:
         """The event that a key finds."""
         return self._held(key.episode)[key.at]
-
-
-def _old_events(tape: Path) -> Iterator[tuple[str, Event | None]]:
-    """The events of an older version's tape with the ids of their episodes; of an id alone no event."""
-    rows = list(_old_rows(tape)) if tape.is_dir() else []
-    ids: dict[str, str] = {}
-    for _, row in rows:
-        if row.get("kind") == "episode":
-            ids[str(row.get("episode"))] = str(row.get("name"))
-    yield from ((id, None) for id in ids.values())
-    for where, row in rows:
-        if row.get("kind") != "episode":
-            if lacking := sorted({*_DEFAULTS, "episode"} - {*row}):
-                raise UsageError(f"{where}: an entry has no {', '.join(lacking)}", hint="bring it back from a copy")
-            try:
-                texts = {name: loads(row[name].encode()) for name in ("request", "response")}
-            except (ValueError, AttributeError, RecursionError) as error:
-                raise UsageError(f"{where}: what was asked or answered is no JSON") from error
-            event = _event({name: value for name, value in row.items() if name != "episode"} | texts, where)
-            yield ids.get(row["episode"], row["episode"]), event
-
-
-def _old_rows(tape: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of an older version's tape with their places; of a segment that was sealed those of its part."""
-    open_ones = segments(
-        tape
-    )  # listed before the parts: one that is sealed in between is then in both, never in neither
-    sealed = {path.stem for path in tape.glob("*.parquet")}
-    for segment in sorted(sealed):
-        yield from _part_rows(tape / f"{segment}.parquet")
-    for segment in sorted(open_ones - sealed):
-        path = path_of(tape, segment, "rows")
-        try:
-            lines = list(whole_lines(path))
-        except FileNotFoundError:  # sealed since it was listed
-            yield from _part_rows(tape / f"{segment}.parquet")
-            continue
-        for number, line in enumerate(lines, 1):
-            try:
-                row = loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict):
-                hint = "without the line, the others can be read"
-                raise UsageError(f"{path}:{number}: this line is no entry of a tape", hint=hint)
-            yield f"{path}:{number}", row
-
-
-def _part_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    arrow()
-    import pyarrow.parquet as pq
-
-    with told(path):
-        rows = pq.read_table(path, use_threads=False).to_pylist()
-    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))

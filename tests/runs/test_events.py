@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -348,88 +345,7 @@ def test_a_judge_that_is_asked_more_often_than_it_was_has_no_answer() -> None:
     assert miss(player, lane, asked).endswith("it was made 2 times, and now 3")
 
 
-@pytest.mark.parametrize(("kind", "key"), [("tool", "options"), ("judge", "sampling")])
-def test_a_tape_of_an_older_version_says_so(kind: str, key: str) -> None:
-    player, lane = recorded(Asked(kind, "it", {"what": "one"}))
-    told = miss(player, lane, Asked(kind, "it", {"what": "one", key: {}}))
-    assert told.endswith("an older version recorded it, without all that it is known by now; record the run again")
-
-
-# Tapes of older versions
-
-
-def row(**values: Any) -> dict[str, Any]:
-    """An entry as an older version wrote it."""
-    return asdict(Event(content="c")) | {"episode": "e", "request": "null", "response": "null"} | values
-
-
-def journal(run: Path, *lines: bytes) -> Path:
-    path = run / "tape" / "journal" / "0-0.rows.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"".join(lines))
-    return path
-
-
-def line(held: Any) -> bytes:
-    return json.dumps(held).encode() + b"\n"
-
-
-OLD = [
-    row(place="turn 0 call 0", response='"first"', started=1.0),
-    row(place="turn 0 call 0", response='"second"', started=2.0, ordinal=1),
-    row(kind="episode", name="run-0"),
-    row(episode="other", response='"of no episode"'),
-]
-
-
-@pytest.mark.parametrize("is_sealed", [False, True])
-def test_a_tape_of_an_older_version_is_read(tmp_path: Path, is_sealed: bool) -> None:
-    if is_sealed:
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        (tmp_path / "tape").mkdir()
-        pq.write_table(pa.Table.from_pylist(OLD), tmp_path / "tape" / "0-0.parquet")
-    else:
-        journal(tmp_path, *map(line, OLD), line(row(ordinal=2))[:-5])  # the last one was cut off
-    reel = Reel.of(tmp_path)
-    assert [one.response for one in reel.at("run-0", "turn 0 call 0")] == ["first", "second"]
-    assert [reel.event(key).response for key in reel.contents["c"]] == ["of no episode", "first", "second"]
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        (b"{torn\n", r"0-0\.rows\.jsonl:2: this line is no entry of a tape; without the line, the others can be read"),
-        (line([1]), r"rows\.jsonl:2: this line is no entry"),
-        (line({"episode": "e"}), r"rows\.jsonl:2: an entry has no content, echo, .*; bring it back"),
-        (line(row(ordinal="1")), r"rows\.jsonl:2: ordinal is str, not int"),
-        (line(row(is_shared=None)), r"rows\.jsonl:2: is_shared is NoneType, not bool"),
-        (line(row(depth=1)), r"rows\.jsonl:2: this version knows no depth of an event; read it with the version of"),
-        (line(row(response="{torn")), r"rows\.jsonl:2: what was asked or answered is no JSON"),
-    ],
-)
-def test_a_line_that_is_no_entry_is_named(tmp_path: Path, second: bytes, message: str) -> None:
-    journal(tmp_path, line(row()), second, line(row()))
-    with pytest.raises(UsageError, match=message):
-        Reel.of(tmp_path)
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:300])
-
-
-def lacking(path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    pq.write_table(pq.read_table(path).drop_columns(["content"]), path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), [(emptied, "cannot be read as a part: "), (lacking, "an entry has no content; bring it")]
-)
-def test_a_part_that_holds_no_entries_is_named(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "tape" / "0-0.parquet"
-    path.parent.mkdir()
-    pq.write_table(pa.Table.from_pylist(OLD), path)
-    change(path)
-    with pytest.raises(UsageError, match=rf"{path}.*{message}"):
+def test_a_tape_of_an_early_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tape").mkdir()
+    with pytest.raises(UsageError, match="of an early form, which this version does not read; record one with"):
         Reel.of(tmp_path)
