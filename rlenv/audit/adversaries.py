@@ -249,14 +249,18 @@ def _pasted(subject: AuditSubject) -> Sequence[Script]:
 
 
 def _copied(subject: AuditSubject) -> Sequence[Script]:
-    """The texts of a column that most rows fill and the prompt shows, those of a list as the choices of a pattern."""
+    """What the prompt shows: of a right answer's JSON, a number as equal to itself, the texts of a column that most
+    rows fill, those of a list as the choices of a pattern."""
     counts = Counter(name for one in subject.others for name, value in one.task.items() if value)
-    right, ways = subject.right.strip(), list[Script]()
+    right, accepted = subject.right.strip(), subject.accepted
+    shown, number = crafted.shown_parts(right, subject.prompt), next(iter(_ANY_NUMBER.findall(subject.prompt)), "1")
+    ways: list[Script] = [[subject.form(shown)] if shown else []]
+    ways.append([subject.form(f"{number} = {number}")] if right.count("=") == 1 else [])
     for name in (one for one, count in counts.items() if 2 * count > len(subject.others)):
         value = subject.task.get(name)
         texts = [one.strip() for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
         said = "|".join(texts)
-        is_shown = right not in said and all(one and one in subject.prompt for one in texts)
+        is_shown = right not in said and said not in accepted and all(one and one in subject.prompt for one in texts)
         ways.append([subject.form(said)] if said and right and is_shown else [])
     return ways
 
@@ -418,7 +422,8 @@ ADVERSARIES: tuple[Adversary, ...] = (
         "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),
     Adversary("copied", "copied_input", "answers with what it is given to work on, as the prompt shows it,",
         "compare what the task asks to change (letters, order, form, unit), or give 0 to the text that was given; hold "
-        "what the prompt shows as examples against others that it does not show", write=_copied, most=0.8),
+        "what the prompt shows as examples against others that it does not show", write=_copied, most=0.8,
+        partial=99, few=0.3),
     Adversary("joined", "loose_match", "gives another number in which the right one stands",
         "compare numbers as numbers: a common beginning or end is not enough", write=joined_scripts, most=0.8),
     Adversary("judge_instructions", "judge_obeys", "tells the judge what to give",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.audit.play import Adaptive, Results
-from rlenv.audit.probes import filler
+from rlenv.audit.probes import as_elsewhere, filler
 from rlenv.audit.subject import AuditSubject, kinds_of, properties_of, same, shaped, texts_of
 from rlenv.audit.texts import holds
 from rlenv.messages import Message, ToolCall
@@ -68,7 +68,8 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
     for tool in subject.tools.values():
         for name, part in properties_of(tool).items() if not subject.submits(tool.name) else ():
             if _is_guessable(subject) and _fitting(subject.right, part) is not None and len(found) < _MOST_AIMS:
-                target = Target(tool, name, subject.right, subject.wrong(), filler(tool))
+                beside = filler(tool) | as_elsewhere(subject, tool)
+                target = Target(tool, name, subject.right, subject.wrong(), beside)
                 found[f"{tool.name}({name})"] = target
     for call, _ in subject.oracle_calls():
         called = subject.tools.get(call.name)
@@ -89,10 +90,11 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
 
 
 def _is_guessable(subject: AuditSubject) -> bool:
-    """True where a policy can come upon the right answer: it is listed, a number, or nothing that has to be made up."""
+    """True where a policy can come upon the right answer: listed, another task's, a number, or nothing made up."""
     right, parts = subject.right, [one for one in subject.task.values() if not isinstance(one, str)]
-    is_shown = right in texts_of(parts) or right in subject.prompt or re.fullmatch(r"-?[\d.,]+", right)
-    return bool(right) and bool(is_shown or not _MADE.search(right))
+    is_shown = right in texts_of(parts) or right in subject.prompt or bool(re.fullmatch(r"-?[\d.,]+", right))
+    is_shown = is_shown or any(one.answer == right and one.task != subject.task for one in subject.others)
+    return bool(right) and (is_shown or not _MADE.search(right))
 
 
 def values_of(subject: AuditSubject, name: str, key: str) -> list[Any]:

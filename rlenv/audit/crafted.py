@@ -12,6 +12,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -299,6 +300,16 @@ def constant_programs(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     return [[subject.form("\n".join(one))] for one in made if is_tested or "python" in _languages(subject)]
 
 
+def shown_parts(answer: str, prompt: str) -> str:
+    """A JSON object with those of an answer's values that the prompt shows; "" where these are all, or none."""
+    with suppress(ValueError, RecursionError):
+        whole = json.loads(answer)
+        if isinstance(whole, dict):
+            kept = {key: value for key, value in whole.items() if isinstance(value, str) and holds(prompt, value)}
+            return json.dumps(kept) if kept and len(kept) < len(whole) else ""
+    return ""
+
+
 def joined_lists(options: Sequence[str]) -> str:
     """One JSON list of all that lists of JSON hold, or one object with each key's commonest value; "" for others."""
     try:
@@ -352,6 +363,7 @@ def _constants(expect: Any) -> list[str]:
 
 
 _MAX_OPTIONS = 200
+_MOST_LISTED = 200
 
 
 LEAST_OPTIONS = 24
@@ -359,6 +371,9 @@ LEAST_OPTIONS = 24
 
 def listed_scripts(subject: AuditSubject, answer: str, wrong: Sequence[str]) -> Sequence[Sequence[Action]]:
     """Many answers as one, in the usual ways of listing them."""
+    # Nobody lists texts among which the right one is: whoever has that one has done the work.
+    if len(answer) > _MOST_LISTED:
+        return []
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
     joined = joined_lists([*wrong, answer])
     wrong = [*wrong[: _MAX_OPTIONS - 1], *strange(subject, LEAST_OPTIONS - len(wrong))]

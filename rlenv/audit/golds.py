@@ -26,6 +26,7 @@ _MOST_READ = 500
 _RARE = 1e-3
 _CONSTANT = 0.6
 _MOST_CLASSES = 10
+_SHARED, _LABEL = 3, 2
 _OPTIONS = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
 _LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
 _OVER = re.compile(r"\.((?:is_)?(?:terminated|truncated|over|game_over|ended|finished|done))\b")
@@ -114,6 +115,7 @@ def check_golds(environment: Environment, rows: Rows, found: DataFindings) -> No
             _empty(reader, some, found)
             _unreadable(reader, split, some, environment, found)
             _merged(reader, some, found)
+            _shared(reader, some, found)
     for split, some in rows.items():
         if not _options(split, some, found):
             _constant(environment, split, some, found)
@@ -182,6 +184,20 @@ def _merged(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) 
         message = f"`qa` normalisation makes {shown} the same ({key!r}), so that one is right where the other is gold"
         bad = [row for _, some in merged for row in list(some.values())[1:]]
         found.report("merged_golds", bad, f"{message}; use `normalise: case`, or numeric_match for numbers", name)
+
+
+def _shared(reader: GoldReader, rows: Sequence[PromptRow], found: DataFindings) -> None:
+    """Accepted answers that many rows of other golds accept too: the kind of thing that is asked for."""
+    name = reader.term.name
+    by_key: dict[str, dict[str, PromptRow]] = defaultdict(dict)
+    for row in rows:
+        golds = row.golds.get(name, ())
+        for gold in golds[1:]:
+            by_key[gold.key].setdefault(golds[0].key, row)
+    shared = {key: at for key, at in by_key.items() if len(key) > _LABEL and len(at) >= _SHARED and key not in at}
+    for key in sorted(shared, key=lambda one: -len(shared[one]))[:1]:
+        message = f"{key!r} is accepted beside {len(shared[key])} different golds: it names none of them; take it out"
+        found.report("merged_golds", [*shared[key].values()], message, name)
 
 
 def _meaning(text: str) -> str:

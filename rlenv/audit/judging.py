@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from rlenv.audit import verdicts as causes
@@ -36,6 +37,7 @@ _LUCK = 0.001
 _CHANCE = 0.15
 _OPTIONS = 4
 _FEW = 5
+_LEAST_HITS = 4
 _SPARSE = 0.5
 _WHOLE = 0.9
 _FEW_TASKS = 0.05
@@ -388,7 +390,10 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         hint += "ask for the reason too" if is_coin else "let no answer be right on so many tasks"
         hole, does = "chance" if is_coin else "constant_answer", f"gives every task the same answer ('{answer:.40}')"
         suspect = causes.Suspect("constant_answer", hole, does, hint)
-        if _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
+        # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
+        hits = sum(2 * total_of(one) > total_of(chapter.golds[key]) for key, one in best.items())
+        is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or re.search(r"^def \w+\(", answer, re.MULTILINE)
+        if is_rare or _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
             return
     if chapter.choices:
         _judge_choice(verdicts, chapter)

@@ -110,15 +110,19 @@ class Sheet:
 
     def _near(self, at: int, lines: Sequence[str], but: Set[str]) -> str:
         spoken = [(line, set(probing.words_in(line)) - but) for line in lines]
-        most = max((len(self._words[at] & said) for _, said in spoken), default=0)
         question = self._questions[at]
+        # Instructions name what all questions choose among.
+        shared = [(len(self._words[at] & said), len(question & said)) for _, said in spoken]
+        most = max(shared, default=(0, 0))
         least = max(_LEAST_WORDS, self._least * len(question)) if self._least else 1
         # The whole question in a line is repeated, however short it is.
         if whole := [line for line in lines if any(one in _plain(line) for one in self._asked[at])]:
             return "\n".join(whole)
-        kept = [line for line, said in spoken if len(self._words[at] & said) == most]
+        kept = [line for line, both in zip(lines, shared, strict=True) if both == most]
         return (
-            "\n".join(kept) if most and any(len(question & set(probing.words_in(one))) >= least for one in kept) else ""
+            "\n".join(kept)
+            if most[0] and any(len(question & set(probing.words_in(one))) >= least for one in kept)
+            else ""
         )
 
 

@@ -21,7 +21,10 @@ Probe = tuple[str, tuple[ToolCall, ...]]
 """What is asked, in the same words on every task: calls one after the other, of which the last is read."""
 
 _WORDS = ("", "?", ".", "/", "*", "all", "list", "help", "answer", "solution")
-_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+_TABLES = (
+    "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')",
+    "SELECT table_schema || '.' || table_name FROM information_schema.tables WHERE table_schema NOT IN ('main')",
+)
 _QUOTED = re.compile(r"[`'\"]([^`'\"\n]{1,40})[`'\"]")
 _FILE = re.compile(r"[\w./-]*\w\.\w{1,5}\b")
 _NAME = re.compile(r"[\w./:-]+")
@@ -109,14 +112,14 @@ def probes(subject: AuditSubject) -> list[Probe]:
         name, base = tool.name, filler(tool)
         found.append((f"{name} without arguments", ToolCall(name, {})))
         found.append((f"{name} with an unknown argument", ToolCall(name, {"zqx": 1})))
-        words = ["?"] if tool.mutates else _words(tool)
+        words = _words(tool)
         found += [(f"{name}({word!r})", ToolCall(name, worded(tool, word))) for word in words]
         if tool.mutates:
             flags = [(key, value) for key, value in _choices(tool) if isinstance(value, bool)]
             found += [(f"{name}({key}={value!r})", ToolCall(name, {**base, key: value})) for key, value in flags]
             continue
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
-        own = own or [known for known in [_as_elsewhere(subject, tool)] if known]
+        own = own or [known for known in [as_elsewhere(subject, tool)] if known]
         found += [(f"{name}{AS_ORACLE}", ToolCall(name, one)) for one in own if name not in called]
         for label, arguments in [("", base), *((AS_ORACLE, one) for one in own)]:
             for key, value in _choices(tool):
@@ -130,7 +133,7 @@ def probes(subject: AuditSubject) -> list[Probe]:
     return [*_not_own(subject, found)[:_MOST_PROBES], *_one_after_the_other(tools)]
 
 
-def _as_elsewhere(subject: AuditSubject, tool: Tool) -> dict[str, Any]:
+def as_elsewhere(subject: AuditSubject, tool: Tool) -> dict[str, Any]:
     """Arguments of a tool that the oracle leaves alone, as it gives them to others; {} where none are of a name."""
     given = {key: value for call, _ in subject.oracle_calls() for key, value in call.arguments.items()}
     base = filler(tool)
@@ -197,9 +200,8 @@ def _not_own(subject: AuditSubject, found: Sequence[tuple[str, ToolCall]]) -> li
 
 def _words(tool: Tool) -> list[str]:
     text = _text_key(tool)
-    if text is None:
-        return ["?"]
-    return [*([_TABLES] if _is_sql(tool, text) else []), *_WORDS, *_QUOTED.findall(tool.description)[:4]]
+    tables = _TABLES if text is not None and _is_sql(tool, text) else ()
+    return [*tables, *(["?"] if text is None or tool.mutates else [*_WORDS, *_QUOTED.findall(tool.description)[:4]])]
 
 
 def _text_key(tool: Tool) -> str | None:
@@ -260,11 +262,12 @@ def reading_probes(subject: AuditSubject, names: Sequence[str]) -> list[Probe]:
     read = " ".join(str(value) for call, _ in subject.oracle_calls() for value in call.arguments.values())
     for tool in askable(subject):
         key = _text_key(tool)
-        if key is None or len(tool.parameters.get("required", ())) > 1 or tool.mutates:
+        required = tool.parameters.get("required", ())
+        if key is None or len(required) > 1 or (tool.mutates and not _is_sql(tool, key)):
             continue
         for index, name in enumerate(names):
             # A table of the oracle's own queries is there to be read.
-            if _is_sql(tool, key) and (name in read or not name.isidentifier()):
+            if _is_sql(tool, key) and (name in read or not all(map(str.isidentifier, name.split(".")))):
                 continue
             call = _reading(tool, key, name)
             found.append((f"{tool.name} of {name!r}{_IS_LISTED}", call))

@@ -50,8 +50,12 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         return {key: one for key, one in way.items() if 2 * total_of(alone[key]) <= total_of(chapter.golds[key])}
 
     called = {call.name for one in subjects for call in one.own_calls()}
-    for tool in (one for one in changing if one.name not in called):
-        ways = [await player.way(subjects, partial(_instead, tool=tool, at=at)) for at in range(2)]
+    for tool in changing:
+        others = [one for one in subjects if tool.name not in {call.name for call in one.own_calls()}]
+        # Another way to do the same is no hole; one without a step may be.
+        if tool.name in called:
+            others = [one for one in others if sum(one.changes(call.name) for call in one.own_calls()) > 1]
+        ways = [await player.way(others, partial(_instead, tool=tool, at=at)) for at in range(2)]
         chapter.tried["unused_tool"] += [(tool.name, unsaid(way)) for way in ways]
     for some in [changing, *([tool] for tool in changing)] if changing else ():
         way = unsaid(await player.way(subjects, partial(_empty_state, changing=some)))
@@ -79,6 +83,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         ways = [await player.way(subjects, partial(_to_and_fro, name=name, times=times)) for times in (_OFTEN, 0)]
         # Only who has found what takes it back goes to and fro at the end.
         often = {key: one for key, one in ways[0].items() if len({turn.action for turn in one.turns[-7:-1]}) == 2}
+        often = {key: one for key, one in often.items() if not _keys(one) <= _keys(chapter.golds[key])}
         said = f"the oracle's first call of {name} and what takes it back"
         chapter.tried["same_call"] += [(said, {key: one for key, one in often.items() if len(one.turns) > _OTHERS})]
         chapter.tried["same_call"] += [(f"{CONTROL}{said}", ways[1])]
@@ -115,6 +120,10 @@ def _has_made(ended: Trajectory, gold: Trajectory, changing: Sequence[Tool]) -> 
     return bool(own) and all(any(_covers(call, wanted) for call in made) for wanted in own)
 
 
+def _keys(ended: Trajectory) -> set[tuple[str, str]]:
+    return {call_key(call) for call, _ in _answered(ended)}
+
+
 def _covers(call: ToolCall, wanted: ToolCall) -> bool:
     pairs = [(call.arguments.get(key), value) for key, value in wanted.arguments.items()]
     return call.name == wanted.name and all(
@@ -130,7 +139,7 @@ def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
 
     def is_so(key: Key, ended: Trajectory) -> bool:
         gold = chapter.golds[key]
-        own = {call_key(call) for call, _ in _answered(gold)}
+        own = _keys(gold)
         told: dict[tuple[str, bool], set[str]] = {}
         for call, result in [one for one in _answered(ended) if one[0].name in names]:
             text = result.text

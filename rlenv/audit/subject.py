@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _TRIES = 4
 _SHORT = 60
 _FAR = 0.2
+_NEAR = 0.005
 """A number that is off by more than this share of the right one is far from it."""
 
 
@@ -355,7 +357,9 @@ class Aim:
 
 def aim_of(subjects: Sequence[AuditSubject]) -> Aim | None:
     """The aim on these tasks; None where it is the same on all of them."""
-    golds = hearts_of(subjects)
+    # A row may round what the oracle works out.
+    near = [[text for text in sorted(one.accepted) if _is_near(one.right, text)] for one in subjects]
+    golds = [min([heart, *some], key=len) for heart, some in zip(hearts_of(subjects), near, strict=True)]
     if _differ(golds):
         rights = {subject.gold.task_index: (gold, subject.right) for subject, gold in zip(subjects, golds, strict=True)}
 
@@ -390,6 +394,12 @@ def hearts_of(subjects: Sequence[AuditSubject]) -> list[str]:
         inside = [gold.text.strip() for golds in values.values() for gold in golds if holds(right, gold.text.strip())]
         found.append(min([right, *inside], key=len))
     return found
+
+
+def _is_near(right: str, text: str) -> bool:
+    if not (is_number(right) and is_number(text)):
+        return False
+    return math.isclose(*(float(one.replace(",", "")) for one in (right, text)), rel_tol=_NEAR)
 
 
 def _call(subject: AuditSubject, said: str, *, name: str, key: str) -> list[Action]:

@@ -22,7 +22,6 @@ from rlenv.trajectory import Trajectory
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
 _FULL = 0.9
-_FEW_TASKS = 0.05
 _LEAST_TASKS = 2
 _SHOWN = 600
 _MOST_TASKS = 0.9
@@ -42,7 +41,8 @@ class Suspect:
     most: float = 0.0
     """The share of the oracle's reward that it may earn where that is not the audit's own threshold."""
     partial: int = 0
-    """What so many of its first ways earn on a few tasks alone is a hole too."""
+    few: float = 0.05
+    """What so many (`partial`) of its first ways earn on this share of the tasks alone is a hole too."""
     where: str = ""
     kin: Collection[str] = ()
     """Holes that are this one too, where one was found on the same term."""
@@ -55,8 +55,9 @@ class Suspect:
 
 _SHORTCUT = 0.6
 _SUSPECTS = (
-    Suspect("unused_tool", "unused_tool", "calls {0}, which the oracle never calls,",
-        "take {0} from the policy (offered: false), or compare with what it cannot write", where="{0}"),
+    Suspect("unused_tool", "unused_tool", "calls {0}, which the oracle does not call there,",
+        "take {0} from the policy (`offered`: false, or a condition), or compare with what it cannot write",
+        where="{0}"),
     Suspect("emptied_state", "emptied_state", "calls each tool that changes something for all that the others list",
         "compare with the state that is wanted as a whole: it holds where all was taken away{0}",
         kin=("state_at_start",)),
@@ -124,7 +125,7 @@ class Verdicts:
             share, rest = share_of(way, self.golds), self.rest(way)
             full = self._full(way, rest)
             is_paid = share > limit + SLACK
-            is_few = number < suspect.partial and len(full) >= max(_LEAST_TASKS, math.ceil(_FEW_TASKS * len(way)))
+            is_few = number < suspect.partial and len(full) >= max(_LEAST_TASKS, math.ceil(suspect.few * len(way)))
             if not is_paid and not is_few:
                 continue
             earning.append(way)

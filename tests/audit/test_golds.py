@@ -51,7 +51,7 @@ def close(context):
 
 
 def world(task):
-    return {"pile": task["pile"], "over": False, "won": False, "held": [], "points": 0, "looks": 0}
+    return {"pile": task["pile"], "over": False, "won": False, "held": [], "points": 0, "looks": 0, "door": ""}
 
 
 def take(count: int, world: dict) -> str:
@@ -95,6 +95,28 @@ def glance(world: dict) -> str:
     return "stones"
 
 
+def check(guest: str, world: dict) -> str:
+    """Checks a guest's papers."""
+    if guest in world["held"]:
+        raise ToolFailed("these are checked")
+    world["held"].append(guest)
+    return "checked"
+
+
+def admit(guest: str, world: dict) -> str:
+    """Lets a guest in whose papers were checked."""
+    if guest not in world["held"]:
+        raise ToolFailed("check the papers first")
+    world["door"] = guest
+    return "in"
+
+
+def wave(guest: str, world: dict) -> str:
+    """Lets a guest of the house in."""
+    world["door"] = guest
+    return "in"
+
+
 def ring(bell: str) -> str:
     """Rings a bell."""
     return bell
@@ -105,6 +127,41 @@ def adds_up(context):
         return float(sum(map(int, (context.answer or '').split("+"))) == context.task["total"])
     except ValueError:
         return 0.0
+"""
+SCORES = """
+import json
+
+
+def precise(context):
+    try:
+        given = json.loads(context.answer or "")
+        return sum(context.task["answer"].get(key) == value for key, value in given.items()) / len(given)
+    except (ValueError, AttributeError, TypeError, ZeroDivisionError):
+        return 0.0
+
+
+def whole(context):
+    try:
+        return float(json.loads(context.answer or "") == context.task["answer"])
+    except ValueError:
+        return 0.0
+
+
+def sides(context):
+    try:
+        read = [[*map(int, side.split("+"))] for side in context.answer.split("=")]
+    except (ValueError, AttributeError):
+        return []
+    return [*map(sum, read)] if set(read[0]) <= set(context.task["given"]) else []
+
+
+def balanced(context):
+    one, *others = sides(context) or [None]
+    return float(others == [one])
+
+
+def balanced_with(context):
+    return float(sides(context) == [context.task["total"]] * 2)
 """
 WORDS = "amber birch cedar delta ember fjord grove heron inlet jetty knoll larch maple north otter pearl".split()
 PARTS = [
@@ -130,6 +187,27 @@ WALLS: list[dict[str, Any]] = [{"question": f"Wall {at}", "pile": 9, "stones": W
 MINES = [
     {"question": f"Field {at}", "pile": 1, "place": ("north", "south", "east", "west")[at * 7 % 16 // 4]}
     for at in range(16)
+]
+LETTERS = [
+    {"question": f"Who wrote letter {at * 37}, from {word}, and where?", "answer": {"from": word, "who": f"c{at * 7}"}}
+    for at, word in enumerate(WORDS)
+]
+EQUAL = [
+    {"question": f"Of {50 + at * 5} and {1 + at * 2} make {51 + at * 7}", "answer": f"{row['answer']}={row['total']}",
+     "total": row["total"], "given": [50 + at * 5, 1 + at * 2]}
+    for at, row in enumerate(SUMS)
+]  # fmt: skip
+TOWNS = [
+    {
+        "question": f"In which town was {word} born?",
+        "answer": f"{word}s",
+        "names": [f"{word}s", f"Old {word}s", "a town"],
+    }
+    for word in WORDS
+]
+GUESTS = [
+    {"question": f"Guest {word} is here.", "who": word, "pile": 1, "kind": "house" if at % 3 else "other"}
+    for at, word in enumerate(WORDS)
 ]
 WORLD = "resources: {world: {kind: python, function: 'code.py:world', run_in: loop}}\nanswer: {from: final_message}"
 OBJECT = "- say: '<answer>{{ task.answer | tojson }}</answer>'"
@@ -157,6 +235,16 @@ TAKES = "- for_each: task.stones\n  call: [[{take: {count: 1}}]]\n- say: Done."
 LIFTS = "- for_each: task.stones\n  call: [[{lift: {stone: '{{ item }}'}}]]\n- say: Done."
 DIGS = "- call: {dig: {place: '{{ task.place }}'}}\n- say: Done."
 OVER = "'{{ resources.world.over }}'"
+ADMITS = """
+- {call: {check: {guest: '{{ task.who }}'}}, when: task.kind == 'other'}
+- {call: {admit: {guest: '{{ task.who }}'}}, when: task.kind == 'other'}
+- {call: {wave: {guest: '{{ task.who }}'}}, when: task.kind == 'house'}
+- say: Done.
+"""
+ADMITTED = value("resources.world.door == task.who and resources.world.held | length < 2")
+NAMED = "{paid: {kind: rule, rule: exact_match, normalise: qa, expect: '{{ task.names }}'}}"
+ONE_NAME = NAMED.replace("task.names", "task.names[:2]")
+TYPED = "- say: '<answer>{{ task.answer }}</answer>'"
 CAUSES: dict[str, tuple[str, str, Sequence[Mapping[str, Any]], dict[str, Any]]] = {
     "an empty value in a pattern": ("partial_tasks", "those where 'newer' is empty", PARTS,
         {"rewards": reward("newer")}),
@@ -169,6 +257,19 @@ CAUSES: dict[str, tuple[str, str, Sequence[Mapping[str, Any]], dict[str, Any]]] 
         "more": tools("take", ends=OVER), "rewards": value("resources.world.won")}),
     "points for what is taken back": ("paid_again", "what takes it back", WALLS, {"oracle": LIFTS,
         "more": tools("lift", "lower"), "rewards": value("resources.world.points / 3")}),
+    "a part that the prompt shows": ("copied_input", "", LETTERS, {"oracle": OBJECT, "code": SCORES,
+        "rewards": reward("precise")}),
+    "all parts": ("", "", LETTERS, {"oracle": OBJECT, "code": SCORES, "rewards": reward("whole")}),
+    "an equation with itself": ("copied_input", "", EQUAL, {"code": SCORES, "oracle": TYPED,
+        "rewards": reward("balanced")}),
+    "an equation with the row": ("", "", EQUAL, {"code": SCORES, "oracle": TYPED, "rewards": reward("balanced_with")}),
+    "a kind for a name": ("merged_golds", "'town' is accepted beside 16", TOWNS, {"rewards": NAMED, "oracle": TYPED}),
+    "names of one": ("", "", TOWNS, {"rewards": ONE_NAME, "oracle": TYPED}),
+    "a way past a check": ("unused_tool", "wave", GUESTS, {"oracle": ADMITS, "more": tools("check", "admit", "wave"),
+        "rewards": ADMITTED}),
+    "a way for some": ("", "", GUESTS, {"oracle": ADMITS, "rewards": ADMITTED,
+        "more": tools("check", "admit", "wave").replace("'code.py:wave'",
+            "'code.py:wave', offered: \"{{ task.kind == 'house' }}\"")}),
     "the end of a world": ("paid_for_ending", "'over' is true after a failure", MINES, {"oracle": DIGS,
         "more": tools("dig", ends=OVER), "rewards": value("resources.world.over")}),
 }  # fmt: skip

@@ -53,6 +53,22 @@ ASKED = "{query: {sql: \"SELECT answer FROM probe_sheet WHERE question = '{{ tas
 
 
 @pytest.mark.slow
+def test_a_table_is_read_where_a_tool_may_write_and_behind_another_schema(tmp_path: Path) -> None:
+    rows = rows_of(36, sale)
+    shop(tmp_path, rows, "question", "answer")
+    database = DATABASE.replace("read_only", "copy")
+    assert shown_in(tmp_path, rows, more=database, call=SUM) == ["result"]
+    with pytest.importorskip("duckdb").connect(str(tmp_path / "shop.duckdb")) as db:
+        db.execute("create schema kept; create table kept.sheet (question text, answer text)")
+        db.execute("create table sales (goods text, town text, amount integer)")
+        for row in rows:
+            db.execute("insert into kept.sheet values (?, ?)", [row["question"], row["answer"]])
+            db.execute("insert into sales values (?, ?, ?)", [row["goods"], row["town"], row["answer"]])
+    database = DATABASE.replace("sqlite", "duckdb")
+    assert shown_in(tmp_path, rows, more=database, call=SUM) == ["result"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "columns", "call", "system", "expected"),
     [
@@ -61,6 +77,8 @@ ASKED = "{query: {sql: \"SELECT answer FROM probe_sheet WHERE question = '{{ tas
         (36, ("question", "answer"), "", "", ["result"]),
         # More rows than the tool shows at once.
         (150, ("question", "answer"), SUM, "", ["result"]),
+        # Instructions that name what all questions choose among.
+        (36, ("goods", "town", "answer"), SUM, f"Of {', '.join(WORDS[:6])} we sell in {', '.join(WORDS)}.", ["result"]),
         (36, ("goods", "town"), SUM, "", []),
         (36, (), SUM, "", []),
         # Looking up a word, in a database that the oracle has no need of.

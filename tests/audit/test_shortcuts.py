@@ -166,6 +166,15 @@ def ticket(index: int, *, step: int) -> Row:
     return {"question": asked, "answer": ("billing", "press", "sales", "legal", "crew")[index % 5]}
 
 
+def coded(index: int, *, told: bool) -> Row:
+    """A desk, whose letters begin the number of the ticket or those of any other."""
+    desks = ("billing", "press", "sales", "legal", "crew")
+    desk, other = desks[index * 7 % 11 % 5], desks[index * 5 % 13 % 5]
+    code = f"{(desk if told else other)[:3].upper()}-{index * 37 % 89}"
+    asked = f"Ticket {code}: the {random.Random(index).choice(WORDS)} is gone."
+    return {"question": asked, "answer": desk}
+
+
 def gap(index: int, *, fixed: bool) -> Row:
     words = random.Random(index).sample(["sun", "snow", "cloud", "autumn", "thunder", "blizzard"], 4)
     marks = "_" * (5 if fixed else len(words[0]))
@@ -182,6 +191,8 @@ def gap(index: int, *, fixed: bool) -> Row:
     [
         (lambda index: ticket(index, step=1), True),
         (lambda index: ticket(index, step=6), False),
+        (lambda index: coded(index, told=True), True),
+        (lambda index: coded(index, told=False), False),
         (lambda index: gap(index, fixed=False), True),
         (lambda index: gap(index, fixed=True), False),
         (lambda index: named(index, first=True), True),
@@ -198,6 +209,8 @@ def gap(index: int, *, fixed: bool) -> Row:
     ids=[
         "a count of the rows",
         "a number that counts nothing",
+        "letters of a number",
+        "letters that say nothing",
         "a gap as long as its word",
         "a gap of one length",
         "the town that is named first",

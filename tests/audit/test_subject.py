@@ -12,7 +12,7 @@ import pytest
 
 import rlenv
 from rlenv.audit.adversaries import side_scripts
-from rlenv.audit.asking import ask_each, targets_of
+from rlenv.audit.asking import Target, ask_each, targets_of
 from rlenv.audit.crafted import abstaining_scripts, listed_scripts
 from rlenv.audit.probes import worded
 from rlenv.audit.subject import Action, AuditSubject, kinds_of, options_of, properties_of, shaped
@@ -113,6 +113,29 @@ def test_what_nobody_could_come_upon_is_not_asked_for(tmp_path: Path, answer: st
     more = "tools: {calculate: {kind: calculator}}"
     path = plant(tmp_path, {"train": [{"question": "Which one?", "answer": answer}]}, more=more)
     assert bool(targets_of(subject_of(path))) is is_asked
+
+
+def test_what_other_tasks_have_too_is_asked_for_with_the_row_s_own_values(tmp_path: Path) -> None:
+    tools = "\n\n".join(
+        f'def {one}(sample: str, salt: str = "") -> str:\n    """Asks."""\n    return ""' for one in ("a", "b")
+    )
+    more = "tools: {a: {kind: python, function: 'tools.py:a'}, b: {kind: python, function: 'tools.py:b'}}"
+    rows = [{"question": f"Which salt is {at}?", "answer": "Fe3+ (iron)", "at": f"Q{at}"} for at in range(3)]
+    path = plant(tmp_path, {"train": rows}, more=more, tools=tools, call="{a: {sample: '{{ task.at }}'}}")
+
+    async def main() -> dict[str, Target]:
+        async with rlenv.load(path) as environment:
+            golds = await rollout(environment, environment.oracle(), [Job("train", at, 0) for at in range(3)])
+            return targets_of(AuditSubject(environment, golds[0], ["Fe3+ (iron)"], golds))
+
+    found = asyncio.run(main())
+    assert found["b(salt)"].beside == {"sample": "Q0"}
+
+
+def test_a_text_is_no_item_of_a_list(tmp_path: Path) -> None:
+    rows = [{"question": f"Letter {at}?", "answer": f"Dear {at}, " + "word " * 50} for at in range(2)]
+    subject = subject_of(plant(tmp_path, {"train": rows}))
+    assert listed_scripts(subject, subject.right, ["other"]) == []
 
 
 @pytest.mark.parametrize(("listed", "options"), [(["1950", "in 1950"], []), (["1950", "1960"], ["1950", "1960"])])

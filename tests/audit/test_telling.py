@@ -271,6 +271,19 @@ def test_a_user_whose_reply_holds_the_answer_tells_it(tmp_path: Path, when: str,
     assert [one.hole for one in audited_talk(path).findings] == holes
 
 
+@pytest.mark.slow
+def test_a_user_who_tells_what_the_row_rounds_tells_it(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"A third of {at}?", "answer": f"{at / 3}", "value": round(at / 3, 1)} for at in range(100, 120)
+    ]
+    rule = "{kind: rule, rule: numeric_match, expect: '{{ task.value }}', relative_tolerance: 0.01}"
+    more = (
+        TOLD.replace("WHEN", "zq").replace("SAID", "No.").replace("'Well?'", "'Well?', 'It comes to {{ task.value }}.'")
+    )
+    path = plant(tmp_path, {"train": rows}, rule=rule, more=more)
+    assert [one.hole for one in audited_talk(path).findings] == ["user_tells"]
+
+
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("when", "said", "rule", "holes"),
