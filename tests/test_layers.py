@@ -91,6 +91,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
+@pytest.mark.slow
 def test_imports_go_down_the_order_only() -> None:
     rank = {room: index for index, room in enumerate(ORDER)}
     rank[""] = len(ORDER)  # the package itself hands out the top, lazily
@@ -191,6 +192,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", NAMED)
 def test_what_an_episode_asks_a_server_with_is_loaded_when_the_spec_is_compiled(named: str, tmp_path: Path) -> None:
     spec = "rlenv: 1\nname: far\ntasks: {train: {rows: [{answer: a}]}}\nprompt: {user: q}\n"

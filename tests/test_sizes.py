@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 MOST_OF_A_FUNCTION = 60
 MOST_OF_A_MODULE = 450
@@ -21,6 +23,7 @@ def _sources() -> list[tuple[str, str]]:
     return [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_sixty_lines() -> None:
     long = {
         f"{path}: {node.name}"

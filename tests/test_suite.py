@@ -62,6 +62,7 @@ def _outside(name: str) -> Iterator[str]:
                 yield f"{name}:{node.lineno}: {ast.unparse(node)}"
 
 
+@pytest.mark.slow
 def test_no_file_names_a_place_outside_of_the_checkout() -> None:
     """What others made is asked for by `tests.support.data`, under a mark."""
     assert [place for name in NAMES for place in _outside(name)] == []
@@ -313,6 +314,7 @@ def test_no_test_waits_for_a_fixed_time() -> None:
     assert [wait for name in NAMES if name not in REAL_RUNS for wait in _fixed_waits(name)] == []
 
 
+@pytest.mark.slow
 def test_no_test_looks_how_long_something_took() -> None:
     """By the wall clock, that is: processor time is the code's own, whatever else the machine does."""
     assert [wait for name in NAMES if name not in REAL_RUNS for wait in _timed(name)] == []

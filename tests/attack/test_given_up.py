@@ -44,6 +44,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, tuple[int, int]]]] = {
 }
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_given_up_is_a_failed_try(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made: Counter[str] = Counter()

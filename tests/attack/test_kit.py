@@ -160,6 +160,7 @@ def test_a_parameter_is_attacked_in_the_language_that_its_name_tells() -> None:
     assert subject_of("query") == "text"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("run_in", ["loop", "thread"])
 def test_whatever_a_python_tool_gives_the_call_ends_as_a_bounded_result(make_environment: Any, run_in: str) -> None:
     tool = {"kind": "python", "function": "rlenv.testing.hostile_tool:hostile_tool", "timeout_s": 0.3, "run_in": run_in}
@@ -242,6 +243,7 @@ def test_a_hostile_endpoint_that_obeys_does_what_the_material_says() -> None:
     assert json.loads(asyncio.run(main()))["score"] == 4
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("over", ["stdio", "http"])
 def test_a_hostile_server_costs_the_call_that_asked_it_and_no_other(make_environment: Any, over: str) -> None:
     pytest.importorskip("mcp")

@@ -204,6 +204,7 @@ def check(usage: Mapping[str, Any], kept: Mapping[str, Mapping[str, int]]) -> No
     assert usage["unpriced"] == (["tool-1"] if "tool-1" in kept else [])
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_sums_are_those_of_the_server_s_books(
     spec: Path, books: Books, capsys: pytest.CaptureFixture[str], concurrency: int

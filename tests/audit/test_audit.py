@@ -293,6 +293,7 @@ def test_the_command_says_how_far_it_is_and_stops_in_time(tmp_path: Path, capsys
     )
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("function", ["everywhere", "last_value"])
 def test_the_tool_output_hole_is_found_where_only_sensible_calls_go_well(tmp_path: Path, function: str) -> None:
     seen = f'  seen: {{kind: rule, function: "tools.py:{function}", weight: 0.5}}\n'
@@ -319,6 +320,7 @@ def rows(*answers: str) -> str:
     return "".join(f'      - {{question: "Question {i}?", answer: "{a}", other: x}}\n' for i, a in enumerate(answers))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("answers", "share"), [(["no"] * 8 + ["yes"] * 2, 0.8), (["42"] * 5, 1.0), (["C"] * 5 + list("ABDEF"), 0.5)]
 )
@@ -484,6 +486,7 @@ def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
     assert ("empty_gold", "correct") in holes(audited(path))
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("scope", "said"), [("process", True), ("episode", False)])
 def test_a_state_that_episodes_share_is_said_to_be_no_one_episodes(tmp_path: Path, scope: str, said: bool) -> None:
     book = f'\nresources: {{book: {{kind: python, function: "tools.py:open_book", scope: {scope}}}}}\ntools:'

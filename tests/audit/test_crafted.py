@@ -118,7 +118,7 @@ def test_an_answer_that_is_read_as_a_pattern_is_found_as_that(tmp_path: Path, na
     assert found.episode.reward == 1.0
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("escaped", CODES), ("gold_is_pattern", CODES), ("equal", SIGNS), ("tells_apart", TOLD)],

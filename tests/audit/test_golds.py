@@ -291,7 +291,7 @@ def refused(folder: Path, rows: Sequence[Mapping[str, Any]], **given: Any) -> li
     return [one.message for one in report.findings if one.hole == "right_answer_refused"]
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("look", "expected"), [("look", 1), ("glance", 0)])
 def test_a_look_that_costs_the_right_work_its_reward_is_named(tmp_path: Path, look: str, expected: int) -> None:
     rows = [{**row, "gold": [{"name": "lift", "arguments": {"stone": one}} for one in row["stones"]]} for row in WALLS]
@@ -317,6 +317,7 @@ def test_calls_of_one_turn_in_another_order_are_the_same_work(tmp_path: Path, as
     assert len(told) == expected
 
 
+@pytest.mark.slow
 def test_a_column_that_a_split_lacks_is_named(tmp_path: Path) -> None:
     code = 'def right(context):\n    return float((context.answer or "?").startswith(context.task.get("answer", "")))\n'
     (tmp_path / "test.jsonl").write_text("".join(json.dumps({"question": w, "target": w[::-1]}) + "\n" for w in WORDS))

@@ -156,6 +156,7 @@ def test_a_judge_that_compares_two_answers_is_told_on_its_own_scale(tmp_path: Pa
     assert found.terms[0].scale == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_of_a_panel_the_judges_that_rise_are_named(tmp_path: Path) -> None:
     honest, obeys = swayed("honest"), swayed("obeys")
 

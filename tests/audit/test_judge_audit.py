@@ -136,6 +136,7 @@ def test_an_earlier_report_of_another_judge_is_refused(tmp_path: Path) -> None:
             held(tmp_path, quality, before={**earlier, "scores": scores})
 
 
+@pytest.mark.slow
 def test_an_earlier_report_of_another_model_or_other_anchors_is_refused(tmp_path: Path) -> None:
     earlier = held(tmp_path, quality).as_dict()
     assert earlier["models"] == ["m"]
@@ -146,7 +147,7 @@ def test_an_earlier_report_of_another_model_or_other_anchors_is_refused(tmp_path
         held(tmp_path, quality, anchors=changed, before=earlier)
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["scale", "models", "panel", "anchors_sha256", "prompt_sha256"])
 def test_an_earlier_report_that_does_not_say_of_which_judge_it_is_is_refused(tmp_path: Path, key: str) -> None:
     earlier = held(tmp_path, quality).as_dict()
@@ -212,6 +213,7 @@ def test_each_judge_of_a_panel_has_figures_of_its_own(tmp_path: Path) -> None:
     assert report.findings == ("bias: length moves the score of judges.1 (writer) by +0.20 of the scale",)
 
 
+@pytest.mark.slow
 def test_labels_off_the_steps_have_an_error_and_a_curve_on_any_scale(tmp_path: Path) -> None:
     anchors = [Anchor(one.task, one.message, 0.2 * one.label - 0.13) for one in ANCHORS]
     report = held(tmp_path, lambda text: 0.2 * quality(text) - 0.1, anchors=anchors, scale=(0.0, 1.0))

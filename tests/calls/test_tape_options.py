@@ -324,7 +324,7 @@ def test_an_option_that_decides_an_answer_is_seen_where_it_has_changed(
     assert found
 
 
-@pytest.mark.slow(but=8)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", SAME)
 def test_an_option_that_is_set_aside_changes_nothing(
     run: Path, capsys: pytest.CaptureFixture[str], change: str

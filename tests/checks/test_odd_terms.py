@@ -954,6 +954,7 @@ server.run()
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("scope", "codes"), [("process", {"shared-state"}), ("episode", set())])
 def test_a_server_that_all_episodes_change_is_said(sound: Path, scope: str, codes: set[str]) -> None:
     pytest.importorskip("mcp", reason="needs the extra mcp")

@@ -280,6 +280,7 @@ KIND = Kind(TruthSpec, compiled, values=(0, 1), gold="truth", several=True, read
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("rule", "key"), [("exact_match", "expect"), ("truthful", "truth")])
 def test_a_gold_value_is_known_under_whatever_key_its_kind_reads_it(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, key: str

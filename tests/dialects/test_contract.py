@@ -73,7 +73,7 @@ def test_what_the_files_list_beside_marks_is_no_control_token() -> None:
     assert [name for name in LENIENCIES if broken(f"[{name}]") != f"[{name}]"] == []
 
 
-@pytest.mark.slow(but=12)
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_built_in_dialect_keeps_the_laws(name: str) -> None:
     check_dialect(dialects.get(name), arguments=SINGLE.get(name, ARGUMENTS))

@@ -531,6 +531,7 @@ def test_a_judge_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureF
     assert term.status == "invalid"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("failure", [Reply(body="<html>"), Reply(drops=True), Reply(503, "busy"), None])
 def test_a_judge_that_failed_and_then_gave_a_verdict_does_both_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Reply | None

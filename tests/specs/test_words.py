@@ -121,7 +121,7 @@ def _left(out: Path, **rates: tuple[float, float]) -> None:
     (out / "stages" / "sft.json").write_text(json.dumps({"command": "rlenv sft", "seconds": 90.0, "load_before": 1.0}))
 
 
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "control", "unlike"),
     [

@@ -138,7 +138,8 @@ async def of_endpoint(
 @asynccontextmanager
 async def of_mcp(folder: Path) -> AsyncIterator[dict[str, Any]]:
     pytest.importorskip("mcp")
-    entry = {"kind": "mcp", "command": [sys.executable, "lab.py"], "include": ["echo"], "start_timeout_s": 90.0}
+    limits = {"start_timeout_s": 90.0, "timeout_s": 60.0}
+    entry = {"kind": "mcp", "command": [sys.executable, "lab.py"], "include": ["echo"], **limits}
     made = await asyncio.to_thread(compiled, "tools", entry, base=SERVERS)
     yield {"tool": made[0], "good": [{"text": "a"}], "bad": [{}], "make_context": lambda: context(seconds=120)}
 

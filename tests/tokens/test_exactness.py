@@ -29,7 +29,7 @@ REWRITING = {
 }
 
 
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_accepted_is_equal_and_what_is_refused_is_rewritten(name: str) -> None:
     kind = KINDS[name]
@@ -112,7 +112,7 @@ def played(kind: Kind, *answers: tuple[str, ...], **more: Any) -> Played:
     return Played(prompt, tools=TOOLS, answers=answers, **more)
 
 
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize(
     ("name", "answers", "runs"),
     [

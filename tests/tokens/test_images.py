@@ -40,6 +40,7 @@ def encoder(made: Any) -> TokenEncoder:
     return encoder_of(made)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "real", [pytest.param(False, id="small"), pytest.param(True, id="qwen3", marks=pytest.mark.shared_data)]
 )

@@ -138,6 +138,7 @@ def _pairs(table: str) -> list[tuple[str, str]]:
     return [pair for one, other in found for pair in ((one, other), (other, one))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "table"), [(1.0, EQUAL), (0.0, DIFFERENT)])
 def test_a_notation_means_what_it_means(value: float, table: str) -> None:
     wrong = [

@@ -127,6 +127,7 @@ def test_another_version_than_the_tried_one_is_a_warning(install: Install, tiny_
     assert (found.level, "vLLM 0.99.2 is installed; this path was run with" in found.message) == ("warning", True)
 
 
+@pytest.mark.slow
 @without_vllm
 @pytest.mark.parametrize("name", ["torchvision", "torchaudio"])
 def test_a_wheel_that_keeps_vllm_from_being_imported_is_named(install: Install, tiny_folder: Path, name: str) -> None:

@@ -107,6 +107,7 @@ def test_a_dtype_rounds_the_weights_once(run: Path, tiny_folder: Path, dtype: st
     assert agreement(exported, base=str(tiny_folder)).holds
 
 
+@pytest.mark.slow
 def test_the_check_tells_another_steps_weights_and_another_tokenizer(run: Path, tiny_folder: Path) -> None:
     add_checkpoint(run, 2, changed(tiny_folder, seed=2), base=tiny_folder)
     add_checkpoint(run, 4, changed(tiny_folder, seed=4), base=tiny_folder)

@@ -43,6 +43,7 @@ def rendered(tokenizer: Any, folder: Path, messages: list[dict[str, Any]]) -> st
     return text
 
 
+@pytest.mark.slow
 def test_rows_start_where_history_is_rewritten_and_begin_with_the_templates_own(
     verl: Any, tmp_path: Path, forgetful: Any
 ) -> None:
@@ -59,6 +60,7 @@ def test_rows_start_where_history_is_rewritten_and_begin_with_the_templates_own(
     assert "I need more" not in texts[1]
 
 
+@pytest.mark.slow
 def test_keep_goes_on_with_what_was_sampled_and_counts_what_differs(verl: Any, tmp_path: Path, forgetful: Any) -> None:
     played = play(tmp_path, forgetful, DIALOGUE, history="keep")
     check_rows(played)
@@ -180,6 +182,7 @@ def test_generation_stops_at_every_id_that_ends_a_turn(verl: Any, tmp_path: Path
     assert played.requests[0]["stop_token_ids"] == sorted({tokenizer.eos_token_id, other})
 
 
+@pytest.mark.slow
 def test_an_id_of_the_models_padding_is_the_policys_own_mistake(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     # The output layer is padded to a multiple of 64: a policy can sample ids that no token has.
     size = json.loads((Path(tokenizer.name_or_path) / "config.json").read_text())["vocab_size"]

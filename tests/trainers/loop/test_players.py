@@ -45,6 +45,7 @@ def test_both_players_are_sampled_and_the_tasks_own_is_trained(
     assert {name: one.reward.total for name, one in all_of(record).items()} == {"a": 2.0, "b": 2.0}
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_in_another_players_turn_is_told(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ConnectionError):
         run(tmp_path, tokenizer, [ADD, ConnectionError("gone")])

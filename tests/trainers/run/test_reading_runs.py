@@ -122,6 +122,7 @@ def test_overrides_are_quoted_as_hydra_reads_them(value: object, text: str) -> N
     assert override("a.b", value) == text
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("value", ["/a path/it's", "x=y, z", "true", "12:30", "back\\slash", "{ray_dir}"])
 def test_an_override_reaches_the_configuration_unchanged(value: str) -> None:

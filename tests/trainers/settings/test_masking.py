@@ -167,7 +167,7 @@ def valid(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.is_masked]
 
 
-@pytest.mark.slow(but=10)
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_masked_rows_do_not_change_the_gradient(verl: Any, loss: str, mode: str) -> None:
@@ -177,6 +177,7 @@ def test_masked_rows_do_not_change_the_gradient(verl: Any, loss: str, mode: str)
     torch.testing.assert_close(with_masked, without, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_masked_rows_do_not_change_it_with_any_of_the_estimators(verl: Any, estimator: str, mode: str) -> None:

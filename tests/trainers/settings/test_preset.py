@@ -90,6 +90,7 @@ def test_values_laid_over_the_configuration_are_what_its_files_give(algorithm: s
     assert laid == composed("cpu", algorithm, mode, *more, "model_engine=dp")
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpu", "node", "cluster"])
 def test_a_pass_takes_two_of_the_longest_sequences(name: str) -> None:
