@@ -100,7 +100,8 @@ async def _rows(handle: Any, sql: str) -> list[str]:
     rows, size, piece = list[str](), 0, _PIECE
     while True:
         asked, deadline = f"{sql} LIMIT {_MOST_ROWS + 1} OFFSET {len(rows)}", time.monotonic() + min(60, left_s() / 2)
-        found = await handle.query(asked, deadline=deadline, max_rows=_PIECE_ROWS, max_size=piece, is_urgent=True)
+        most = _PIECE_ROWS if piece == _PIECE else 1
+        found = await handle.query(asked, deadline=deadline, max_rows=most, max_size=piece, is_urgent=True)
         rows += (new := await asyncio.to_thread(_rows_dumped, found.rows))
         size += sum(map(len, new))
         if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _MOST_BYTES):

@@ -489,3 +489,21 @@ def test_a_table_is_read_in_pieces_each_within_half_of_the_time_that_is_left() -
     assert asyncio.run(read()) == {"t": _rows_dumped(held)}
     latest = max(seen)
     assert (len(seen) > 7, latest < time.monotonic() + 5) == (True, True)
+
+
+def test_of_rows_that_are_longer_than_a_piece_one_is_read_at_a_time() -> None:
+    """What is parsed holds all else up, so that no more of it comes at once than a row has."""
+    held = [["x" * 5_000_000] for _ in range(3)]
+
+    class Table:
+        dialect = "sqlite"
+
+        async def query(self, sql: str, *, deadline: float, max_rows: int, max_size: int, is_urgent: bool) -> Rows:
+            if "sqlite_master" in sql:
+                return Rows(("name",), [["t"]])
+            begin = int(sql.rpartition(" ")[2])
+            end = begin + min(max_rows, max_size // 5_000_000)
+            assert end - begin <= 1
+            return Rows(("a",), held[begin:end], truncated=end < len(held))
+
+    assert asyncio.run(snapshot(Table())) == {"t": _rows_dumped(held)}
