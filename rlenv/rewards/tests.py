@@ -229,7 +229,7 @@ def _near(word: str, wanted: str, tolerance: Decimal, relative: Decimal) -> bool
 
 
 _MAX_CODE = 200_000
-_LONG = 65_536  # characters of a row's text: tests that are read beside the event loop
+_LONG = 65_536  # characters of a row's tests, or of an answer, that are read beside the event loop
 _QUEUE, _LEAST_S = 10, 3.0
 """For how many times `timeout_s`, or this, the tests of an answer may be kept from the processor."""
 _KEPT_FAILURES = 8
@@ -325,7 +325,8 @@ class _Tests:
             code = str(self.code(context))
         except UnfitAnswer as error:
             return Measured(0.0, str(error))
-        code = last_block(code) if self.spec.block == "last" else code
+        if self.spec.block == "last":
+            code = await asyncio.to_thread(last_block, code) if len(code) > _LONG else last_block(code)
         if len(code) > _MAX_CODE:
             return Measured(0.0, f"longer than the {_MAX_CODE} characters that are run")
         try:

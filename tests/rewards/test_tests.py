@@ -8,6 +8,7 @@ import base64
 import json
 import os
 import pickle
+import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -242,6 +243,14 @@ def test_the_prompts_helpers_are_the_tests_own() -> None:
     keys = {"before": prompt, "setup": prompt, "names": "f", "programs": "assert f(1) == helper(1)"}
     assert graded("def f(x):\n    return helper(x)", **keys).value == 1
     assert graded("def helper(x): return None\ndef f(x): return None", **keys).value == 0
+
+
+@pytest.mark.sandbox
+def test_a_long_answer_is_looked_through_beside_the_event_loop() -> None:
+    graded(ADD, calls=CALLS, entry="add")
+    all_s, loop_s = time.process_time(), time.thread_time()
+    assert graded("```\n" * 300_000 + f"```\n{ADD}\n```", calls=CALLS, entry="add").value == 1
+    assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
 
 
 @pytest.mark.sandbox
