@@ -45,7 +45,8 @@ _LEAST = 2
 _ALSO = 3
 _OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
 _STATE_HINT = (
-    "the state that this asks for is there before anything is done: begin with another, or gate the term by what the "
+    "the state that this asks for is there before anything is done: begin with another, keep none of what earlier "
+    "episodes did (in a class, a module or a default), compare what the task changes too, or gate the term by what the "
     "policy did"
 )
 _SIGN_HINT = "what is wrong is paid for and what is right is not: turn the term, its range or its comparison around"
@@ -393,7 +394,7 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
         hits = sum(2 * total_of(one) > total_of(chapter.golds[key]) for key, one in best.items())
         is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or re.search(r"^def \w+\(", answer, re.MULTILINE)
-        if is_rare or _is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best]):
+        if not is_rare and (_is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
             return
     if chapter.choices:
         _judge_choice(verdicts, chapter)

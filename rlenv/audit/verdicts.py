@@ -296,7 +296,7 @@ _TOO_WIDE = frozenset(
     {"constant_answer", "copied_input", "form_only", "loose_match", "partial_tasks", "stuffed_answer"}
 )
 _MOVED = frozenset({"idle_calls_paid", "paid_again", "paid_for_ending", "state_at_start", "target_written"})
-SLIGHT = 0.001
+SLIGHT, _PART = 0.001, 0.8
 
 
 def beyond(way: Way, plain: Sequence[Way]) -> Way:
@@ -356,7 +356,7 @@ def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     spec, shown = environment.spec.rewards.get(found.term), found.episode
     if spec is None or shown is None:
         return found
-    is_part = (shown.reward or 0.0) < (1 - SLIGHT) * (shown.oracle or 0.0)
+    is_part = (shown.reward or 0.0) < _PART * (shown.oracle or 0.0)  # what else pays is little, as a rule
     code, said, hint = found.hole, "", ""
     if found.hole == "leak" and found.where.startswith("default of") and getattr(spec, "rule", "") == "calls_match":
         code, hint = "unchecked_argument", 'the golds accept calls without it: take "" out of their accepted values'
