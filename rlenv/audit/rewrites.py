@@ -141,7 +141,7 @@ def _numbers(right: str, asked: str, options: Sequence[str]) -> Iterator[tuple[s
     if found is not None and "." in right:
         word = (found[1] or found[2]).lower()
         yield "rounded as the prompt asks", f"{float(right.replace(',', '')):.{_WORDS.get(word) or int(word)}f}"
-    elif found is None and re.search(r"\.\d*0$", right):
+    elif found is None and re.search(r"\.\d*0$", right) and not re.search(r"\.\d{3}$", right):  # that may be thousands
         yield "without the zeros at its end", right.rstrip("0").rstrip(".")
 
 

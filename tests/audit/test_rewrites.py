@@ -64,6 +64,7 @@ def test_an_answer_has_the_forms_that_say_the_same(
         (["4, 9", "9, 4", "4, 7", "7, 4"], ASKS.format("numbers"), "parts in another order"),
         (["Bern, 4 May", "Rome, 9 June", "Oslo, 7 May"], ASKS.format("town and day"), "parts in another order"),
         (["2.50", "1.25"], ASKS.format("price with two decimals"), "zeros"),
+        (["94.500", "1.250"], ASKS.format("sum"), "zeros"),
         (["SELECT a FROM t ORDER BY a", "SELECT b FROM t"], ASKS.format("query"), "rows in another order"),
     ],
 )
