@@ -290,7 +290,7 @@ class _Asking:
         material = {name: given[name] for name in self.named}
         is_known = parties == self._everyone
         try:
-            completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread)
+            completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, is_known=is_known)
         except EndpointError as error:
             return _failed(error)
         if (answered := self._answered(client, completion, nonce, {})) is not None:
@@ -309,10 +309,11 @@ class _Asking:
         attempt: int,
         *,
         most_chars: int | None = None,
+        is_known: bool = False,
     ) -> Completion:
         """One reply to the question about `material`, of which at most `limit` characters are shown each.
 
-        `most_chars` bounds each text of the reply.
+        `most_chars` bounds each text of the reply. `is_known`: no failure is the material's.
         """
         fence, by, member = Fence(limit), self.by, self.member
         fenced = {name: fence(one) for name, one in material.items()}
@@ -345,21 +346,23 @@ class _Asking:
                 "sampling": sampling_of(client.body(member.sampling)),
             }
             asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(messages, sampling=sampling, asked=asked, around=self._around)
+        return await client.chat(
+            messages, sampling=sampling, asked=asked, around=partial(self._around, is_known=is_known)
+        )
 
     @property
     def _legibility(self) -> Legibility:
         key = ("judge legibility", self.member.digest, self.member.endpoint, self.by.breaker.reset_s)
         return self.question.scope.keep(key, lambda: Legibility(self.by.breaker.reset_s))
 
-    async def _around(self, request: Callable[[], Awaitable[Completion]]) -> Completion:
+    async def _around(self, request: Callable[[], Awaitable[Completion]], *, is_known: bool) -> Completion:
         """One request, unless asking again is no use; a tape keeps that, since a replay does not know of the others."""
         endpoint, question, legibility = self.member.endpoint, self.question, self._legibility
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
         health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
-        # The caller's material may hold the server up for the harmless characters behind it, too.
-        return await (request() if health is None else health.ask(request, caller=question.caller))
+        caller = None if is_known else question.caller
+        return await (request() if health is None else health.ask(request, caller=caller))
 
     def _answered(
         self, client: Client, completion: Completion, nonce: str, material: Mapping[str, Material]

