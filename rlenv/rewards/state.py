@@ -105,7 +105,8 @@ async def _rows(handle: Any, sql: str) -> list[str]:
         rows += (new := await asyncio.to_thread(_rows_dumped, found.rows))
         size += sum(map(len, new))
         if len(rows) > _MOST_ROWS or size > _MOST_BYTES or (found.truncated and not new and piece == _MOST_BYTES):
-            raise RewardError(f"a table has more than {_MOST_ROWS:,} rows; name the tables to compare under 'of'")
+            more = f"more than {_MOST_ROWS:,} rows or {_MOST_BYTES // 10**6} MB"
+            raise RewardError(f"a table has {more}; name the tables to compare under 'of'")
         if not found.truncated:
             return await asyncio.to_thread(sorted, rows)
         piece = _PIECE if new else _MOST_BYTES  # of a row alone
