@@ -301,7 +301,7 @@ def constant_programs(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 
 def shown_parts(answer: str, prompt: str) -> str:
-    """A JSON object with those of an answer's values that the prompt shows; "" where these are all, or none."""
+    """A JSON object with those of an answer's texts that the prompt shows; "" where these are all of it, or none."""
     with suppress(ValueError, RecursionError):
         whole = json.loads(answer)
         if isinstance(whole, dict):

@@ -393,7 +393,7 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         suspect = causes.Suspect("constant_answer", hole, does, hint)
         # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
         hits = sum(2 * total_of(one) > total_of(chapter.golds[key]) for key, one in best.items())
-        is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or re.search(r"^def \w+\(", answer, re.MULTILINE)
+        is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or bool(re.search(r"^def \w+\(", answer, re.M))
         if not is_rare and (_is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
             return
     if chapter.choices:

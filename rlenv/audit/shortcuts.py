@@ -76,7 +76,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
     "its spaces": lambda text: (len(re.findall(r"\s{2,}", text)), text != text.strip()),
     "its digits": lambda text: sum(one.isdigit() for one in text),
 }
-_LOOKS["the letters of its code"] = lambda text: next(iter(re.findall(r"\b([^\W\d_]{1,6})[-_/]?\d", text)), "")
+_LOOKS["the letters before a number"] = lambda text: next(iter(re.findall(r"\b([^\W\d_]{1,6})[-_/]?\d", text)), "")
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
 _LOOKS["whether its first number is odd"] = lambda text: _first_number(text) % 2
 _LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _OF_NO_CONTENT}

@@ -55,7 +55,7 @@ class Suspect:
 
 _SHORTCUT = 0.6
 _SUSPECTS = (
-    Suspect("unused_tool", "unused_tool", "calls {0}, which the oracle does not call there,",
+    Suspect("unused_tool", "unused_tool", "calls {0}, which the oracle does not call on these tasks,",
         "take {0} from the policy (`offered`: false, or a condition), or compare with what it cannot write",
         where="{0}"),
     Suspect("emptied_state", "emptied_state", "calls each tool that changes something for all that the others list",

@@ -379,7 +379,7 @@ class Told:
     changed: Sequence[Mapping[str, Any]] | None = None
     """The files that the episode has changed (see `changes`), once it has ended."""
     is_cut: bool = False
-    """True once a command was ended from outside, or this machine's disk was full: what it did is lost."""
+    """True once a command was ended from outside, or the disk of this computer was full: what it did is lost."""
     is_put_back: bool = False
     """True where what an earlier episode left has been put in the place of the layer."""
     copies: int = 0
