@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlenv._base.paths import RefusedPath, finder
@@ -164,9 +163,7 @@ class Environment:
     async def __aenter__(self) -> Environment:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

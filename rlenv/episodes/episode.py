@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import quick
@@ -109,9 +108,7 @@ class Episode:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
     async def open(self) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite, nan
 from numbers import Real
-from types import TracebackType
 from typing import Any
 
 from rlenv.concurrency.deadline import Countdown, running_under
@@ -391,9 +390,7 @@ class Running:
     async def __aenter__(self) -> Running:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await _cancel(list(self._tasks))
 
     @property

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Final
 
 from aiohttp import web
@@ -116,9 +116,7 @@ class FakeEndpoint:
         self._port = self._runner.addresses[0][1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -302,9 +300,7 @@ class HostileEndpoint:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stopping.set()
         if self._server is not None and self._thread is not None:
             self._server.shutdown()

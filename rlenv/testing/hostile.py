@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from rlenv.episodes.environment import Environment
@@ -86,9 +85,7 @@ class HostileMcpServer:
         self._port = int(self._process.stdout.readline())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

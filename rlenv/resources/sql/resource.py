@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
@@ -230,9 +229,7 @@ class _Opening:
         self._database = Database(opened, resource.engine, is_private=resource.access == "copy")
         return self._database
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._database is not None:
             await self._database.close()
             self._database = None

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -109,9 +108,7 @@ class _Incoming:
     async def __aenter__(self) -> _Incoming:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
 
@@ -132,9 +129,7 @@ class _Outgoing:
     async def __aenter__(self) -> _Outgoing:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
 
