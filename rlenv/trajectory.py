@@ -314,10 +314,7 @@ class Trajectory:
         """The limit that cut the episode, "" where none did: its task ended, or it failed before either."""
         if not self.truncated:
             return ""
-        # Records of older versions keep how the task had ended where the reward is invalid.
-        if self.failure is not None and self.reason in (self.failure.reason, *TERMINATIONS):
-            return ""
-        return self.reason
+        return "" if self.failure is not None and self.reason == self.failure.reason else self.reason
 
     def measured(self) -> dict[str, float]:
         """The success and the value of each term by `term/NAME`, those that are known: what a trainer's log takes."""

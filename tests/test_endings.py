@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rlenv.rewards.group import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay, rescore
 from rlenv.secrets import resolve
-from rlenv.trajectory import TERMINATIONS, Failure, RewardBreakdown, Trajectory
+from rlenv.trajectory import TERMINATIONS, Trajectory
 
 KEY = "sesame-opens-it-4711"
 TOLD = """
@@ -273,13 +272,3 @@ def test_what_is_replayed_and_goes_on_is_cut_and_not_terminated(make: Make) -> N
     (replayed,) = asyncio.run(replay(make(USER), [played]))
     assert replayed.again is not None
     assert holds(replayed.again, reason="left").truncated
-
-
-def test_a_record_that_kept_how_its_task_had_ended_is_scored_as_one_that_did(make: Make) -> None:
-    environment = make({})
-    played = play(environment, TERMINATED["answer"], "")
-    nothing = RewardBreakdown.invalid(played.reward.terms, turns=len(played.turns))
-    old = dataclasses.replace(
-        played, terminated=False, truncated=True, reward=nothing, success=None, failure=Failure("reward", "group: down")
-    )
-    assert [ended(one) for one in again(environment, old)] == [ended(played)]

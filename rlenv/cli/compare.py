@@ -135,8 +135,6 @@ def _show(args: CompareCommand, found: dict[str, Any]) -> None:
         write(f"{found['renumbered']} of these have another number in B, and the same prompt\n")
     if found["asked_otherwise"]:
         write(f"{found['asked_otherwise']} of these were asked something else in B\n")
-    if found["asked_by"] == "title":
-        write("what was asked is known by its first 120 characters alone: a run is of an older version\n")
     head = ("", "A", "B", "change", "95 % interval", "p", "over")
     rows = [_row(name, one) for name, one in _figures(found)]
     if args.text:

@@ -363,7 +363,7 @@ class EpisodeReward:
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
-        context = self._context(messages, turns, found=found or self._answer(turns, reason), reason=reason)
+        context = self._context(messages, turns, found=found or self._answer(turns), reason=reason)
         if self.scorer.is_quick and not self.scorer.has_turn_terms:  # most specs
             return context.answer, *self.scorer.score_at_once(context)
         limit_s = self._tools.limits.reward_s
@@ -373,17 +373,14 @@ class EpisodeReward:
             reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
         return context.answer, reward, success
 
-    def _answer(self, turns: Sequence[Turn], reason: str) -> GivenAnswer | None:
+    def _answer(self, turns: Sequence[Turn]) -> GivenAnswer | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
             return None
         spec, turn = self._environment.spec.answer, turns[-1]
         if spec.from_ != "tool":
             return answers.extract(spec, turn.parsed)
         at, _ = end_of(turn.results)
-        if at >= 0:
-            return answers.submitted(spec, turn.parsed.calls[at], at)
-        # A record of before calls that submit were run.
-        return answers.extract(spec, turn.parsed) if reason == "answer" else None
+        return answers.submitted(spec, turn.parsed.calls[at], at) if at >= 0 else None
 
     def _context(
         self,

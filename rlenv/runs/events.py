@@ -2,7 +2,7 @@
 
 The events of an episode stand in its body, behind its record, and `rlenv.runs.writer` writes both at once. Those of no
 kept episode, such as the listing of a server's tools, are facts of the run: they are written as what came later is,
-under no id. Older versions kept events in journals and parts of their own, RUN/tape, which are read as they are.
+under no id.
 """
 
 from __future__ import annotations
@@ -153,8 +153,7 @@ class Reel:
         """
         run, loose = Path(run), dict[str, list[Event]]()
         if not is_recorded(run):
-            old = ", but one of an early form, which this version does not read" if (run / "tape").is_dir() else ""
-            raise UsageError(f"{run} has no tape{old}", hint="record one with: rlenv eval SPEC --record -o DIR")
+            raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
         reader = open_run(run)
         for text in reader.facts_of_the_run():
             loose.setdefault("", []).extend(parsed(text, f"{run / 'late'}"))

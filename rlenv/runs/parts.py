@@ -269,14 +269,13 @@ def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def bodies_in(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of bodies in a group of any version's part, by a schema that has those of `body_schema`.
+    """The columns of bodies in a group of a part, by a schema that has those of `body_schema`.
 
     Raises:
-        KeyError: it lacks what every version wrote.
+        KeyError: it lacks one of these.
     """
     for name in body_schema().names:
-        if name not in ("blobs", "events"):
-            table.field(name)
+        table.field(name)
     return _conformed(table, schema)
 
 
@@ -325,25 +324,19 @@ class Sealed:
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
-        events = table["events"][0].as_py() if "events" in table.column_names else None
-        if events:
-            blobs = table["blobs"][0].as_py() if "blobs" in table.column_names else None
-            events = put_back(self.path.parent.parent, events, blobs or ())
+        if events := table["events"][0].as_py():
+            events = put_back(self.path.parent.parent, events, table["blobs"][0].as_py() or ())
         return next(self._records(table))[1], rows, events
 
     def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
-        """Of a part of an older version there are no blobs."""
-        named = table["blobs"].to_pylist() if "blobs" in table.column_names else [None] * len(table)
-        run = self.path.parent.parent
-        for id, record, names in zip(table["id"].to_pylist(), table["record"].to_pylist(), named, strict=True):
-            yield id, put_back(run, record, names or ())
+        for id, record, names in zip(*(table[name].to_pylist() for name in _RECORD), strict=True):
+            yield id, put_back(self.path.parent.parent, record, names or ())
 
     def has_events(self) -> bool:
         """True if any body holds events; a row group at a time, to the first that does."""
         pq = arrow().parquet
         with told(self.path), pq.ParquetFile(self.path) as file:
-            groups = range(file.num_row_groups if "events" in file.schema_arrow.names else 0)
-            held = (file.read_row_group(group, columns=["events"])["events"] for group in groups)
+            held = (file.read_row_group(at, columns=["events"])["events"] for at in range(file.num_row_groups))
             return any(events.null_count < len(events) for events in held)
 
     def records(self) -> Iterator[tuple[str, bytes]]:

@@ -194,8 +194,8 @@ ROW: Final[dict[str, str]] = {
 response, 0 without a tokenizer; `trained_tokens` those whose mask is 1; `respelled` is how many turns the chat template
 spells otherwise than they were sampled (`TokenRows.respelled`), null where that is not known. `asked_tokens` and
 `answered_tokens` are those of the prompts and completions of all models that were asked (`Trajectory.usage`, without
-what a record answered), null where nothing was asked or a server did not say; `asked` is a digest of the whole prompt,
-null in rows of older versions; `cost` is what was asked by the prices that were given, null without prices or with a
+what a record answered), null where nothing was asked or a server did not say; `asked` is a digest of the whole prompt;
+`cost` is what was asked by the prices that were given, null without prices or with a
 model that has none."""
 
 

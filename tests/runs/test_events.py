@@ -1,4 +1,4 @@
-"""Events: kept with their episodes, found again by place and content, without secrets; those of older versions read."""
+"""Events: kept with their episodes, found again by place and content, without secrets."""
 
 from __future__ import annotations
 
@@ -343,9 +343,3 @@ def test_a_judge_that_is_asked_more_often_than_it_was_has_no_answer() -> None:
     player, lane = recorded(asked, asked)
     assert [player.look(lane, asked).answer is not None for _ in range(2)] == [True, True]
     assert miss(player, lane, asked).endswith("it was made 2 times, and now 3")
-
-
-def test_a_tape_of_an_early_form_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tape").mkdir()
-    with pytest.raises(UsageError, match="of an early form, which this version does not read; record one with"):
-        Reel.of(tmp_path)

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -433,30 +432,6 @@ def test_blobs_count_as_what_was_written(tmp_path: Path) -> None:
     other = Image.of(PICTURE[::-1])
     writer.append(played(images=[other]), facts)
     assert len(blobs(tmp_path)) == 1, "of an episode whose body is not kept no blob is"
-
-
-def test_parts_of_an_older_version_hold_their_images_and_are_packed_with_newer_ones(tmp_path: Path) -> None:
-    made = episodes()
-    ids = kept(tmp_path, made[:1])
-    [part] = (tmp_path / "bodies").iterdir()
-    table = pq.read_table(part)
-    table = table.set_column(1, "record", [[RunReader(tmp_path).body(ids[0]).record]]).drop_columns(["blobs"])
-    kind = table.schema.field("messages").type.value_type
-    fields = [field for field in kind if field.name != "images"]
-    old = [
-        [{field.name: message[field.name] for field in fields} for message in one]
-        for one in table["messages"].to_pylist()
-    ]
-    table = table.set_column(2, "messages", pa.array(old, pa.list_(pa.struct(fields))))
-    pq.write_table(table, part, row_group_size=8)
-    for name in blobs(tmp_path):
-        blob_of(tmp_path, name).unlink()
-    assert RunReader(tmp_path).body(ids[0]).trajectory() == made[0]
-    ids += kept(tmp_path, made[1:])
-    assert pack(tmp_path).merged == 2
-    reader = RunReader(tmp_path)
-    assert [reader.body(id).trajectory() for id in ids] == made
-    assert {id for id, _ in reader.records()} == set(ids)
 
 
 def test_an_entry_that_a_full_disk_takes_a_part_of_leaves_nothing(tmp_path: Path) -> None:

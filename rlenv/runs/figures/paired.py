@@ -63,7 +63,7 @@ def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
     """
     both = _environments(a) & _environments(b)
     first, second = _tasks(a, by_environment=bool(both)), _tasks(b, by_environment=bool(both))
-    if _asked(a, b) == "asked" and not _are_same_rows(a, b):
+    if not _are_same_rows(a, b):
         second = dict(_renamed(first, second, *(rows.table["asked"].to_pylist() for rows in (a, b))))
     seeds = [rows.numbers("seed").astype(np.int64).tolist() for rows in (a, b)]
     found: list[Pair] = []
@@ -169,7 +169,6 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
         "paired_by": "seed" if (seeds[0][at_a] == seeds[1][at_b]).all() else "sample",
         "unpaired": {"a": alone_a, "b": alone_b},
         "asked_otherwise": asked,
-        "asked_by": "prompt" if _asked(a, b) == "asked" else "title",
         "renumbered": int((places[0][at_a] != places[1][at_b]).sum()),
         "unlike": _unlike(a, b, len(found), asked),
         "success": {
@@ -222,15 +221,9 @@ def spread_of_run(rows: Snapshot) -> Spread:
     return spread_of((task, float(success[place])) for task, place in places if not math.isnan(success[place]))
 
 
-def _asked(a: Snapshot, b: Snapshot) -> str:
-    """The column that says what was asked: the prompt's digest; of rows of older versions the first words of it."""
-    is_known = not any(rows.table["asked"].null_count for rows in (a, b))
-    return "asked" if is_known else "title"
-
-
 def _asked_otherwise(a: Snapshot, b: Snapshot, found: Sequence[Pair]) -> int:
     """The number of pairs that were not asked the same, which a task's number alone does not tell."""
-    asked = [rows.table[_asked(a, b)].to_pylist() for rows in (a, b)]
+    asked = [rows.table["asked"].to_pylist() for rows in (a, b)]
     return sum(asked[0][pair.a] != asked[1][pair.b] for pair in found)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -62,7 +61,6 @@ class RlenvAgentLoop(AgentLoopBase):
         spec_set: values that replace keys of the spec, by dotted path.
         seed: the run's seed; episodes of one task in one step share a seed, so that a group differs in nothing but
             what the policy sampled.
-        seeds: the rule that makes an episode's seed of it; None for the one of older versions.
         turn_tokens: the most tokens of one action; None leaves all that is left of the response.
         template_kwargs: what the chat template is given, such as `enable_thinking: false`.
         record_dir: the run's folder, in which every episode is kept (`rlenv.runs`); None keeps none.
@@ -83,7 +81,6 @@ class RlenvAgentLoop(AgentLoopBase):
         spec: str,
         spec_set: Mapping[str, Any] | None = None,
         seed: int = 0,
-        seeds: str | None = None,
         turn_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         record_dir: str | None = None,
@@ -114,7 +111,7 @@ class RlenvAgentLoop(AgentLoopBase):
             history=history,
             model=settings.model,
         )
-        self.seed, self.seeds = seed, seeds
+        self.seed = seed
         self.turn_tokens = turn_tokens
         self.keeper: Keeper | None = None
         if record_dir is not None:
@@ -370,8 +367,6 @@ class RlenvAgentLoop(AgentLoopBase):
     def _seed_of(self, task: SampleTask) -> int:
         # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
         step = -1 if task.is_validation else task.step
-        if self.seeds is None:
-            return zlib.crc32(f"{self.seed}/{step}/{task.split}/{task.index}".encode()) & 0x7FFFFFFF
         return seed_of(self.seed, task.split, task.index, step)
 
 

@@ -23,6 +23,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.folder import STOP, State
 from rlenv.runs.locks.files import Say, digest_of, tree_sha256
 from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
+from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.bound import load_tokenizer
 from rlenv_train.progress import Attempt, begin_attempt, read_run, write_run
 from rlenv_verl.export import step_folders
@@ -203,7 +204,6 @@ _PLACES: Final = (
     "spec",
     "spec_set",
     "seed",
-    "seeds",
     "record_dir",
     "watch_dir",
     "keep_gb",
@@ -241,7 +241,7 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
             splits=list(dict.fromkeys(splits)),
             policy=policy,
             seed=run.seed,
-            seeds=loop.get("seeds"),
+            seeds=STEP_SEEDS,
             k=int(config["actor_rollout_ref"]["rollout"]["n"]),
             tokenizer=tokenizer,
             trainer={**common, **own},

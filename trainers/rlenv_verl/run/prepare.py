@@ -16,7 +16,6 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError, did_you_mean, under
 from rlenv.hosts.remote import RemoteEnvironment
 from rlenv.language.templates import as_template
-from rlenv.tasks.rows import STEP_SEEDS
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_train.fate import failure_policy
 from rlenv_train.keeping import KEEP_GB
@@ -286,7 +285,6 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
         "spec": at.source,
         "spec_set": dict(at.set),
         "seed": settings.seed,
-        "seeds": STEP_SEEDS,
         "turn_tokens": run["turn_tokens"],
         "template_kwargs": dict(run["template_kwargs"]),
         "record_dir": str(folder),
