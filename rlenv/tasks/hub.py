@@ -8,6 +8,7 @@ are .parquet, .jsonl or .csv. A dataset that is a script is not run.
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Final
 
-from rlenv._base.bounded import plain
+from rlenv._base.bounded import encodable, plain
 from rlenv._base.paths import is_file, leads_out, read_file
 from rlenv._base.text import did_you_mean
 from rlenv.errors import MissingExtra, SpecError, UsageError
@@ -257,6 +258,10 @@ def _declared(configs: Iterable[_Config], config: str | None, listed: list[str])
     return splits
 
 
+_GLOB: Final = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
+_WILD: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
 class Glob:
     """A pattern as the hub's: `*` stays within a folder, `**` does not, `[ab]` is one of these characters.
 
@@ -264,53 +269,15 @@ class Glob:
     """
 
     def __init__(self, pattern: str) -> None:
+        re2: Any = importlib.import_module("re2")  # few datasets have patterns
+        # One character, or a set as the standard library writes it, of which RE2 has no word for the empty one.
+        parts = (_WILD.get(part) or fnmatch.translate(part)[4:-3] for part in _GLOB.findall(encodable(pattern)))
         self._text = pattern
-        self._parts = re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", pattern, re.DOTALL)
-        first = next((index for index, part in enumerate(self._parts) if len(part) > 1 or part in "*?"), None)
-        self._prefix = "".join(self._parts[:first])
+        self._regexp = re2.compile("(?s:" + "".join(parts).replace("(?!)", r"[^\x00-\x{10FFFF}]") + ")")
 
     def matches(self, name: str) -> bool:
         """True where the whole of `name` fits."""
-        if name == self._text:
-            return True
-        if not name.startswith(self._prefix):
-            return False
-        # The places in the pattern that the name may have come to so far, and the `**/` that it may be inside of.
-        places, inside = self._open({0}), set[int]()
-        for character in name:
-            places, inside = self._after(places, inside, character)
-            if not places and not inside:
-                return False
-        return len(self._parts) in places
-
-    def _open(self, places: set[int]) -> set[int]:
-        """With the places behind parts that may stand for nothing."""
-        waiting = list(places)
-        while waiting:
-            place = waiting.pop()
-            if place < len(self._parts) and self._parts[place] in ("*", "**", "**/") and place + 1 not in places:
-                places.add(place + 1)
-                waiting.append(place + 1)
-        return places
-
-    def _after(self, places: set[int], inside: set[int], character: str) -> tuple[set[int], set[int]]:
-        folders = {place for place in places if place < len(self._parts) and self._parts[place] == "**/"} | inside
-        found = {place + 1 for place in folders} if character == "/" else set()
-        for place in places:
-            part = self._parts[place] if place < len(self._parts) else "**/"
-            if part == "**" or (part == "*" and character != "/"):
-                found.add(place)
-            elif part not in ("*", "**/") and _is_one(part, character):
-                found.add(place + 1)
-        return self._open(found), folders
-
-
-def _is_one(part: str, character: str) -> bool:
-    if part == "?":
-        return character != "/"
-    if len(part) == 1:
-        return part == character
-    return fnmatch.fnmatchcase(character, part)
+        return name == self._text or self._regexp.fullmatch(encodable(name)) is not None
 
 
 def _by_name(listed: list[str], config: str | None) -> dict[str, list[str]]:
