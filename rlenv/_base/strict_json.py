@@ -67,17 +67,23 @@ def missing_brackets(text: str) -> str | None:
     """The characters that close the strings and brackets left open at the end of `text`; None where too many are
     open.
     """
+    is_text, stack = _left_open(text)
+    return '"' * is_text + "".join(reversed(stack)) if len(stack) <= MAX_DEPTH else None
+
+
+def _left_open(text: str) -> tuple[bool, list[str]]:
+    """True where `text` ends within a string, and the brackets that close those left open, the innermost last."""
     stack: list[str] = []
-    closing = ""
+    is_text = False
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token[0] == '"':
-            closing = "" if match[1] else '"'
+            is_text = not match[1]
         elif token in "{[":
             stack.append("}" if token == "{" else "]")
         elif stack:
             stack.pop()
-    return closing + "".join(reversed(stack)) if len(stack) <= MAX_DEPTH else None
+    return is_text, stack
 
 
 def load(body: str) -> tuple[Any] | str:
@@ -217,16 +223,9 @@ def reason_of(body: str, position: int) -> str:
 
 def _missing(text: str) -> str:
     """The end that an unfinished text still needs: that of a string, or its closing brackets."""
-    stack: list[str] = []
-    for match in _TOKEN.finditer(text):
-        token = match[0]
-        if token[0] == '"':
-            if not match[1]:
-                return 'expected the closing " of a string'
-        elif token in "{[":
-            stack.append("}" if token == "{" else "]")
-        elif stack:
-            stack.pop()
+    is_text, stack = _left_open(text)
+    if is_text:
+        return 'expected the closing " of a string'
     if not stack:
         return _COMPLETE
     closing = "".join(reversed(stack[-8:]))
