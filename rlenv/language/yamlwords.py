@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -53,86 +56,26 @@ FORMER: Mapping[str, Mapping[str, str]] = {
 }
 """Names that keys had, with the present ones, by the place of their mapping; behind `:` its kinds, or the rule."""
 
-# (PyYAML 6.0's problem as a pattern, what was found and expected, the nearest fix); the first that fits is taken.
-_WORDS: tuple[tuple[str, str, str], ...] = (
-    (r"found character '\\t'", "found a tab; YAML indents with spaces only", "replace the tab with spaces"),
-    (
-        r"found character '([@`%|>])' that cannot start",
-        "found a value that starts with '{0}', which YAML reserves",
-        "put the value in quotes",
-    ),
-    (
-        r"mapping values are not allowed here",
-        "found a ':' inside a value, or a key that is indented differently from its neighbours",
-        "put the value in quotes, or align the key",
-    ),
-    (
-        r"could not find expected ':'",
-        "found a line that is no 'key: value'",
-        "add ': ' after the key, or indent the line to continue the one above",
-    ),
-    (
-        r"expected <block end>, but found '-'",
-        "found a '-' that does not line up with the list or the key above",
-        "align it with its neighbours",
-    ),
-    (
-        r"expected <block end>",
-        "found something that does not line up with the keys above, or text after a closing quote or bracket",
-        "align it with its neighbours, or quote the whole value",
-    ),
-    (
-        r"expected ',' or '[\]}]', but got '\?'",
-        "found a '?' before a bracket or comma in a text without quotes, which YAML reads as its own sign",
-        "put the text in quotes",
-    ),
-    (
-        r"expected ',' or '\}', but got ':'",
-        "found a second ':' in one entry of '{{'",
-        "add ',' between entries, or put the text in quotes",
-    ),
-    (r"expected ',' or '\]'", "found the list of '[' not closed here", "add ',' between items, or the missing ']'"),
-    (
-        r"expected ',' or '\}'",
-        "found the mapping of '{{' not closed here",
-        "add ',' between entries, or the missing '}}'",
-    ),
-    (r"found unexpected end of stream", "found the end of the file inside a quoted text", "add the closing quote"),
-    (
-        r"found unknown escape character '(.+)'",
-        "found the escape '\\{0}', which YAML does not know",
-        "use single quotes",
-    ),
-    (
-        r"expected escape sequence of",
-        "found an escape with too few hexadecimal digits",
-        "use \\xNN, \\uNNNN or \\UNNNNNNNN",
-    ),
-    (
-        r"found undefined tag handle|expected the tag|tag directive",
-        "found a tag; tags are not part of the language",
-        "remove it",
-    ),
-    (r"expected '<document start>'", "found text after the end of the document", "remove '...' or fix the indentation"),
-    (r"sequence entries are not allowed here", "found a '-' where no list can start", "put the list on its own lines"),
-    (r"expected a comment or a line break", "found text after '|' or '>'", "start the text on the next line"),
-    (r"expected indentation indicator", "found a wrong number after '|' or '>'", "use a number from 1 to 9, or none"),
-    (r"found document separator", "found '---' inside a quoted text", "indent the text or close the quote"),
-)
+
+@cache
+def _problems() -> list[dict[str, str]]:
+    problems: list[dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["problem"]
+    return problems
 
 
 def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
     """The found and the expected text, the nearest fix, and the place."""
     problem = error.problem or "the text cannot be read as YAML"
     mark = error.problem_mark or error.context_mark
-    for pattern, message, hint in _WORDS:
-        if match := re.search(pattern, problem):
+    for told in _problems():
+        if match := re.search(told["pattern"], problem):
+            message = told["found"]
             # A quote or bracket that is never closed is best shown where it opens.
             if "end of stream" in problem and error.context_mark is not None:
                 mark = error.context_mark
             if "not closed" in message and "<stream end>" in problem and error.context_mark is not None:
                 mark = error.context_mark
-            return message.format(*match.groups()), hint.format(), mark
+            return message.format(*match.groups()), told["fix"].format(), mark
     context = f" ({error.context})" if error.context else ""
     return f"this is not YAML: {problem}{context}", "check the indentation and the quotes here", mark
 
