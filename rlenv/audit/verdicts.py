@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Final
 
 from rlenv._base.bounded import cut_middle
 from rlenv.audit.golds import ended_by, reader_of, unread_columns
@@ -54,49 +57,8 @@ class Suspect:
 
 
 _SHORTCUT = 0.6
-_SUSPECTS = (
-    Suspect("unused_tool", "unused_tool", "calls {0}, which the oracle does not call on these tasks,",
-        "take {0} from the policy (`offered`: false, or a condition), or compare with what it cannot write",
-        where="{0}"),
-    Suspect("emptied_state", "emptied_state", "calls each tool that changes something for all that the others list",
-        "compare with the state that is wanted as a whole: it holds where all was taken away{0}",
-        kin=("state_at_start",)),
-    Suspect("written", "target_written", "sets all that tools can write to one value, and answers it,",
-        "compare with what the row says, or with state that no tool of the policy writes",
-        kin=("emptied_state", "state_at_start")),
-    Suspect("left_out", "leak", "leaves out the {0}, or empty,",
-        "let the tool refuse what it is not told: it knows the right value by itself", where="default of {0}"),
-    Suspect("other_arguments", "unchecked_argument", "gives a wrong {0}",
-        "compare the {0} with what the row says; a value beyond it must not pass either", where="{0}"),
-    Suspect("unchecked_call", "unchecked_call", "leaves out {0},",
-        "measure what these calls do: the reward is the same without them", where="{0}", most=0.9),
-    Suspect("every_value", "every_value_tried", "calls {0}, the right one among them,", "compare the state at the end "
-        "as a whole: what else was written, changed or tried costs nothing here", where="{0}", most=_SHORTCUT),
-    Suspect("beyond", "unchecked_argument", "calls {0}, once and nothing else,",
-        "let the tool refuse what is beyond its rules (below nothing, more than there is, several for one), "
-        "and compare what was done with what was asked for, and not by at least", where="{0}"),
-    Suspect("same_call", "paid_again", "makes {0} again and again, and nothing else,",
-        "count each thing once; where a wrong call goes well by chance, let it be tried once"),
-    Suspect("again", "paid_again", "makes each call of the oracle three times",
-        "count each thing once, however often it is done", most=1.0),
-    Suspect("echoed", "echoed_text", "tells {0}, which says it back, what success looks like",
-        "look at the state or at the value of the one call that counts, and never search all that tools gave: "
-        "what they say back are the policy's own words"),
-    Suspect("talk", "user_swayed", "says to the user {0!r:.60}, and gives no answer,",
-        "measure what was done, and let the user do nothing for words alone: whoever says so gets this"),
-    Suspect("talk", "user_tells", "copies {0.rule} of the {0.where}",
-        "let the user keep the answer to itself, or take something for each hint", where="{0.where}"),
-    Suspect("leak", "leak", "copies {0.rule} of the {0.where}",
-        "take the answer out of the {0.where}, or ask for what does not stand at a fixed place", where="{0.where}"),
-    Suspect("asked_until_right", "asked_until_right", "asks {0} one answer after the other until it is answered "
-        "otherwise", "let the tool be asked once or twice, or take something for each time that it is asked"),
-    Suspect("variant", "loose_match", "changes the right answer ({0})",
-        "compare the whole answer: it may have {0} here, and earns as much"),
-    Suspect("commonest", "constant_answer", "gives every task {0!r:.40}, which has the commonest sign at each place,",
-        "pay for a whole answer, or for what is beyond chance at each place: partial credit goes to a constant here"),
-    Suspect("shortcut", "shortcut", "goes by {0.where} ({0.rule})", "make the rows alike in this, or drop those that "
-        "it gives away: nothing has to be read or done", most=_SHORTCUT),
-)  # fmt: skip
+_DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SUSPECTS = [Suspect(**one) for one in _DATA["suspect"]]
 TRIED = {"told" if one.hole == "user_tells" else one.name: one for one in _SUSPECTS}
 """What is tried beside the adversaries; `{0}` is what it was tried on or with."""
 
