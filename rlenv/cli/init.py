@@ -20,20 +20,6 @@ from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.language.shipped import parts_of, shipped
 
-_TOOLS = '''\
-"""The tools of this environment: plain functions; the schema comes from type hints and docstring."""
-
-
-def count(word: str, letter: str) -> int:
-    """Count how often a letter stands in a word.
-
-    Args:
-        word: The word to look at.
-        letter: The letter to count.
-    """
-    return word.lower().count(letter.lower())
-'''
-
 # No number is the answer twice in a split: one that is right often could be earned without counting.
 _TRAIN = (
     *("giraffe g", "committee e", "strawberry r", "mississippi s", "abracadabra a"),
@@ -81,8 +67,8 @@ class InitCommand(Options):
 
 
 def _starter(which: str, **words: str) -> str:
-    """A spec to start from, with words in the place of their names behind "@"."""
-    text = (Path(__file__).parent / "starters" / f"{which}.yaml").read_text(encoding="utf-8")
+    """A file to start from, with words in the place of their names behind "@"."""
+    text = (Path(__file__).parent / "starters" / which).read_text(encoding="utf-8")
     for name, word in words.items():
         text = text.replace(f"@{name}", word)
     return text
@@ -90,8 +76,8 @@ def _starter(which: str, **words: str) -> str:
 
 def _files(name: str) -> dict[str, str | bytes]:
     return {
-        f"{name}.yaml": _starter("words", NAME=name),
-        "tools.py": _TOOLS,
+        f"{name}.yaml": _starter("words.yaml", NAME=name),
+        "tools.py": _starter("tools.txt"),
         "train.jsonl": _rows(_TRAIN),
         "test.jsonl": _rows(_TEST),
     }
@@ -100,7 +86,7 @@ def _files(name: str) -> dict[str, str | bytes]:
 def _files_from(name: str, source: str, folder: Path) -> dict[str, str | bytes]:
     if is_folder(Path(source)) and [*Path(source).glob("task.toml"), *Path(source).glob("*/task.toml")]:
         place = os.path.relpath(source, folder)
-        return {f"{name}.yaml": _starter("harbor", NAME=name, FOLDER=place)}
+        return {f"{name}.yaml": _starter("harbor.yaml", NAME=name, FOLDER=place)}
     if not is_file(Path(source)) and source not in shipped():
         hint = did_you_mean(source, shipped(), otherwise=f"shipped: {', '.join(shipped())}")
         raise UsageError(f"'{source[:200]}' is neither a file nor an environment that ships", hint=hint)
@@ -158,7 +144,7 @@ def read_servers(path: Path, *, folder: Path | None = None) -> dict[str, dict[st
 def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
     """A spec over these entries that validates as it stands."""
     tools = yaml.safe_dump({"tools": dict(servers)}, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    return _starter("servers", NAME=name, SERVERS=", ".join(servers), TOOLS=tools)
+    return _starter("servers.yaml", NAME=name, SERVERS=", ".join(servers), TOOLS=tools)
 
 
 def _literal(path: Path, text: str) -> Any:

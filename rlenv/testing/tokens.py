@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["CHAT_TEMPLATE", "small_tokenizer"]
@@ -47,25 +48,4 @@ def small_tokenizer() -> Any:
     return tokenizer
 
 
-CHAT_TEMPLATE: Final = """\
-{%- if tools %}{{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-    {{- 'Tools:' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
-    {%- elif message.role == 'assistant' %}{{- '<|im_start|>assistant\\n' + (message.content or '') }}
-        {%- for call in message.tool_calls or [] %}
-            {%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
-        {%- endfor %}{{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
