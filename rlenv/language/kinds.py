@@ -118,6 +118,18 @@ _DIALECTS = """
     xlam xml xml_json
 """.split()
 
+# By module of `rlenv.rewards.rules`, where the name of a rule is written in capitals.
+_RULES = {
+    "text": "answered contains exact_match f1 json_match json_schema length numeric_match regex",
+    "calls": "calls_match tool_call_count tool_called turn_count valid_calls",
+    "presets": "gsm8k rl_factory_search search_r1 search_r1_format skyrl_gsm8k skyrl_synsql",
+    "mathematics": "math_equal skyrl_aime verl_dapo verl_math",
+    "generated": "reasoning_gym",
+    "queries": "sql_match",
+}
+_RULE_PLACES = {rule: f"rules.{name}:{rule.upper()}" for name, rules in _RULES.items() for rule in rules.split()}
+_RULE_PLACES |= {"python": "rule:PYTHON", "value": "rule:VALUE"}
+
 BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "agent": "rlenv.tools.model:AGENT",
@@ -154,36 +166,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "tests": "rlenv.rewards.tests:KIND",
         "workspace": "rlenv.rewards.workspace:KIND",
     },
-    "rules": {
-        "answered": "rlenv.rewards.rules.text:ANSWERED",
-        "calls_match": "rlenv.rewards.rules.calls:CALLS_MATCH",
-        "contains": "rlenv.rewards.rules.text:CONTAINS",
-        "exact_match": "rlenv.rewards.rules.text:EXACT_MATCH",
-        "f1": "rlenv.rewards.rules.text:F1",
-        "gsm8k": "rlenv.rewards.rules.presets:GSM8K",
-        "json_match": "rlenv.rewards.rules.text:JSON_MATCH",
-        "json_schema": "rlenv.rewards.rules.text:JSON_SCHEMA",
-        "length": "rlenv.rewards.rules.text:LENGTH",
-        "math_equal": "rlenv.rewards.rules.mathematics:MATH_EQUAL",
-        "numeric_match": "rlenv.rewards.rules.text:NUMERIC_MATCH",
-        "python": "rlenv.rewards.rule:PYTHON",
-        "reasoning_gym": "rlenv.rewards.rules.generated:REASONING_GYM",
-        "regex": "rlenv.rewards.rules.text:REGEX",
-        "rl_factory_search": "rlenv.rewards.rules.presets:RL_FACTORY_SEARCH",
-        "search_r1": "rlenv.rewards.rules.presets:SEARCH_R1",
-        "search_r1_format": "rlenv.rewards.rules.presets:SEARCH_R1_FORMAT",
-        "skyrl_aime": "rlenv.rewards.rules.mathematics:SKYRL_AIME",
-        "skyrl_gsm8k": "rlenv.rewards.rules.presets:SKYRL_GSM8K",
-        "skyrl_synsql": "rlenv.rewards.rules.presets:SKYRL_SYNSQL",
-        "sql_match": "rlenv.rewards.rules.queries:SQL_MATCH",
-        "tool_call_count": "rlenv.rewards.rules.calls:TOOL_CALL_COUNT",
-        "tool_called": "rlenv.rewards.rules.calls:TOOL_CALLED",
-        "turn_count": "rlenv.rewards.rules.calls:TURN_COUNT",
-        "valid_calls": "rlenv.rewards.rules.calls:VALID_CALLS",
-        "value": "rlenv.rewards.rule:VALUE",
-        "verl_dapo": "rlenv.rewards.rules.mathematics:VERL_DAPO",
-        "verl_math": "rlenv.rewards.rules.mathematics:VERL_MATH",
-    },
+    "rules": {name: f"rlenv.rewards.{place}" for name, place in sorted(_RULE_PLACES.items())},
     "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DIALECTS},
     "policies": {},
     "users": {
