@@ -42,6 +42,7 @@ REFUSED: Final = frozenset({400, 413, 422})
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
 _MAX_BYTES: Final = 16_000_000
+_MAX_VALUES: Final = 1_000_000  # some 12 for a sampled token with its log-probability, and an id for each before it
 _LARGE_BYTES: Final = 256_000
 """A longer answer is parsed in a thread."""
 _QUOTED_CHARS: Final = 200
@@ -416,7 +417,7 @@ def _without_choices(answer: dict[str, Any]) -> str:
 
 
 def _parsed(raw: bytes) -> Any:
-    check_json(raw, max_bytes=_MAX_BYTES)
+    check_json(raw, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
     return json.loads(raw)  # a lone surrogate in a model's words is no reason to lose them
 
 

@@ -19,6 +19,7 @@ __all__ = ["MOST_BYTES", "answer", "bearer_of", "close_silent", "guarded", "is_l
 
 MOST_BYTES: Final = 16_000_000
 """Of a request's body."""
+_MOST_VALUES: Final = 400_000  # hosts of trainers send a long context's ids along, and log-probabilities
 _SWEEP_S: Final = 5.0
 _SILENT_S: Final = 30.0
 """A connection without a whole request is closed after so long."""
@@ -101,7 +102,7 @@ async def json_of(request: web.Request) -> dict[str, Any]:
     """The object in a request's body, {} where it has none; raises HTTPException for all else, as `read_of` does."""
     raw = await read_of(request)
     try:
-        body = read_json(raw, max_bytes=len(raw)) if raw.strip() else {}
+        body = read_json(raw, max_bytes=len(raw), max_values=_MOST_VALUES) if raw.strip() else {}
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

@@ -13,7 +13,7 @@ from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Sampled
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.runs.replay import replay
-from rlenv.testing.endpoint import FakeEndpoint
+from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.trajectory import Trajectory
 
 CONTENT = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:8", "logprob": -1}]
@@ -61,8 +61,8 @@ ASKED = {
 SAID = Sampled("<answer>5</answer>", token_ids=(5, 6), logprobs=(-0.25, -2.5), prompt_token_ids=(1, 2, 3))
 
 
-async def _played(environment: Any, asked: dict[str, Any], mode: Any) -> Trajectory:
-    async with FakeEndpoint([SAID]) as server:
+async def _played(environment: Any, asked: dict[str, Any], mode: Any, said: Sampled | Reply = SAID) -> Trajectory:
+    async with FakeEndpoint([said]) as server:
         policy = OpenAIPolicy(server.base_url, "m", mode=mode, sampling=SamplingSpec(extra=asked))
         try:
             return await play(environment, policy, Job("train", 0))
@@ -78,6 +78,18 @@ def test_a_turn_holds_what_its_server_gave(server: str, mode: str, make_environm
     assert turn.token_ids == (SAID.token_ids if knows_ids else ())
     assert turn.prompt_token_ids == (SAID.prompt_token_ids if knows_prompt else ())
     assert turn.logprobs == (SAID.logprobs if server != "nothing" else ())
+
+
+def test_the_longest_answer_that_models_give_is_read_with_all_that_vllm_says_of_it(make_environment: Any) -> None:
+    """Were it too much, a policy would be left out of training by thinking long."""
+    ids, before = list(range(64_000)), list(range(128_000))
+    content = [{"token": " a,b", "logprob": -0.5, "bytes": [32, 97, 44, 98], "top_logprobs": []} for _ in ids]
+    choice = {"message": {"content": "x " * 64_000}, "token_ids": ids, "logprobs": {"content": content}}
+    said = Reply(200, {"choices": [choice], "prompt_token_ids": before})
+    trajectory = asyncio.run(_played(make_environment(), ASKED["vllm"], "tools", said))
+    assert trajectory.failure is None
+    turn = trajectory.turns[0]
+    assert (len(turn.prompt_token_ids), len(turn.token_ids), len(turn.logprobs)) == (128_000, 64_000, 64_000)
 
 
 def test_an_episode_that_is_played_again_keeps_them(make_environment: Any) -> None:

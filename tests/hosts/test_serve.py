@@ -463,7 +463,10 @@ def test_nemo_gyms_agent_plays_an_episode_by_its_cookie(make_environment: Make) 
         assert first[1]["info"]["tool_outputs"] == [{"call_id": "c1", "output": "5"}]
         assert (first[1]["reward"], first[1]["terminated"]) == (0.0, False)
         assert await client.asked("POST", "/step", step) == first  # the answer was lost, and the request came again
-        last = (await client.asked("POST", "/step", {**ROW, "response": _response(ANSWER)}))[1]
+        said = _response(ANSWER)
+        ids = [7] * 32_000  # as NeMo Gym sends them where it trains, of a long context
+        said["output"][-1] |= {"prompt_token_ids": ids * 4, "generation_token_ids": ids, "generation_log_probs": ids}
+        last = (await client.asked("POST", "/step", {**ROW, "response": said}))[1]
         assert (last["reward"], last["terminated"], last["info"]["total"]) == (1.0, True, 1.0)
         assert (await client.asked("POST", "/close", {}))[0] == 200
         assert (await client.asked("POST", "/close", {}))[0] == 200
