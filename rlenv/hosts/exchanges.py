@@ -6,6 +6,7 @@ tools of its own. What counts is what its model wrote; what the agent says that 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,14 @@ class Exchange:
     completion: Completion
     names: Mapping[str, str | None] = field(default_factory=dict)
     is_delivered: bool = True
+    asked: int = field(init=False)
+    prompt: array[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asked, tokens = hash(repr(self.request.get("messages"))), self.completion.tokens
+        self.prompt = array("I", tokens.prompt_ids if tokens is not None else ())
+        if tokens is not None:
+            self.completion = replace(self.completion, tokens=replace(tokens, prompt_ids=()))
 
     @property
     def message(self) -> Message:
@@ -88,7 +97,7 @@ def told_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
     asked: dict[int, int] = {}
     read = [one for one in exchanges if one.is_delivered]
     for index, one in enumerate(read):
-        asked[hash(repr(one.request.get("messages")))] = index
+        asked[one.asked] = index
     read = [read[index] for index in sorted(asked.values())]
     main = [one for one in read if one.names] or read
     said = [one for one in read if one.message.tool_calls and one is not (main[-1] if main else None)]
@@ -128,13 +137,13 @@ def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:
     rows: list[_Row] = []
     for one in exchanges:
         tokens = one.completion.tokens if one.is_delivered else None
-        if tokens is None or not tokens.ids or not tokens.prompt_ids:
+        prompt = one.prompt
+        if tokens is None or not tokens.ids or not prompt:
             continue
-        prompt = list(tokens.prompt_ids)
         begun = [row for row in rows if prompt[: len(row.whole)] == row.whole]
         row = max(begun, key=lambda row: len(row.whole), default=None)
         if row is None:
-            rows.append(row := _Row(len(prompt), prompt))
+            rows.append(row := _Row(len(prompt), prompt[:]))
         row.add(prompt, tokens.ids, tokens.logprobs)
     return [row.done() for row in rows]
 
@@ -142,14 +151,14 @@ def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:
 @dataclass(slots=True)
 class _Row:
     start: int
-    whole: list[int]
+    whole: array[int]
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, prompt: list[int], ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    def add(self, prompt: array[int], ids: Sequence[int], logprobs: Sequence[float]) -> None:
         between = prompt[len(self.whole) :]
-        self.whole += [*between, *ids]
+        self.whole.extend([*between, *ids])
         begun = len(self.mask) + len(between)
         self.mask += [0] * len(between) + [1] * len(ids)
         self.turns.append((begun, len(self.mask)))
@@ -159,5 +168,5 @@ class _Row:
             self.logprobs += [0.0] * len(between) + list(logprobs)
 
     def done(self) -> Tokens:
-        prompt, ids = self.whole[: self.start], self.whole[self.start :]
+        prompt, ids = self.whole[: self.start].tolist(), self.whole[self.start :].tolist()
         return Tokens(prompt, ids, self.mask, self.logprobs or (), self.turns)

@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -201,6 +201,7 @@ class Gateway:
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return self._ended(held)
         sent = self._request(chat)
+        sent["messages"] = _shared(sent["messages"], record.exchanges)
         try:
             with counted(episode.tools.account, "policy"):
                 answer = await self._client.post("/chat/completions", sent, deadline=deadline)
@@ -278,17 +279,25 @@ class Gateway:
         return matched(said, held.made) if held.aside.exchanges or held.made else None
 
     def _keep(self, held: Held, trajectory: Trajectory) -> None:
-        rows = held.aside.rows = rows_of(held.aside.until_end(held.session.covered))
+        rows, exchanges = rows_of(held.aside.until_end(held.session.covered)), held.aside.exchanges
+        held.aside = Recorded(rows=rows, responses=held.aside.responses, farewells=held.aside.farewells)
         if self._kept is None:
             return
         facts = Facts(started=time.time() - trajectory.seconds, tokens=rows)
         id = self._kept.append(trajectory, facts) or uuid4().hex
-        folder = self._kept.path / "exchanges"
-        lines = [json.dumps(sendable({"request": one.request, "answer": one.answer, "tokens": one.completion.tokens}))
-                 for one in held.aside.exchanges]  # fmt: skip
-        with suppress(OSError):  # a full disk has been told of by the run
-            folder.mkdir(exist_ok=True)
-            Path(folder, f"{id}.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        file = self._kept.path / "exchanges" / f"{id}.jsonl"
+        # Each request holds all before it: megabytes, which the other episodes do not wait for. The loop's end does.
+        asyncio.get_running_loop().run_in_executor(None, _write, file, exchanges)
+
+
+def _write(file: Path, exchanges: Sequence[Exchange]) -> None:
+    with suppress(OSError):  # a full disk has been told of by the run
+        file.parent.mkdir(exist_ok=True)
+        with file.open("w", encoding="utf-8") as out:
+            for one in exchanges:
+                tokens = one.completion.tokens and replace(one.completion.tokens, prompt_ids=tuple(one.prompt))
+                kept = {"request": one.request, "answer": one.answer, "tokens": tokens}
+                out.write(json.dumps(sendable(kept)) + "\n")
 
 
 def _is_over(held: Held, deadline: float) -> bool:
@@ -313,6 +322,12 @@ def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if message.get("role") not in ("user", "tool"):  # what the agent's author and the model itself wrote
         return {**message, "role": "system"} if message.get("role") == "developer" else message
     return {**message, "content": broken_value(message.get("content"))}
+
+
+def _shared(messages: list[Any], exchanges: Sequence[Exchange]) -> list[Any]:
+    """The messages, of which those that the last request had too are kept once."""
+    before = exchanges[-1].request["messages"] if exchanges else []
+    return [*(old if old == new else new for old, new in zip(before, messages, strict=False)), *messages[len(before) :]]
 
 
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
