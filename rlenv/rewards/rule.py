@@ -375,7 +375,8 @@ def _value(name: str, spec: ValueRuleSpec, context: TermCompileContext) -> Term:
         except UnfitAnswer as error:
             return Measured(0.0, str(error))
         if of_the_policy and found is not None and not _is_bounded(found):
-            return Measured(0.0, f"gave {str(found)[:80]!r}, which is no number up to {_LARGEST:g}")
+            said = repr(found[:80]) if isinstance(found, str) else f"a {type(found).__name__}"
+            return Measured(0.0, f"gave {said}, which is no number up to {_LARGEST:g}")
         return Measured(float(found) if isinstance(found, bool) else found)
 
     return Term(name=name, spec=spec, measure=measure)

@@ -17,7 +17,15 @@ from rlenv._base.paths import RefusedPath, leads_out, real
 from rlenv._base.schemas import BoundedValidator
 from rlenv._base.text import did_you_mean
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
-from rlenv.language.templates import UnfitTemplate, compile_template, compile_value, template_of, texts_at, texts_in
+from rlenv.language.templates import (
+    TemplateError,
+    UnfitTemplate,
+    compile_template,
+    compile_value,
+    template_of,
+    texts_at,
+    texts_in,
+)
 from rlenv.resources.base import Folder
 from rlenv.secrets import set_aside
 from rlenv.tools.base import Tool, ToolContext
@@ -301,10 +309,17 @@ def compile_filling(
         _check(text, key=place, parameters=parameters)
         check_resources(text, key=place, resources=resources)
     marked, with_secrets = set_aside(value)
-    fill = compile_value(marked)
-    return lambda *, args, task, resources=_NO_RESOURCES: with_secrets(
-        fill(args=args, task=task, resources=resources, vars=vars)
-    )
+    fill, reads_call = compile_value(marked), any("args" in compile_template(text).names for text in texts_in(value))
+
+    def filled(*, args: Any, task: Any, resources: Any = _NO_RESOURCES) -> Any:
+        try:
+            return with_secrets(fill(args=args, task=task, resources=resources, vars=vars))
+        except TemplateError as error:
+            if not reads_call:
+                raise
+            raise ToolFailed("the request cannot be written with these arguments", reason="bad_arguments") from error
+
+    return filled
 
 
 def is_dynamic(value: Any) -> bool:

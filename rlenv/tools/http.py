@@ -121,9 +121,7 @@ class _Quoted(Mapping[str, Any]):
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return orjson.dumps(value).decode()  # as JSON writes it: true, 3, [1,2]
+    return value if isinstance(value, str) else _json(value).decode()  # as JSON writes it: true, 3, [1,2]
 
 
 def _encoded(text: str) -> bytes:
@@ -273,7 +271,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
             sent = _encoded(body)
             headers.setdefault("Content-Type", "text/plain; charset=utf-8")
         elif body is not None:
-            sent = _json_body(body)
+            sent = _json(body)
             headers.setdefault("Content-Type", "application/json")
         url = fillings["url"](args=_Quoted(args), task=_Quoted(call.task), resources=call.resources)
         address = _address(url, fillings["query"](**values))
@@ -307,9 +305,9 @@ def _depends_on(spec: HttpSpec) -> DependsOn:
     return "task" if re.search(r"\btask\b", read) else "arguments"
 
 
-def _json_body(body: Any) -> bytes:
+def _json(value: Any) -> bytes:
     try:
-        return orjson.dumps(body)
+        return orjson.dumps(value)
     except TypeError as error:  # integers beyond 64 bits, lone surrogates
         raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
 

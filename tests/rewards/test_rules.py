@@ -433,8 +433,10 @@ def test_what_the_policy_said_may_be_counted_and_never_makes_its_reward_invalid(
         measure("value", where, value="{{ task.none + said }}")
 
 
-@pytest.mark.parametrize("said", ["1e308", "-1e101", "9" * 400])
-@pytest.mark.parametrize("template", ["{{ said | float }}", "{{ said | int }}", "{{ range(said | int) | sum }}"])
+@pytest.mark.parametrize("said", ["1e308", "-1e101", "9" * 400, "9" * 2_200])
+@pytest.mark.parametrize(
+    "template", ["{{ said | float }}", "{{ said | int }}", "{{ range(said | int) | sum }}", "{{ (said | int) ** 2 }}"]
+)
 def test_no_number_of_the_policys_own_is_too_large_for_a_sum_or_a_group(template: str, said: str) -> None:
     assert measure("value", reward_context(turns=[turn(said)]), value=template).value == 0
 

@@ -186,6 +186,25 @@ def test_an_argument_cannot_climb_to_another_path(text: str) -> None:
     assert (result.outcome == "bad_arguments") if text else result.text == "/public/"
 
 
+_WRITTEN = ({"path": "/{{ args.n }}"}, {"query": {"n": "{{ args.n }}"}}, {"body": {"n": "{{ args.n }}"}})
+
+
+@pytest.mark.parametrize("value", [2**64, -(10**30), 10**400, [10**30], {"a": 10**30}, "\ud800", ["\ud800"]])
+@pytest.mark.parametrize("keys", _WRITTEN)
+def test_an_argument_that_no_request_can_be_written_of_is_the_policys_mistake(value: Any, keys: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"n": {}}}
+    result = ask(echo, {"n": value}, parameters=schema, **keys)
+    assert result.whose in ("", "policy"), result.reason
+
+
+@pytest.mark.parametrize("text", ["", "Ada", "Ada Byron"])
+def test_a_template_that_fails_on_an_argument_is_the_policys_mistake_and_any_other_the_authors(text: str) -> None:
+    result = ask(echo, {"text": text}, query={"q": "{{ args.text.split(' ')[1] }}"}, parameters=TEXT)
+    assert (result.outcome == "ok") if " " in text else (result.outcome, result.whose) == ("bad_arguments", "policy")
+    result = ask(echo, {"text": text}, query={"q": "{{ task.none.split(' ') }}"}, parameters=TEXT)
+    assert (result.reason, result.whose) == ("bug", "infrastructure")
+
+
 def test_an_argument_cannot_add_a_header() -> None:
     result = ask(echo, {"text": "a\r\nX-Evil: 1"}, headers={"X": "{{ args.text }}"}, parameters=TEXT)
     assert (result.outcome, result.text) == ("bad_arguments", "the header X would hold a control character")
