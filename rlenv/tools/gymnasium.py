@@ -88,7 +88,8 @@ class World:
             raise EpisodeError("the world has not come back from an earlier step", reason="resource")
         try:
             self.observation, reward, self.terminated, self.truncated, self.info = self._step(action)
-            paid = float(reward)
+            if not math.isfinite(paid := float(reward)):
+                raise ValueError(f"it paid {paid}")
             self.text = self._show(self)
         except ToolFailed:
             self.total = total
@@ -226,6 +227,12 @@ def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], C
             raise ToolFailed(f"{action!r} is no action of this world: {space}")
         return action
 
+    def array(action: Any) -> Any:
+        try:
+            return checked(np.asarray(action, dtype=space.dtype))
+        except OverflowError as error:  # NumPy takes no number that the array's own type does not hold
+            raise ToolFailed(f"{action!r} is no action of this world: {space}") from error
+
     if names is not None:
         if isinstance(space, spaces.Discrete):
             if len(set(names)) != space.n or len(names) != space.n:
@@ -244,7 +251,7 @@ def _actions(space: Any, names: Sequence[str] | None) -> tuple[dict[str, Any], C
         schema: dict[str, Any] = {"type": "number" if isinstance(space, spaces.Box) else "integer"}
         for length in reversed(space.shape):
             schema = {"type": "array", "items": schema, "minItems": length, "maxItems": length}
-        return schema, lambda action: checked(np.asarray(action, dtype=space.dtype))
+        return schema, array
     hint = "give 'function' a gymnasium.ActionWrapper that takes numbers, lists or texts"
     raise UsageError(f"an action of {space} cannot be written as JSON", key="resource", hint=hint)
 

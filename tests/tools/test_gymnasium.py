@@ -66,6 +66,15 @@ class Arm(Env):
         return self.at, float(self.at.sum()), False, False, {}
 
 
+class Grid(Arm):
+    """A world of small numbers."""
+
+    action_space = spaces.Box(0, 255, (2,), numpy.uint8)
+
+    def step(self, action):
+        return self.at, float(action[0]) if action[0] < 9 else numpy.inf - numpy.inf, False, False, {}
+
+
 class Odd(Arm):
     action_space = spaces.Graph(spaces.Discrete(2), None)
 '''
@@ -218,6 +227,15 @@ def test_actions_may_be_arrays_and_observations_are_json(load: Any) -> None:
     assert outcomes[0] == ("ok", "[0.5,0.25]")
     assert [outcome for outcome, _ in outcomes[1:]] == ["failed", "bad_arguments"]
     assert paid(played) == 0.75
+
+
+@pytest.mark.parametrize("action", [[300, 0], [-1, 0], [10**30, 0], [0, 1e300], [9, 0]])
+def test_an_action_that_no_array_holds_or_that_no_number_is_paid_for_is_the_policys_and_pays_nothing(
+    load: Any, action: list[Any]
+) -> None:
+    played = play(load('{kind: gymnasium, function: "worlds.py:Grid"}'), [[1, 0]], [action], [[2, 0]])
+    assert [turn.results[0].whose for turn in played.turns[:3]] == ["", "policy", ""]
+    assert paid(played) == 3.0
 
 
 def test_texts_to_choose_from_are_an_enum(load: Any) -> None:
