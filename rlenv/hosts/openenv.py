@@ -35,7 +35,7 @@ __all__ = ["RESOURCE", "TOOL", "ActSpec", "OpenEnvSpec", "ServerWorld"]
 
 _OF_THE_ACTION: Final = frozenset(("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON"))
 """The server's words for an action that is none, or that its environment fails over."""
-_OF_THE_SERVER: Final = frozenset(("transport_error",))
+_OF_THE_SERVER: Final = ("transport_error",)
 """The same of a call to one of its tools, where it is not the call's fault."""
 _PAYS: Final = (bool, int, float)  # openenv 0.10.0, `core/env_server/types.py`: an observation's reward
 _RESET_S, _BEYOND_S, _MOST_BYTES, _SHOWN_CHARS = 120.0, 30.0, 8 << 20, 2_000
@@ -293,7 +293,8 @@ def _tool(name: str, spec: ActSpec, schema: Any, description: str, called: str |
         paid = await world.step(action, call.turn, call.deadline)
         value = {"reward": paid, "done": world.terminated or world.truncated}
         if isinstance(error := world.observation.get("error"), Mapping) and called:
-            raise ToolFailed(str(error.get("message") or world.text)[:_SHOWN_CHARS])
+            reason = "server_error" if error.get("error_type") in _OF_THE_SERVER else "failed"
+            raise ToolFailed(str(error.get("message") or world.text)[:_SHOWN_CHARS], reason=reason)
         return ToolOutput(world.text, value)
 
     def ends(_: ToolResult, call: ToolContext) -> Literal["", "ended", "truncated"]:

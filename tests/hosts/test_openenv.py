@@ -12,11 +12,12 @@ from typing import Any, cast
 import pytest
 
 import rlenv
-from rlenv.errors import EpisodeError, SpecError
-from rlenv.hosts.openenv import ServerWorld
+from rlenv.errors import EpisodeError, SpecError, ToolFailed
+from rlenv.hosts.openenv import ActSpec, ServerWorld, _tool
 from rlenv.hosts.serve import ServerLimits
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.replay import replay, rescore
+from rlenv.tools.base import ToolContext
 from rlenv.trajectory import Trajectory
 from tests.hosts.serving import DOWN, Served, serving
 from tests.support.environments import Make
@@ -165,6 +166,17 @@ def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     with pytest.raises(EpisodeError, match="the server failed"):
         asyncio.run(world.step({}, 0, time.monotonic() + 60))
     assert math.isnan(world.total)
+
+
+@pytest.mark.parametrize(("word", "whose"), [("transport_error", "unclear"), ("execution_error", "policy")])
+def test_a_tool_of_the_servers_that_cannot_be_reached_is_not_the_policys_failure(word: str, whose: str) -> None:
+    world = ServerWorld(cast(Any, Says(0.0)), {"observation": {"text": ""}, "done": False}, None)
+    world._socket.answer["observation"]["error"] = {"error_type": word, "message": "it failed"}  # type: ignore[attr-defined]
+    tool = _tool("look", ActSpec(kind="openenv", resource="world"), {}, "", "look")
+    call = ToolContext({}, {"world": world}, time.monotonic() + 60)
+    with pytest.raises(ToolFailed, match="it failed") as failed:
+        asyncio.run(cast(Any, tool.run({}, call)))
+    assert failed.value.whose == whose
 
 
 @pytest.mark.parametrize(("reward", "paid"), [(True, 1.0), (2, 2.0), (0.5, 0.5)])
