@@ -217,12 +217,15 @@ def read_body(file: int, row: Mapping[str, Any]) -> tuple[memoryview, list[Token
     return held[:record], tokens, bytes(held[at:]) or None
 
 
+_LONG: Final = re.compile(rb"\d{19}")
+
+
 def loads(text: bytes | memoryview) -> Any:
-    """The value of JSON text; a lone surrogate, which a policy may write and orjson refuses, stays."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return json.loads(bytes(text))
+    """The value of JSON text to the digit: orjson makes floats of long integers, and refuses lone surrogates."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        if _LONG.search(text) is None:
+            return orjson.loads(text)
+    return json.loads(bytes(text))
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

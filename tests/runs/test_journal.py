@@ -25,9 +25,10 @@ from rlenv._base.bounded import plain
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
 from rlenv.messages import Image
-from rlenv.runs.events import Event, Reel, dumped
+from rlenv.runs.events import Event, Reel, dumped, parsed
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.files import Body
 from rlenv.runs.folder import KeptRun, RunInfo, clear, open_run, read_info
 from rlenv.runs.journal import (
     LONG_BYTES,
@@ -193,6 +194,7 @@ def test_names_that_utf_8_cannot_hold_are_kept(tmp_path: Path) -> None:
 
 _HOLDS = """
 import sys
+from rlenv.runs.files import Body
 from rlenv.runs.folder import KeptRun, RunInfo
 KeptRun(sys.argv[1], RunInfo("eval"))
 print("begun", flush=True)
@@ -553,6 +555,16 @@ def test_a_body_is_read_where_its_journal_holds_all_of_it(tmp_path: Path, cut: i
         assert tokens[1].turns == TOKENS.turns
         with pytest.raises(UsageError):
             read_body(file.fileno(), {**row, "at": [6, len(record) + 1, len(body)], "lies": [*lies, [9, 9, 9, 9, []]]})
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(10**30), [25 * 10**18 + 1], {"wei": 10**400}])
+def test_what_is_kept_is_read_to_the_digit_with_or_without_what_became_known_later(number: Any) -> None:
+    record = json.dumps({"number": number}).encode()
+    for ending in ("", '{"reason": "answer"}'):
+        assert Body("id", record, (), ending=ending).as_json()["number"] == number
+    response = {"number": number}
+    (event,) = parsed(dumped([Event(place="turn 0", kind="http", response=response)]), "here")
+    assert event.response == response
 
 
 def test_clearing_takes_the_blobs_and_nothing_else(tmp_path: Path) -> None:
