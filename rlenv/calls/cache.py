@@ -27,6 +27,8 @@ __all__ = ["CallCache", "DiskStore", "MemoryStore", "Store", "default_path", "fo
 
 
 MAX_ENTRY_BYTES = 4_000_000
+MAX_STORE_BYTES = 256_000_000
+"""Of one tool's results in memory: policies choose what is asked, and pages of megabytes would fill it."""
 _SORTED = orjson.OPT_SORT_KEYS
 _EPISODE = "rlenv.calls.cache"
 
@@ -42,14 +44,19 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Results in this process; the ones used longest ago are pushed out."""
+    """Results in this process; the ones used longest ago are pushed out, beyond a number of them and of bytes."""
 
     is_slow = False
 
     def __init__(
-        self, *, max_entries: int, ttl_s: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_entries: int,
+        max_bytes: int = MAX_STORE_BYTES,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_entries = max_entries
+        self._max_entries, self._max_bytes, self._bytes = max_entries, max_bytes, 0
         self._ttl_s = ttl_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -62,7 +69,7 @@ class MemoryStore:
             if found is None:
                 return None
             if self._ttl_s is not None and self._clock() - found[0] >= self._ttl_s:
-                del self._kept[key]
+                self._drop(key)
                 return None
             self._kept.move_to_end(key)
             return found[1]
@@ -70,10 +77,14 @@ class MemoryStore:
     def put(self, key: bytes, packed: bytes) -> None:
         """Keeps a result."""
         with self._lock:
+            self._drop(key)
             self._kept[key] = (self._clock(), packed)
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._max_entries:
-                self._kept.popitem(last=False)
+            self._bytes += len(packed)
+            while len(self._kept) > self._max_entries or self._bytes > self._max_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: bytes) -> None:
+        self._bytes -= len(self._kept.pop(key, (0.0, b""))[1])
 
 
 def pack(output: ToolOutput, heard: Sequence[Any] = ()) -> bytes | None:

@@ -99,6 +99,17 @@ def test_a_memory_store_forgets_what_is_old_and_what_was_used_longest_ago() -> N
     assert store.get(b"a") is None
 
 
+def test_a_memory_store_holds_no_more_bytes_than_it_may() -> None:
+    store = MemoryStore(max_entries=9, max_bytes=10)
+    for key, size in ((b"a", 4), (b"b", 4), (b"a", 6), (b"c", 2)):
+        store.put(key, b"x" * size)
+    assert [store.get(key) for key in (b"a", b"b", b"c")] == [b"x" * 6, None, b"xx"]
+    store.put(b"d", b"x" * 11)
+    assert [store.get(key) for key in (b"a", b"b", b"c", b"d")] == [None] * 4
+    store.put(b"e", b"x" * 10)
+    assert store.get(b"e") == b"x" * 10
+
+
 def test_a_disk_store_is_shared_by_its_owners_name_and_forgets_alike(tmp_path: Path) -> None:
     clock = Clock()
     path = tmp_path / "folder" / "kept.sqlite"
