@@ -28,12 +28,14 @@ from math import comb, inf
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Breaker, Countdown, bounded_by_itself, pause, running_under
+from rlenv.concurrency.lanes import Kept
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec
 
-__all__ = ["ROUNDS", "Answered", "Health", "Known", "Legibility", "Refused", "Untold", "in_turn"]
+__all__ = ["ROUNDS", "Answered", "Ask", "Health", "Held", "Known", "Legibility", "Refused", "Untold"]
+__all__ += ["in_time", "in_turn", "paces_of"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
@@ -66,6 +68,11 @@ class Refused:
     """A try that failed, and that may have failed by what was asked."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Refused):
+    """Tries that had no answer in all the time that there was, while what is known to work soon had one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +274,77 @@ async def in_turn(
         return await turns.given()
 
 
+_ALONE: Final = 0.2
+"""Of the time for one answer, for the first try alone, and `_BESIDE` for others beside it."""
+_BESIDE: Final = 0.6
+_SLICES: Final = (7, 12)
+"""Of `_BESIDE`, one for each of these tries, where it is a second or more and where it is less: enough of them fit."""
+Paces = Kept[int, float]
+"""The seconds in which what is known to work was answered, `inf` where it was not, by when that was asked."""
+
+
+def paces_of(scope: Scope, whose: Hashable) -> Paces:
+    """Those that all share who ask the same in `scope`."""
+    return scope.keep(("paces", whose), lambda: Kept(2))
+
+
+async def in_time(
+    known: Ask[Any], very: Ask[_T], *, most: int = ROUNDS, within_s: float, paces: Paces
+) -> Answered[_T] | Refused | Untold:
+    """What comes of a first try of `very`. One that takes long goes on, and others are asked beside it.
+
+    A text that keeps a model busy for all the time that there is would otherwise make its own reward invalid.
+    `Held` where none of the tries has an answer when `within_s` seconds are over, and `known` soon has one each time.
+    """
+    begun = time.monotonic()
+    first = asyncio.ensure_future(very())
+    beside = asyncio.ensure_future(_beside(known, very, most, within_s, paces))
+    try:
+        await asyncio.wait({first, beside}, return_when=asyncio.FIRST_COMPLETED)
+        is_early = time.monotonic() - begun < _ALONE * within_s
+        if first.done() and (is_early or not isinstance(first.result(), Refused)):
+            return first.result()
+        told = await beside
+        if isinstance(told, Held) and not first.done():  # a slow model answers the first try in the end
+            await asyncio.wait({first}, timeout=max(0.0, begun + within_s - time.monotonic()))
+        is_told = isinstance(told, Answered) or not first.done() or isinstance(first.result(), Refused)
+        return told if told is not None and is_told else await first
+    finally:
+        for task in (first, beside):
+            task.cancel()
+        await asyncio.gather(first, beside, return_exceptions=True)
+
+
+async def _beside(
+    known: Ask[Any], very: Ask[_T], most: int, within_s: float, paces: Paces
+) -> Answered[_T] | Held | None:
+    """What tries come to that are asked beside one that takes long; None where nobody can tell."""
+    alone_s, beside_s = _ALONE * within_s, _BESIDE * within_s
+    slice_s = beside_s / _SLICES[beside_s < _SLICES[0]]
+    no_answer = f"no answer within {within_s:.3g} s"
+
+    async def pace() -> float:
+        begun = time.monotonic()
+        return time.monotonic() - begun if isinstance(await known(), Answered) else inf
+
+    async def once() -> Answered[_T] | Refused | Untold:
+        try:
+            async with asyncio.timeout(slice_s):
+                return await very()
+        except TimeoutError:
+            return Refused(no_answer)
+
+    await asyncio.sleep(alone_s)
+    # Where a server has too much to do many wait: one of them asks for all how soon it answers what is known to work.
+    if (await paces.get(int(time.monotonic() // alone_s), pace))[0] > slice_s:
+        return None
+    try:
+        given = await in_turn(known, once, most=most, within_s=beside_s, took_s=slice_s)
+    except RewardError:
+        return None
+    return Held(no_answer) if given is None else Answered(given)
+
+
 _HUNG_S = 10.0
 _MOST_UNREAD: Final = 10
 
@@ -301,11 +379,13 @@ class Health:
         key = ("judge health", endpoint, spec.failures, spec.reset_s, hung_s)
         return scope.keep(key, lambda: cls(endpoint.name, spec, hung_s=hung_s))
 
-    async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable) -> _T:
+    async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable, is_known: bool = False) -> _T:
         """The answer to the request.
 
         Args:
             caller: the episode that asks; its material may be what a server breaks on.
+            is_known: the request holds none of that, so only no answer in time may be the caller's doing: its material
+                may have held the server up before.
 
         Raises:
             EndpointError: the breaker is open, or what the request raises.
@@ -322,7 +402,7 @@ class Health:
             if error.status in REFUSED:
                 breaker.succeeded()
             else:
-                breaker.failed(caller)
+                breaker.failed(caller if error.is_late or not is_known else None)
             raise
         except asyncio.CancelledError:
             if self._answers == answers and self._clock() - begun >= self._hung_s:

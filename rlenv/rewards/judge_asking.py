@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -30,7 +31,18 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, Health, Legibility, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import (
+    Answered,
+    Ask,
+    Health,
+    Held,
+    Legibility,
+    Refused,
+    Untold,
+    in_time,
+    in_turn,
+    paces_of,
+)
 from rlenv.rewards.verdict import Fence, JudgeVerdict, Material, ReplySchema, UnreadableReply
 
 __all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
@@ -47,6 +59,8 @@ _ROUNDS: Final = 10
 """How often a judge gives no verdict about a text, and one without it, before the text is worth the lowest score."""
 _SHARE: Final = 0.9
 """Of the time for a verdict, for all that is asked again: it ends before the verdict is late."""
+_SHARE_OF_TWO: Final = 0.75
+"""The same where two have written something: then there has to be time to see whose it was."""
 _LARGER_ROUNDS: Final = 3
 """The same before it is shown less of a long text."""
 _FILLER = "(left out)" + " -" * 500
@@ -221,28 +235,42 @@ class _Asking:
             most = _ROUNDS if limit == sizes[-1] else _LARGER_ROUNDS
             if not isinstance(found := await self._tried(client, material, limit, most=most), Refused):
                 return found
-        blamed = await self._blamed(client)
-        return JudgeReply(None, self.attempts, self.usage, blamed)
+            if isinstance(found, Held):
+                break
+        if blamed := await self._blamed(client, is_held=isinstance(found, Held)):
+            return JudgeReply(None, self.attempts, self.usage, blamed)
+        return Failed("the judge gave no answer in time")
 
     async def _tried(
         self, client: Client, material: Mapping[str, Material], limit: int, *, most: int
     ) -> JudgeReply | Failed | Refused:
         """The verdict about so much of the material; refused where a judge that is well gives none, asked in turn."""
         self.tries = 0
-        found = await self._asked(client, material, limit)
+        again = partial(self._asked, client, material, limit)
+        known = partial(self._without, client, self._everyone)
+        found = await self._one(known, again)
         while isinstance(found, Unread) and self.tries <= self.by.retries:
-            found = await self._asked(client, material, limit)
+            found = await self._one(known, again)
         if isinstance(found, Answered):
             return found.value
         if isinstance(found, Untold):
             return Failed(found.why)
-        again = partial(self._asked, client, material, limit)
-        known = partial(self._without, client, self._everyone)
+        if isinstance(found, Held):
+            return found
         try:
             given = await in_turn(known, again, most=most, within_s=_SHARE * (self.until - time.monotonic()))
         except RewardError:
             return Failed(found.why)
         return found if given is None else given
+
+    async def _one(self, known: Ask[JudgeReply], again: Ask[JudgeReply]) -> Answered[JudgeReply] | Refused | Untold:
+        """What comes of one try, in the time that there is."""
+        if self.until == inf:
+            return await again()
+        paces = paces_of(self.question.scope, (self.member.digest, self.member.endpoint))
+        share = _SHARE if len(self._everyone) == 1 else _SHARE_OF_TWO
+        within_s = share * (self.until - time.monotonic())
+        return await in_time(known, again, most=_ROUNDS, within_s=within_s, paces=paces)
 
     async def _asked(
         self, client: Client, material: Mapping[str, Material], limit: int
@@ -270,18 +298,24 @@ class _Asking:
     def _everyone(self) -> tuple[int, ...]:
         return tuple(range(len(self.question.parties)))
 
-    async def _blamed(self, client: Client) -> tuple[int, ...]:
-        """Whose material a judge refuses that is well without anybody's: nobody may make the own reward invalid so."""
+    async def _blamed(self, client: Client, *, is_held: bool) -> tuple[int, ...]:
+        """Whose material a judge refuses that is well without anybody's: nobody may make the own reward invalid so.
+
+        Nobody's where it is held, and there is no time left to see whose does it.
+        """
         everyone = self._everyone
         if len(everyone) == 1:
             return everyone
         blamed = []
+        limit_s = _SHARE * (self.until - time.monotonic()) / len(everyone) if is_held else None
         for index in everyone:
-            for _ in range(_LARGER_ROUNDS):
-                if isinstance(await self._without(client, (index,)), Answered):
-                    blamed.append(index)
-                    break
-        return tuple(blamed) or everyone  # each is enough to be refused
+            for _ in range(1 if is_held else _LARGER_ROUNDS):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        if isinstance(await self._without(client, (index,)), Answered):
+                            blamed.append(index)
+                            break
+        return tuple(blamed) or (() if is_held else everyone)  # each is enough to be refused
 
     async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[JudgeReply] | Refused | Untold:
         """The verdict with as many harmless characters in place of some parties' material."""
@@ -361,8 +395,7 @@ class _Asking:
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
         health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
-        caller = None if is_known else question.caller
-        return await (request() if health is None else health.ask(request, caller=caller))
+        return await (request() if health is None else health.ask(request, caller=question.caller, is_known=is_known))
 
     def _answered(
         self, client: Client, completion: Completion, nonce: str, material: Mapping[str, Material]

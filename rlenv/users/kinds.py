@@ -26,7 +26,7 @@ from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.rewards.asking_again import Answered, Refused, Untold, in_turn
+from rlenv.rewards.asking_again import Answered, Held, Refused, Untold, in_time, in_turn, paces_of
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -37,6 +37,8 @@ __all__ += ["ScriptedUserSpec"]
 
 PlayerName = Annotated[Text, Field(pattern=r"^\w[\w-]*$")]
 _PROMPT_NAMES = frozenset(("task", "vars"))
+_SHARE = 0.9
+"""Of the time that an episode has left, for a reply: it ends before the episode is late."""
 _ROUNDS = 10
 """How often the model gives no reply to what the policy said, and one without it, before it has nothing left to say."""
 _MOST_CALLS = 16
@@ -96,16 +98,24 @@ class _ModelSession:
         if dialogue and dialogue[0].role == "assistant":
             del opening[1]  # the policy has begun it
         messages = opening + self._flipped(heard(dialogue))
-        attempts = count(1)
-        found = await self._tried(messages, 0, deadline)
+        attempts = count()
+
+        async def very() -> Answered[str] | Refused | Untold:
+            return await self._tried(messages, next(attempts), deadline)
+
+        # What the policy said may keep a user from a reply. One who has one without it has nothing left to say to it.
+        known, paces = partial(self._tried, opening, 0, deadline), paces_of(context.shared(), user.endpoint)
+        within_s = _SHARE * (deadline - time.monotonic())
+        if user.tools:  # which are not called twice at once
+            found = await very()
+        else:
+            found = await in_time(known, very, most=_ROUNDS, within_s=within_s, paces=paces)
+        if isinstance(found, Held):
+            return None
         if isinstance(found, Refused):
-            # What the policy said may have done it. A user who can be asked without it has nothing left to say to it.
-            known = partial(self._tried, opening, 0, deadline)
             within_s = deadline - time.monotonic()
             with suppress(RewardError):
-                text = await in_turn(
-                    known, lambda: self._tried(messages, next(attempts), deadline), most=_ROUNDS, within_s=within_s
-                )
+                text = await in_turn(known, very, most=_ROUNDS, within_s=within_s)
                 return None if text is None else spoken(text)
         if not isinstance(found, Answered):
             raise EpisodeError(found.why, reason="user")
@@ -129,7 +139,7 @@ class _ModelSession:
             text = await self._ask(messages, attempt, deadline)
         except EndpointError as error:
             why, status = f"the simulated user: {error}", error.status or 0
-            is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled
+            is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled or error.is_late
             return Refused(why) if is_of_text else Untold(why, is_last=True)
         return Answered(text) if text else Refused("the simulated user gave no reply")
 

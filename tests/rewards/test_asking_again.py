@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,8 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.asking_again import Health, Legibility
+from rlenv.rewards.asking_again import Answered, Health, Held, Legibility, Refused, in_time, paces_of
+from tests.support.clock import passes, run_skipping
 
 Request = Callable[[], Awaitable[str]]
 
@@ -98,6 +103,25 @@ def test_one_episode_alone_takes_a_judge_from_nobody() -> None:
     assert len(asked) == 20
 
 
+@pytest.mark.parametrize(("is_known", "is_late", "is_open"), [(True, True, False), (True, False, True)])
+def test_a_harmless_question_that_is_late_may_wait_for_what_its_episode_asked_before(
+    is_known: bool, is_late: bool, is_open: bool
+) -> None:
+    one, asked = health(Clock()), list[int]()
+
+    async def request() -> str:
+        asked.append(1)
+        raise EndpointError("no", status=None if is_late else 503, is_late=is_late)
+
+    async def main() -> None:
+        for _ in range(20):
+            with suppress(EndpointError):
+                await one.ask(request, caller="mine", is_known=is_known)
+
+    asyncio.run(main())
+    assert len(asked) == (3 if is_open else 20)
+
+
 @pytest.mark.parametrize(
     ("waited", "somebody_got_one", "is_open"), [(6, False, True), (1, False, False), (6, True, False)]
 )
@@ -154,3 +178,74 @@ def test_a_judge_is_given_up_after_replies_in_a_row_that_cannot_be_read_and_for_
     assert not known.is_lost
     known.told(is_read=False)  # still in a row
     assert known.is_lost
+
+
+def after(seconds: float, asked: Counter[str], what: str, answer: Any = "well") -> Callable[[], Awaitable[Any]]:
+    """A question that takes so long."""
+
+    async def ask() -> Any:
+        asked[what] += 1
+        await passes(seconds)
+        return Answered(answer) if isinstance(answer, str) else answer
+
+    return ask
+
+
+LATE = Refused("it is late")
+
+
+@pytest.mark.parametrize(
+    ("very", "known_s", "within_s", "found", "least_s"),
+    [
+        (1.0, 1.0, 54.0, Answered("well"), 1.0),  # as nearly all are
+        (53.0, 1.0, 54.0, Answered("well"), 53.0),  # a text that takes long
+        (53.0, 40.0, 54.0, Answered("well"), 53.0),  # a judge that takes long
+        (500.0, 0.1, 54.0, Held("no answer within 54 s"), 54.0),
+        (500.0, 2.0, 54.0, Held("no answer within 54 s"), 54.0),
+        (500.0, 0.02, 3.0, Held("no answer within 3 s"), 3.0),
+        (500.0, 40.0, 54.0, None, 60.0),  # a judge that hangs for all
+        (500.0, 500.0, 54.0, None, 60.0),
+        ((30.0, LATE), 0.1, 54.0, Held("no answer within 54 s"), 30.0),  # its own limit of time comes first
+        ((30.0, LATE), 40.0, 54.0, LATE, 30.0),
+        ((0.5, LATE), 0.1, 54.0, LATE, 0.5),  # there is time to ask again
+    ],
+)
+def test_a_text_that_keeps_a_model_busy_is_told_from_a_model_that_takes_its_time(
+    very: Any, known_s: float, within_s: float, found: Any, least_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Counter[str]()
+    very_s, answer = very if isinstance(very, tuple) else (very, "well")
+
+    async def main() -> tuple[Any, float]:
+        loop, told = asyncio.get_running_loop(), None
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s / 0.9):
+                known = after(known_s, asked, "known")
+                told = await in_time(known, after(very_s, asked, "very", answer), within_s=within_s, paces=paces())
+        return told, loop.time()
+
+    told, seconds = run_skipping(main())
+    assert told == found
+    assert least_s <= seconds <= within_s / 0.9 + 0.1
+    if isinstance(found, Held):
+        assert min(asked["very"], asked["known"]) >= 4
+    elif very_s < 10:
+        assert asked == {"very": 1}
+
+
+def paces() -> Any:
+    return paces_of(Scope(), "judge")
+
+
+def test_a_judge_with_too_much_to_do_is_asked_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Counter[str]()
+
+    async def main() -> list[Any]:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        shared = paces()
+        known, very = after(35.0, asked, "known"), after(50.0, asked, "very")
+        return await asyncio.gather(*(in_time(known, very, within_s=54.0, paces=shared) for _ in range(100)))
+
+    assert run_skipping(main()) == [Answered("well")] * 100
+    assert (asked["very"], asked["known"]) == (100, 1)

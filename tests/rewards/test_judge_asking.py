@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -153,6 +154,40 @@ def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> Non
     found = asyncio.run(main())
     assert found.details["raw"] == 4.0
     assert found.details["judges"][1]["error"] == "no verdict within 0.2 s"
+
+
+@pytest.mark.slow
+def test_a_text_that_keeps_a_judge_busy_for_all_the_time_makes_no_reward_invalid() -> None:
+    async def answer(body: Mapping[str, Any]) -> str:
+        if "long" in str(body["messages"]):
+            await asyncio.Event().wait()
+        return json.dumps({"reasoning": "so", "better": "tie"}) if "better" in str(body) else verdict(4)
+
+    async def main() -> list[Any]:
+        async with asyncio.timeout(300), FakeEndpoint(answer) as server:
+            scope = Scope()
+            judges = [{"endpoint": "writer", "timeout_s": 20.0}]
+            compared = {"judges": judges, "endpoint": None, "prompt": "Which is kinder?"}
+            terms = [
+                compiled(Server([], address=server.base_url), **keys)
+                for keys in (
+                    {"judges": judges, "endpoint": None},
+                    compared | {"pairwise": {"with": "Because."}},
+                    compared | {"pairwise": {"with": "So long."}},
+                )
+            ]
+            asked = [
+                term.measure_async(context(scope, message))
+                for term, message in zip(terms, ("It is long.", "It is long.", "It is 42."), strict=True)
+                if term.measure_async is not None
+            ]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            await scope.aclose()
+            return found
+
+    own, compared, others = asyncio.run(main())
+    assert (own.value, compared.value) == (0.0, 0.0)
+    assert isinstance(others, RewardError)
 
 
 @pytest.mark.slow

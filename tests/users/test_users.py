@@ -356,6 +356,20 @@ def test_what_a_model_never_replies_to_ends_the_dialogue_and_an_outage_does_not(
     assert (said, trajectory.reward.total) == (["A17."], 1.0)
 
 
+@pytest.mark.slow
+def test_a_text_that_keeps_a_model_busy_for_all_the_time_ends_the_dialogue(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def of_what_was_said(body: Any) -> str:
+        if any("Which?" in one["content"] for one in body["messages"]):
+            await asyncio.Event().wait()
+        return "It is A17."
+
+    limits = {"episode_s": 20.0, "timeout_s": 20.0}
+    _, trajectory, _ = with_server(make_environment, monkeypatch, of_what_was_said, ["Which?"], **limits)
+    assert (trajectory.failure, trajectory.reason) == (None, "user")
+
+
 def test_a_model_that_does_not_answer_in_its_own_time_makes_the_reward_invalid(
     make_environment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
