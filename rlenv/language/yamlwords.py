@@ -6,9 +6,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -17,57 +16,16 @@ from rlenv.errors import SpecError
 if TYPE_CHECKING:
     from rlenv.language.yamltree import Node
 
-FORMER: Mapping[str, Mapping[str, str]] = {
-    "dialect": {"tool_schemas": "tools"},
-    "dialect.chat": {"system_default": "system", "strips": "trim"},
-    "dialect.chat_template": {"kwargs": "vars"},
-    "oracle": {"python": "function"},
-    "resources.*:gymnasium|python": {"factory": "function"},
-    "resources.*:gymnasium": {"args": "arguments"},
-    "resources.*:tempdir|workspace": {"copy_from": "path"},
-    "resources.*:workspace": {"workdir": "cwd", "most_processes": "processes"},
-    "rewards.*:calls_match": {"ordered": "order"},
-    "rewards.*:contains": {"match": "mode"},
-    "rewards.*:gsm8k": {"clip_chars": "max_chars"},
-    "rewards.*:judge": {"limit_s": "timeout_s", "value_key": "key"},
-    "rewards.*:judge.judges.*": {"limit_s": "timeout_s"},
-    "rewards.*:judge.pairwise": {"least": "quorum", "opponents": "limit", "among": "with"},
-    "rewards.*:math_equal": {"limit_s": "cpu_s"},
-    "rewards.*:rule|python|group": {"python": "function"},
-    "rewards.*:rl_factory_search": {"form": "structure"},
-    "rewards.*:state": {"after": "expect", "by": "function"},
-    "rewards.*:tests": {"total_s": "timeout_s"},
-    "rewards.*:workspace": {"run": "command", "strategy": "combine"},
-    "tasks.*": {"python": "function", "rows_at": "key", "args": "arguments"},
-    "tasks.*.reasoning_gym": {"size": "limit"},
-    "tools.*.faults.delay_s": {"uniform": "range"},
-    "calls.faults.delay_s": {"uniform": "range"},
-    "tasks.*.hf": {"dataset": "path", "config": "name"},
-    "tools.*:agent": {"max_turns": "turns"},
-    "tools.*:command": {"argv": "command", "expect_status": "expect", "expect_exit": "expect", "file_mb": "disk_mb"},
-    "tools.*:http": {"expect_status": "expect"},
-    "tools.*:mcp": {"size": "workers"},
-    "tools.*:python": {"schemas": "tools"},
-    "tools.*:search": {"corpus": "path", "fields": "columns"},
-    "tools.*:verl": {"functions": "tools"},
-    "tools.*.cache": {"max_entries": "limit"},
-    "calls.cache": {"max_entries": "limit"},
-    "user:scripted.cues.*": {"when": "pattern"},
-}
+_WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FORMER: Final[Mapping[str, Mapping[str, str]]] = _WORDS["former"]
 """Names that keys had, with the present ones, by the place of their mapping; behind `:` its kinds, or the rule."""
-
-
-@cache
-def _problems() -> list[dict[str, str]]:
-    problems: list[dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["problem"]
-    return problems
 
 
 def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
     """The found and the expected text, the nearest fix, and the place."""
     problem = error.problem or "the text cannot be read as YAML"
     mark = error.problem_mark or error.context_mark
-    for told in _problems():
+    for told in _WORDS["problem"]:
         if match := re.search(told["pattern"], problem):
             message = told["found"]
             # A quote or bracket that is never closed is best shown where it opens.
