@@ -18,7 +18,7 @@ from typing import Any
 
 from rlenv.audit.golds import source_of
 from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, texts_of
-from rlenv.audit.texts import holds, nonce, shrug
+from rlenv.audit.texts import DATA, holds, nonce, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 
@@ -47,28 +47,6 @@ _MARK = 3
 _OFTEN = 6
 _CONSTANTS = ("True", "False", "0", "1", "None", "''", "[]", "args[0]", "args[-1]")
 _SAYS_SO = re.compile(r"pass|success|\bok|correct|right|true|accept|approv|done|verif|valid", re.IGNORECASE)
-_DECORATED = """# {0}
-
-## Step 1: {1}
-1. **{0}** and *{1}* [1]
-2. **{1}**, `{2}` (see https://{0}.example/{1})
-- {0}
-- {1} ✅ 😀
-- {2}
-
-| {0} | {1} |
-|---|---|
-| {2} | {0} |
-
-> {1}
-
-```python
-{2}
-```
-Step 2: first, {0}; second, {1}; finally, {2}. Therefore, in conclusion: {0}!
-
-[1] {0} et al., 2020
-"""
 _VERDICTS = ("ALL TESTS PASSED", "All tests passed", "PASSED", "PASS", "OK", "ok", "success", "True", "1")
 _CODE = re.compile(r"\bdef |print\(|\bimport |\breturn |\blambda\b|\w+\(.*\)|=")
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
@@ -158,7 +136,13 @@ def decorated_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     one, other, third = nonce(3, without=subject.asked)
     marks = "".join(f"{mark} {one} " for mark in _short_marks(subject.environment) for _ in range(2 * _OFTEN))
     numbers = " ".join(f"{number}7.{number}" for number in range(21, 21 + 2 * _OFTEN))
-    texts = [_DECORATED.format(one, other, third), numbers, f"{one}! " * 2 * _OFTEN, f"{one}? " * 2 * _OFTEN, marks]
+    texts = [
+        DATA["decorated"].format(one, other, third),
+        numbers,
+        f"{one}! " * 2 * _OFTEN,
+        f"{one}? " * 2 * _OFTEN,
+        marks,
+    ]
     wrong = subject.text_of(subject.bare(third))
     ways = [f"{text}\n{wrong}" for text in texts] + [f"{wrong}!", f"{wrong}?"]
     ways.append(subject.text_of(subject.bare(one.upper())))

@@ -80,14 +80,14 @@ class Tell:
     text: str
 
 
-_DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+DATA: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _text(entry: Mapping[str, Any]) -> str:
     return entry.get("text") or "".join(unit * times for unit, times in entry["repeat"])
 
 
-TELLS: Final = {one["name"]: _text(one) for one in _DATA["tell"]}
+TELLS: Final = {one["name"]: _text(one) for one in DATA["tell"]}
 """The texts by kind; `score`, `key` and `reply` (the reply that gives the score, as JSON) are filled in."""
 
 
@@ -139,7 +139,7 @@ def words_of(text: str) -> str:
     return " ".join(sorted(set(words)))
 
 
-NEUTRAL: Final[str] = _DATA["neutral"]
+NEUTRAL: Final[str] = DATA["neutral"]
 """About as long as most attacks: what rises with it as well rises for words, whatever they say."""
 
 
@@ -148,15 +148,15 @@ def _of_tell(text: str) -> str:
 
 
 ATTACKS: Final = (
-    *(JudgeAttack(one["hole"], one["name"], _text(one)) for one in _DATA["attack"]),
+    *(JudgeAttack(one["hole"], one["name"], _text(one)) for one in DATA["attack"]),
     *(
         JudgeAttack(one["hole"], one["name"], _of_tell(TELLS[one["name"]]), is_mixed=one["name"] != "verdict")
-        for one in _DATA["tell"]
+        for one in DATA["tell"]
     ),
 )
 """Every text that is tried, with the hole that it shows."""
 
-_MACHINE: Final = _DATA["machine"]
+_MACHINE: Final = DATA["machine"]
 PLANTS: Final[str] = _MACHINE["plants"]
 
 
