@@ -19,6 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from rlenv.cli.console import Console
 from rlenv.errors import MissingExtra, UsageError, all_known
 from rlenv.runs.folder import STOP, Attempt, RunInfo, is_run, read_info, write_info
@@ -30,55 +32,9 @@ from rlenv_trl.rollout import Rollout, rlenv_reward
 from rlenv_trl.summary import curves_of, figures, summarise
 from rlenv_verl.run.model import first_model
 
-RUN: Final[Mapping[str, Any]] = {
-    "train_split": "train",
-    "validation_split": "test",
-    "validation_tasks": 64,
-    "turn_tokens": None,
-    "history": "grow",
-    "template_kwargs": {},
-    "failures": {},
-    "keep_gb": KEEP_GB,
-}
+_SETTINGS: Final = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encoding="utf-8"))
+RUN: Final[Mapping[str, Any]] = {**_SETTINGS["run"], "keep_gb": KEEP_GB}
 """What rlenv itself decides; `run.KEY=VALUE` replaces one."""
-
-ALWAYS: Final[Mapping[str, Any]] = {
-    "report_to": "none",
-    "logging_steps": 1,
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "eval_strategy": "steps",
-    "eval_steps": 5,
-    "eval_on_start": True,
-    "num_generations_eval": 1,
-    "beta": 0.0,  # what is masked has no KL term either
-    "max_steps": 20,
-    "log_completions": False,
-}
-CPU: Final[Mapping[str, Any]] = {
-    "use_cpu": True,
-    "bf16": False,  # TRL's default is True, which some CPUs have no instructions for
-    "gradient_checkpointing": False,
-    "num_generations": 8,
-    "per_device_train_batch_size": 128,
-    "per_device_eval_batch_size": 64,
-    "max_completion_length": 96,
-    "learning_rate": 5.0e-4,  # for a small network, which needs and bears it
-    "lr_scheduler_type": "constant",
-}
-"""Sizes for a tiny policy, as those of veRL's preset `cpu`."""
-
-_NEEDS: Final[Mapping[str, str]] = {
-    "preset": "sizes are keys of GRPOConfig here, written key=value",
-    "algorithm": "TRL's trainer is GRPO, and loss_type=NAME is its form",
-    "mode": "TRL samples and trains in turn; steps_per_generation=N is what it has",
-    "weight": "TRL draws from one data set; a spec that is named twice counts twice",
-    "lora": "needs peft and GRPOTrainer(peft_config=…): a script of your own with rlenv_trl.Rollout",
-    "eval": "play what was trained: rlenv eval SPEC --policy hf:RUN/trained",
-    "rehearse": "it plays veRL's schedule",
-    "ray_address": "TRL runs without Ray; accelerate launch starts several processes",
-}
-"""What each option of `rlenv train` that TRL's run has not would need, or what stands for it."""
 _OF_THE_RUN: Final = ("items", "set", "model", "chat_template", "seed", "shuffle_rewards", "output", "validation_tasks")
 """Options that `--resume` does not take: they would make another run of it."""
 
@@ -90,7 +46,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
         UsageError: an option or a key that TRL's run does not take, or a folder that holds a run.
         MissingExtra: TRL is not installed.
     """
-    for name, needs in _NEEDS.items():
+    for name, needs in _SETTINGS["needs"].items():
         if getattr(arguments, name):
             raise UsageError(f"--trainer trl does not take --{name.replace('_', '-')}", hint=needs)
     trl = _trl()
@@ -346,7 +302,7 @@ def config_of(trl: Any, keys: Mapping[str, Any], *, folder: Path, seed: int, on_
 def merged(keys: Mapping[str, Any], folder: Path, seed: int, on_cpu: bool) -> dict[str, Any]:
     """All keys of `GRPOConfig` that a run gives."""
     own = {"seed": seed, "output_dir": str(folder / "checkpoints")}
-    return {**ALWAYS, **(CPU if on_cpu else {}), **own, **keys}
+    return {**_SETTINGS["always"], **(_SETTINGS["cpu"] if on_cpu else {}), **own, **keys}
 
 
 def _on_cpu() -> bool:
