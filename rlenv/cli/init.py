@@ -1,4 +1,7 @@
-"""`rlenv init`: a new environment that validates and runs, also out of one that ships or over servers of others."""
+"""`rlenv init`: a new environment that validates and runs, also out of one that ships or over servers of others.
+
+`rlenv init --export`: a spec as the folder that another host wants.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,7 @@ class InitCommand(Options):
         if not name:
             raise UsageError(f"'{self.folder}' gives no name", hint="use letters and digits")
         files = _files(name) if self.source is None else _files_from(name, self.source, folder)
-        taken = [file for file in files if (folder / file).exists()]
-        if taken:
-            raise UsageError(f"{folder / taken[0]} exists already", hint="choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_bytes(text.encode() if isinstance(text, str) else text)
+        _write_new(folder, files)
         spec = folder / f"{name}.yaml"
         more = f" and {len(files) - _MOST_NAMED} more files" * (len(files) > _MOST_NAMED)
         write(
@@ -64,6 +61,34 @@ class InitCommand(Options):
             f"       rlenv play {spec}\n"
         )
         return 0
+
+
+@dataclass
+class HostExportCommand(Options):
+    """`rlenv init --export`."""
+
+    host: str = argument("the host: openenv, nemo-gym or verifiers", choices=("openenv", "nemo-gym", "verifiers"))
+    spec: str = argument("a YAML file, or the name of a shipped environment")
+    folder: Path = argument("the folder to make", writes=True)
+
+    def execute(self) -> int:
+        """Writes the folder; never overwrites a file."""
+        from rlenv.episodes.environment import load
+        from rlenv.hosts.export import FORMS
+
+        files = FORMS[self.host](load(self.spec))
+        _write_new(self.folder, files)
+        write(f"wrote {', '.join(str(self.folder / name) for name in files)}\n")
+        return 0
+
+
+def _write_new(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Writes files into a folder, which is made where it is missing; raises UsageError where one of them is there."""
+    if taken := [name for name in files if (folder / name).exists()]:
+        raise UsageError(f"{folder / taken[0]} exists already", hint="choose another folder")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _starter(which: str, **words: str) -> str:

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 import rlenv
-from rlenv.cli.agents import GatewayCommand, McpCommand
+from rlenv.cli.serve import GatewayCommand, McpCommand
 from rlenv.errors import UsageError
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.support.asked import Asks, Speaker, plays
