@@ -278,6 +278,13 @@ class Process:
         self.is_busy = False
         return answer
 
+    async def ask_json(self, asked: Mapping[str, Any], *, patience_s: float) -> dict[str, Any]:
+        """Its answer to a question, both as JSON. Raises as `ask` does, and TimeoutError after so many seconds."""
+        async with asyncio.timeout(patience_s):
+            body, _ = await self.ask(json.dumps(asked).encode())
+        said: dict[str, Any] = json.loads(body)
+        return said
+
     async def _frame(self) -> tuple[bytes, int | None]:
         """The next frame; what was read of it stays where the wait is cancelled."""
         if not self._has_frame():

@@ -73,7 +73,7 @@ class Retaken:
         if self.lost:
             return
         try:
-            async with asyncio.timeout_at(_on_loop(deadline)):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 if turn.results:
                     await self._calls(turn, deadline)
                 elif self._asks_user and not turn.parsed.calls:
@@ -155,10 +155,6 @@ def shared_by(environment: Environment, tool: Tool) -> str:
     resources = environment.parts.resources.values()
     found = next((resource.name for resource in resources if resource.scope == "process"), "")
     return f"'{found}', which episodes share (scope: process)" if found else tool.shares
-
-
-def _on_loop(deadline: float) -> float:
-    return asyncio.get_running_loop().time() + deadline - time.monotonic()
 
 
 def _was_not_run(result: ToolResult) -> bool:

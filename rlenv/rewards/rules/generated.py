@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +11,7 @@ from pydantic import Field
 
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.pool import Pool
-from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
+from rlenv.concurrency.processes import Gone, Program, StartFailed
 from rlenv.errors import MissingExtra, RewardError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float
@@ -48,16 +46,10 @@ async def _asked(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What the process says: `score`, `error` of the library's, or `ended` where the answer has brought it down."""
     patience_s = asked["wall_s"] + _STALL_S
 
-    async def work(process: Process) -> dict[str, Any]:
-        async with asyncio.timeout(patience_s):
-            body, _ = await process.ask(json.dumps(asked).encode())
-        said: dict[str, Any] = json.loads(body)
-        return said
-
     cause: Exception | None = None
     for _ in range(_TRIES):
         try:
-            return await _pool().run(work)
+            return await _pool().run(lambda process: process.ask_json(asked, patience_s=patience_s))
         except Expired as late:
             raise RewardError(f"reasoning-gym gave no score within {patience_s:g} s") from late
         except StartFailed as failed:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from pydantic import Field
 from rlenv._base.text import last_box
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.pool import Pool
-from rlenv.concurrency.processes import Gone, Process, Program, StartFailed
+from rlenv.concurrency.processes import Gone, Program, StartFailed
 from rlenv.concurrency.served import ENDED_FULL
 from rlenv.errors import MissingExtra, RewardError
 from rlenv.language.kinds import Kind
@@ -85,17 +84,11 @@ class MathWorkers:
         patience_s = self._stall_s + _STALL_FACTOR * limit_s
         asked = {"golds": list(golds), "mine": mine, "cpu_s": limit_s, "wall_s": patience_s}
 
-        async def work(process: Process) -> dict[str, Any]:
-            async with asyncio.timeout(patience_s):
-                body, _ = await process.ask(json.dumps(asked).encode())
-            said: dict[str, Any] = json.loads(body)
-            return said
-
         error: Exception | None = None
         crashes = 0
         for _ in range(_TRIES):
             try:
-                said = await self.pool.run(work)
+                said = await self.pool.run(lambda process: process.ask_json(asked, patience_s=patience_s))
             except Expired as late:
                 raise RewardError(
                     f"the process that compares expressions gave no answer for {patience_s:g} s and had "
