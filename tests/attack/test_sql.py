@@ -114,6 +114,36 @@ def test_no_statement_holds_the_loop_or_voids_the_episode(folder: Path, what: st
     run(work)
 
 
+CELL = "%J" * 32_500
+LONG = {
+    "a form of 65,000 characters, in each row": (
+        [f"INSERT INTO t VALUES (4, '{CELL}')", *(f"INSERT INTO t SELECT a + {2**n}, b FROM t" for n in range(2, 7))],
+        f"SELECT {', '.join(f'length(strftime(b, {number}))' for number in range(35))} FROM t",
+    ),
+    "a long change of each of 9,000 rows": (
+        ["INSERT INTO t WITH RECURSIVE r(n) AS (SELECT 4 UNION ALL SELECT n + 1 FROM r LIMIT 9000) SELECT n, n FROM r"],
+        f"UPDATE t SET b = {'+'.join(f'round(b,{number % 10})' for number in range(85))}",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", COPIES, ids=["copy", "savepoint"])
+@pytest.mark.parametrize("what", LONG)
+def test_no_statement_over_what_the_policy_has_written_holds_the_loop(
+    folder: Path, what: str, keys: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        async with opened(folder, **keys) as database:
+            for sql in LONG[what][0]:
+                await ask(database, sql)
+            began = time.thread_time()
+            await outcome(database, LONG[what][1])
+            assert time.thread_time() - began < 0.05
+
+    run(work)
+
+
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -29,7 +29,7 @@ from rlenv.resources.sql.resource import DatabaseSpec, Image, SqlResource, SqlWo
 
 __all__ = ["KIND", "SqliteCopy", "SqliteEngine", "SqliteSpec", "workers"]
 
-_CHANGED_BYTES: Final = 256_000  # up to this size of a copy an UPDATE or DELETE that looks at all of it is over at once
+_CHANGED: Final = 16_000_000  # up to so many bytes of a copy times characters an UPDATE or DELETE is over at once
 _MAX_GROWTH_BYTES: Final = 32_000_000
 
 
@@ -68,7 +68,7 @@ class SqliteCopy:
         try:
             if kind == "read":
                 return files.run_briefly(own.run, sql, limits)
-            if not self.about.is_written_quickly or (kind == "change" and self._size > _CHANGED_BYTES):
+            if not self.about.is_written_quickly or (kind == "change" and self._size * len(sql) > _CHANGED):
                 return None
             # Never stopped: with it the engine would undo all that the episode wrote.
             found = own.run(sql, until=math.inf, max_rows=limits.max_rows)
