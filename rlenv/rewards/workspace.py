@@ -37,13 +37,9 @@ from rlenv.tools.workspace.images import digest_of
 from rlenv.tools.workspace.machine import MachineFailed, Names, RowTests, Verified
 from rlenv.tools.workspace.resource import RESULTS, Workspace
 
-_MOST_LOST: Final = 4
-_KEPT_CHARS: Final = 500
+_MOST_LOST, _MOST_NAMED, _MOST_CHARS, _KEPT_CHARS = 4, 5, 100, 500
 _MOST_AT_FIRST: Final = 4_096  # rows whose number over an untouched machine is kept
-_KEPT_BYTES: Final = 65_536
-_MOST_CHARS: Final = 100
-_MOST_LOG: Final = 16_000_000
-_MOST_NAMED: Final = 5
+_MOST_LOG, _KEPT_BYTES, _MOST_AT_ONCE = 16_000_000, 65_536, 65_536  # bytes of a log, and of what is read of it at once
 _BY_ROW: Final = ("command", "collect", "patch", "last", "tests", "keep", "exclude", "time_s")
 _NOT_RUN: Final = (126, 127, 137)  # statuses of a command that is not there, cannot be run, or was killed
 
@@ -122,7 +118,7 @@ def passed_in(text: str, format: str) -> dict[str, bool]:
         ValueError: a report is none of its format.
     """
     found: dict[str, bool] = {}
-    for name, passed in _READERS[format](_COLOUR.sub("", text)):
+    for name, passed in _READERS[format](text):
         found[name] = found.get(name, True) and passed
     return found
 
@@ -131,14 +127,28 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _Named = Iterator[tuple[str, bool]]
 
 
+def _pieces(text: str, end: str) -> Iterator[str]:
+    """A text without colours, up to an `end` each time, and so little at once that no other thread waits for it."""
+    start = 0
+    while start < len(text):
+        at = text.rfind(end, start, start + _MOST_AT_ONCE) + 1 or start + _MOST_AT_ONCE
+        yield _COLOUR.sub("", text[start:at])
+        start = at
+
+
+def _lines(text: str) -> Iterator[str]:
+    for piece in _pieces(text, "\n"):
+        yield from filter(None, piece.split("\n"))
+
+
 def _pytest(text: str) -> _Named:
-    for line in text.split("\n"):
+    for line in _lines(text):
         status, _, name = line.rstrip().partition(" ")
         if status not in _OF_PYTEST:  # of -v: "tests/test_a.py::test_b[1] PASSED [ 50%]"
             status = next((one for one in _OF_PYTEST if f" {one}" in line), "")
             name = line.partition(f" {status}")[0] if status else ""
         if "::" in name:  # a reason may follow it; published lists name what has spaces by its first word
-            yield from ((one, _OF_PYTEST[status]) for one in {name, name.partition(" - ")[0], name.split(" ")[0]})
+            yield from ((one, _OF_PYTEST[status]) for one in {name, name.partition(" - ")[0], name.partition(" ")[0]})
 
 
 _OF_PYTEST: Final = {"PASSED": True, "XFAIL": True, "FAILED": False, "ERROR": False, "SKIPPED": False, "XPASS": False}
@@ -146,7 +156,7 @@ _OF_PYTEST: Final = {"PASSED": True, "XFAIL": True, "FAILED": False, "ERROR": Fa
 
 def _unittest(text: str) -> _Named:
     name = shown = ""
-    for line in text.split("\n"):
+    for line in _lines(text):
         if found := _HEAD.match(line):  # "test_a (test_x.TestA.test_a) … ok", or "FAIL: test_a (…)" of the summary
             name, shown = _dotted(found[2]), ""
             if found[1]:
@@ -180,7 +190,7 @@ def _by_line(pattern: str, passing: str) -> Callable[[str], _Named]:
     """Reads logs of a line a test, in which the pattern finds a `name` and a `status`, one of the `passing` or not."""
 
     def named(text: str) -> _Named:
-        for found in filter(None, map(re.compile(pattern).match, map(str.strip, text.split("\n")))):
+        for found in filter(None, (re.match(pattern, line.strip()) for line in _lines(text))):
             yield found["name"], found["status"] in passing.split()
 
     return named
@@ -188,7 +198,7 @@ def _by_line(pattern: str, passing: str) -> Callable[[str], _Named]:
 
 def _go(text: str) -> _Named:
     yield from _by_line(r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+) \(", "PASS")(text)
-    for event in (_read(line) or {} for line in text.split("\n") if line.startswith("{")):  # of -json
+    for event in (_read(line) or {} for line in _lines(text) if line.startswith("{")):  # of -json
         if event.get("Action") in ("pass", "fail", "skip") and event.get("Test"):
             yield str(event["Test"]), event["Action"] == "pass"
             yield f"{event.get('Package')}.{event['Test']}", event["Action"] == "pass"
@@ -227,10 +237,12 @@ def _junit(text: str) -> _Named:
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
     try:
-        parser.Parse(text, True)
+        for piece in _pieces(text, ">"):
+            parser.Parse(piece, False)
+        parser.Parse("", True)
     except expat.ExpatError as error:
         raise ValueError(str(error)) from error
-    yield from ((one, passed) for name, passed in tests for one in {name, name.split(" ")[0]})
+    yield from ((one, passed) for name, passed in tests for one in {name, name.partition(" ")[0]})
 
 
 _cargo: Final = _by_line(r"test (?P<name>.*?)(?: - should panic)? \.\.\. (?P<status>.*)", "ok")

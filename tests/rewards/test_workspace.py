@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -562,6 +563,30 @@ def test_a_log_is_read_in_time_that_grows_with_its_length(format: str, part: str
     began = time.thread_time()
     passed_in(part * (400_000 // len(part)), format)
     assert time.thread_time() - began < 2  # what grows with its square takes minutes
+
+
+@pytest.mark.parametrize("format", ["pytest", "unittest", "go", "jest", "cargo"])
+def test_a_log_is_read_a_piece_at_a_time(format: str) -> None:
+    text = "ab\n" * 300_000
+    tracemalloc.start()
+    try:
+        assert passed_in(text, format) == {}
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("long", ["FAILED a::b - {}\n", "{}\nFAILED a::b\n", "a::b FAILED {}\n"])
+def test_a_line_that_is_longer_than_a_piece_says_what_it_says(long: str) -> None:
+    found = passed_in(f"PASSED a::b\n{long.format('x' * 200_000)}PASSED a::c\n", "pytest")
+    assert (found["a::b"], found["a::c"]) == (False, True)
+
+
+def test_a_report_is_read_a_piece_at_a_time() -> None:
+    said = "<system-out>" + "x > y &lt; z\n" * 20_000 + "</system-out>"
+    ends = {"b": "<failure/>", "c": ""}
+    tests = (f'<testcase classname="t" name="{name}">{said}{end}</testcase>' for name, end in ends.items())
+    assert passed_in(f"<a>{''.join(tests)}</a>", "junit") == {"t.b": False, "t.c": True}
 
 
 TESTED = """
