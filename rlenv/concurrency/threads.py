@@ -35,21 +35,6 @@ class ThreadJob:
     `result` what it returned. `after(job)` is called in the worker thread when a given-up call ends after all.
     """
 
-    __slots__ = (
-        "_clock",
-        "_cpu_began",
-        "after",
-        "arguments",
-        "done",
-        "error",
-        "function",
-        "is_ended",
-        "is_left_behind",
-        "is_running",
-        "is_withdrawn",
-        "result",
-    )
-
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], done: asyncio.Future[None]) -> None:
         self.function = function
         self.arguments = arguments

@@ -45,25 +45,6 @@ _tool_context = quick(ToolContext)
 class EpisodeTools:
     """Runs the calls of one episode on its own resources, within `limits.tool_calls` and `limits.calls_per_turn`."""
 
-    __slots__ = (
-        "_end",
-        "_environment",
-        "_made_in_turn",
-        "_scope",
-        "_stack",
-        "account",
-        "answered",
-        "begun",
-        "counting",
-        "first",
-        "limits",
-        "made",
-        "resources",
-        "seed",
-        "task",
-        "toolset",
-    )
-
     def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int, limits: EpisodeLimits) -> None:
         self.limits = limits
         self.resources: Mapping[str, Any] = {}

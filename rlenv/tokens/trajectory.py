@@ -78,25 +78,6 @@ class TokenTrajectory:
             empty but with an encoder of history "keep".
     """
 
-    __slots__ = (
-        "_cut",
-        "_encoder",
-        "_ids",
-        "_last",
-        "_limits",
-        "_logprobs",
-        "_mask",
-        "_opens",
-        "_prompt_length",
-        "_story",
-        "closed_turns",
-        "differences",
-        "has_logprobs",
-        "images",
-        "reason",
-        "turn_spans",
-    )
-
     def __init__(
         self, encoder: TokenEncoder, prompt_ids: array[int], story: Story, limits: Limits, *, images: Sequence[Any] = ()
     ) -> None:

@@ -120,21 +120,6 @@ class SqliteConnection:
         max_bytes: how large the database may grow; 0 for no limit.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cpu_until",
-        "_is_empty",
-        "_is_own",
-        "_is_quick",
-        "_is_slow",
-        "_may_write",
-        "_raw",
-        "_refused",
-        "_until",
-        "has_new_schema",
-        "has_written",
-    )
-
     def __init__(self, raw: sqlite3.Connection, *, may_write: bool, is_quick: bool = False, max_bytes: int = 0) -> None:
         self._raw = raw
         self._may_write = may_write
