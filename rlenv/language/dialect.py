@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["LENIENCIES", "Bool", "ByRow", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Float", "Int"]
+__all__ = ["Bool", "ByRow", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Float", "Int"]
 __all__ += ["Leniency", "Spec", "Text", "ThinkingSpec"]
 
 # YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
@@ -66,27 +66,7 @@ Leniency = Literal[
     "typed_strings",
     "unwrap",
 ]
-LENIENCIES: Mapping[str, str] = {
-    "arguments_as_text": "arguments written as a JSON text",
-    "bare_calls": "a call outside the marks of its section",
-    "extra_parameters": "parameters that the tool does not have are left out",
-    "inner_quotes": "quotes of the same kind inside a string, where what follows shows that it goes on",
-    "missing_arguments": "a name without arguments is a call without arguments",
-    "open_bodies": "brackets and strings that the text's end leaves open",
-    "open_calls": "closing marks that the text's end leaves out",
-    "open_parameters": "a parameter that ends where the next one begins",
-    "open_tags": "an opening tag that ends with its line",
-    "open_thinking": "a call in thinking that the prompt has opened and nothing closes ends the thinking",
-    "python_literals": "single quotes, True, False and None where JSON is expected",
-    "raw_strings": "line breaks and control characters inside strings",
-    "repeated_tags": "a tag that stands several times in one object is a list",
-    "schema_over_mark": "a tool's schema decides the type against the mark beside the value",
-    "sets_as_lists": "a Python set is a list",
-    "spellings": "other spellings of the marks, as some tokenizers decode them",
-    "typed_strings": "strings in JSON become the type that the tool's schema asks for",
-    "unwrap": "arguments inside one parameter that the tool does not have",
-}
-"""What each leniency accepts. All are off unless a dialect's `lenient` names them."""
+"""What reading may accept beyond the form of a family. All are off unless a dialect's `lenient` names them."""
 
 
 class CallSpec(Spec):

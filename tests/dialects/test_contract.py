@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,7 +18,7 @@ from rlenv.dialects import built_in
 from rlenv.dialects.built_in import FAMILIES, broken, family_text, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
 from rlenv.episodes.environment import Environment
-from rlenv.language.dialect import LENIENCIES, DialectSpec
+from rlenv.language.dialect import DialectSpec, Leniency
 from rlenv.language.kinds import names
 from rlenv.language.loader import load_spec
 from rlenv.messages import Message, ToolCall
@@ -70,7 +70,7 @@ def test_a_family_stands_on_nothing_or_on_one_that_does_in_the_end() -> None:
 
 
 def test_what_the_files_list_beside_marks_is_no_control_token() -> None:
-    assert [name for name in LENIENCIES if broken(f"[{name}]") != f"[{name}]"] == []
+    assert [name for name in get_args(Leniency) if broken(f"[{name}]") != f"[{name}]"] == []
 
 
 @pytest.mark.slow(but=6)
