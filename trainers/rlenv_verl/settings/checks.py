@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rlenv.errors import Finding, UsageError, all_known, did_you_mean
@@ -30,32 +32,11 @@ _KEYS: Final = ("extends", "algorithm", "mode", *_SECTIONS, "with")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODES: Final = ("greedy", "sampled")
 
-OF_THE_RUN: Final[Mapping[str, str]] = {
-    "data.train_files": "rlenv writes the rows of the specs; name the specs on the command line",
-    "data.val_files": "rlenv writes the rows of the specs; say run.validation_split",
-    "data.max_prompt_length": "say run.max_prompt_length",
-    "data.seed": "say --seed",
-    "actor_rollout_ref.model.path": "say --model",
-    "actor_rollout_ref.rollout.seed": "say --seed",
-    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "the specs are its agent loops",
-    "actor_rollout_ref.rollout.agent.default_agent_loop": "the specs are its agent loops",
-    "actor_rollout_ref.actor.data_loader_seed": "say --seed",
-    "actor_rollout_ref.actor.fsdp_config.seed": "say --seed",
-    "trainer.default_local_dir": "checkpoints lie in the run's folder; say -o",
-    "trainer.project_name": "say it on the command line: trainer.project_name=…",
-    "trainer.experiment_name": "say it on the command line: trainer.experiment_name=…",
-    "hydra.run.dir": "it lies in the run's folder; say -o",
-    "ray_kwargs.ray_init.address": "say --ray-address",
-    "trainer.v1.sampler.sampler_kwargs.trained_file": "it lies in the run's folder; say -o",
-    "trainer.v1.sampler.sampler_kwargs.record_dir": "it is the run's folder; say -o",
-}
+_SAID: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+OF_THE_RUN: Final[Mapping[str, str]] = _SAID["keys"]
 """Keys that every run sets itself, over any preset, and what to say instead."""
 
-_VARIABLES_OF_THE_RUN: Final[Mapping[str, str]] = {
-    "PYTHONPATH": "export it in the shell",
-    "RLENV_SEED": "say --seed",
-    "VERL_FILE_LOGGER_PATH": "figures lie in the run's folder; say -o",
-}
+_VARIABLES_OF_THE_RUN: Final[Mapping[str, str]] = _SAID["variables"]
 
 
 def _is_count(value: Any) -> bool:
