@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of, weighted_kappa
+from rlenv.runs.figures.rewards import Estimate, between, spearmans_rho, table_of
 from rlenv.trajectory import TermResult, Trajectory
 
 Pairs = Sequence[tuple[float, float]]
@@ -29,11 +29,6 @@ def mean(pairs: Pairs) -> float | None:
 def distance(pairs: Pairs) -> float | None:
     """The mean distance of the two; None without pairs."""
     return math.fsum(abs(b - a) for a, b in pairs) / len(pairs) if pairs else None
-
-
-def kappa(pairs: Pairs) -> float | None:
-    """Cohen's kappa with quadratic weights (`rlenv.runs.figures.rewards.weighted_kappa`); None without pairs too."""
-    return weighted_kappa(*table_of(pairs)) if pairs else None
 
 
 def alpha(units: Sequence[Sequence[float | None]]) -> float | None:

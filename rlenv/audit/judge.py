@@ -12,18 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlenv.audit.agreement import (
-    Calibration,
-    Pairs,
-    accuracy,
-    alpha,
-    bootstrap,
-    calibration,
-    distance,
-    kappa,
-    mean,
-    spearman,
-)
+from rlenv.audit.agreement import Calibration, Pairs, accuracy, alpha, bootstrap, calibration, distance, mean, spearman
 from rlenv.audit.report import ReportCard
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
@@ -31,7 +20,7 @@ from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
-from rlenv.runs.figures.rewards import Estimate
+from rlenv.runs.figures.rewards import Estimate, kappa
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.audit.agreement import alpha, calibration, disagreement, distance, isotonic, kappa, line, spearman
+from rlenv.audit.agreement import alpha, calibration, disagreement, distance, isotonic, line, spearman
 from rlenv.cli.main import main as command
+from rlenv.runs.figures.rewards import kappa
 from rlenv.trajectory import TermResult, Trajectory
 from tests.support.runs import kept, played
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.audit.agreement import accuracy, bootstrap, kappa, mean, spearman
+from rlenv.audit.agreement import accuracy, bootstrap, mean, spearman
 from rlenv.audit.judge import Anchor, JudgeReport, audit_judge, read_anchors
 from rlenv.cli.main import main as command
 from rlenv.errors import UsageError
+from rlenv.runs.figures.rewards import kappa
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = """

@@ -126,18 +126,9 @@ def invalid_reasons(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str,
     ]
 
 
-def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Cohen's kappa of two who judged the same: (pₒ - pₑ) / (1 - pₑ); None for no pairs, or where nothing varies.
-
-    Source: Cohen 1960, "A coefficient of agreement for nominal scales".
-    """
-    if not pairs:
-        return None
-    count = len(pairs)
-    agreed = sum(one == other for one, other in pairs) / count
-    first, second = sum(one for one, _ in pairs) / count, sum(other for _, other in pairs) / count
-    chance = first * second + (1 - first) * (1 - second)
-    return None if chance >= 1.0 else (agreed - chance) / (1 - chance)
+def kappa(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Cohen's kappa of two who judged the same (`weighted_kappa`); None for no pairs, or where nothing varies."""
+    return weighted_kappa(*table_of(pairs)) if pairs else None
 
 
 def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -297,8 +288,8 @@ class _Drawn:
 
 def table_of(pairs: Sequence[tuple[float, float]]) -> tuple[Table, Values, Values]:
     """The table of some pairs, and the distinct values of its rows and of its columns."""
-    left, i = np.unique([a for a, _ in pairs], return_inverse=True)
-    right, j = np.unique([b for _, b in pairs], return_inverse=True)
+    left, i = np.unique([float(a) for a, _ in pairs], return_inverse=True)
+    right, j = np.unique([float(b) for _, b in pairs], return_inverse=True)
     cells = np.bincount(i * len(right) + j, minlength=len(left) * len(right))
     return cells.reshape(len(left), len(right)).astype(np.float64), left, right
 
