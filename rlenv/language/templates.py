@@ -17,7 +17,7 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlenv._base.text import did_you_mean, last_box
+from rlenv._base.text import did_you_mean, last_box, strings_in
 from rlenv.errors import RlenvError, UsageError
 from rlenv.secrets import watched
 
@@ -440,11 +440,4 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def texts_at(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Every text of a JSON-like value that stands under `key`, with its own dotted key, in order."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from texts_at(f"{key}.{name}", item)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from texts_at(f"{key}.{index}", item)
+    return ((".".join(map(str, path)), text) for path, text in strings_in(value, (key,)))

@@ -10,12 +10,13 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.paths import find_below, is_file, is_meant_beside
+from rlenv._base.text import strings_in
 from rlenv.errors import RlenvError
 from rlenv.language.functions import import_function
 from rlenv.language.loader import LoadedSpec, load_spec
@@ -245,7 +246,7 @@ def installed_by(loaded: LoadedSpec, path: str, entry: Any) -> set[str]:
 def _named(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[str, ...], str, Path]]:
     """The texts of an entry that may name a file, with their keys and the folder that they are relative to."""
     content = entry.model_dump(by_alias=True) if isinstance(entry, Spec) else entry
-    for keys, text in _texts(content):
+    for keys, text in ((tuple(map(str, at)), text) for at, text in strings_in(content, ()) if at):
         is_path = keys[-1] in PATH_KEYS and path.startswith("resources.")
         if is_path:
             template = compile_template(text)
@@ -253,17 +254,6 @@ def _named(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[st
         may_be = len(text) <= _MOST_PATH and "\n" not in text and (is_path or not _MAY_BE.isdisjoint(text))
         if text and may_be and keys[-2:] != _OUTPUT:
             yield keys, text, loaded.base_of(".".join((path, *keys)))
-
-
-def _texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(value, str) and keys:
-        yield keys, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, (*keys, str(key)))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*keys, str(index)))
 
 
 def _nested(written: str, path: Path, say: Say | None) -> dict[str, str]:
