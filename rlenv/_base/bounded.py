@@ -13,7 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import groupby
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _PLAIN = (int, float, type(None))  # bool is an int
 _MAX_DEPTH = 100
@@ -263,3 +266,11 @@ def stretches(values: Iterable[object]) -> list[tuple[int, int]]:
         if is_true:
             found.append((start, at))
     return found
+
+
+@cache
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """What reads plain values as a type; made on first use, so that an import of rlenv need not pay for it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from rlenv._base.bounded import bounded, cut_middle, encodable, plain, quick, size
+from rlenv._base.bounded import adapter_of, bounded, cut_middle, encodable, plain, quick, size
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, entered, said_again, through
 from rlenv.errors import CassetteError, EpisodeError, ToolFailed, whose_failure
@@ -26,9 +26,6 @@ from rlenv.images import within_limits
 from rlenv.messages import Image, MalformedCall, ToolCall, ToolResult
 from rlenv.secrets import logger, redact, redact_ends, redact_value
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 __all__ = ["FailureLog", "Made", "asked_of", "broken", "ended", "failed", "is_spoiled", "late", "refused"]
 __all__ += ["together", "tried"]
@@ -38,13 +35,6 @@ _LEAVES: Final = frozenset({"http", "mcp"})
 
 Made = tuple[Any, ...]
 """A call that has to be waited for, as the executor holds it: the tool's entry first, then the call."""
-
-
-@cache
-def _adapter() -> TypeAdapter[ToolResult]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(ToolResult)
 
 
 @cache
@@ -245,7 +235,7 @@ def _again(call: ToolCall, context: ToolContext) -> Callable[[Slot, Answer], Too
     def again(slot: Slot, answer: Answer) -> ToolResult:
         if "outcome" not in answer.response:
             raise EpisodeError(answer.response["message"], reason=answer.response["reason"])
-        result = _adapter().validate_python(answer.response)
+        result: ToolResult = adapter_of(ToolResult).validate_python(answer.response)
         began = time.monotonic() - slot.seconds
         return replace(result, call_id=call.id, seconds=slot.seconds, waited=0.0, started=began - context.begun)
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._base.bounded import plain
+from rlenv._base.bounded import adapter_of, plain
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot, here, through
 from rlenv.endpoints.account import Completion, Usage, as_wire, asking, read_text
 from rlenv.errors import EndpointError
@@ -26,8 +25,6 @@ from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from rlenv.endpoints import Client
 
 _MOST_ENDS: Final = 4
@@ -134,13 +131,6 @@ _DRAWN: Final = frozenset({"seed"})
 """Fields of a request that differ between equal questions."""
 
 
-@cache
-def _adapter() -> TypeAdapter[Completion]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Completion)
-
-
 def asked_chat(
     endpoint: str, body: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Asked:
@@ -206,7 +196,7 @@ def _again(answer: Answer, model: str) -> Completion:
         raise RuntimeError(f"{held['bug']}, when it was recorded")
     if answer.outcome == "failed":
         raise EndpointError(**held)
-    found = replace(_adapter().validate_python(held), is_recorded=True)
+    found: Completion = replace(adapter_of(Completion).validate_python(held), is_recorded=True)
     if whose is not None:
         whose.tried(model, found.usage, is_recorded=True)
     return found

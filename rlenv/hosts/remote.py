@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 import orjson
 
+from rlenv._base.bounded import adapter_of
 from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet
 from rlenv.concurrency.threads import run_sync
@@ -34,9 +34,6 @@ from rlenv.messages import Message, Observation, Sampled
 from rlenv.tasks.rows import Tasks, load_tasks
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Failure, RewardBreakdown, Step, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 __all__ = ["RemoteEnvironment"]
 
@@ -397,13 +394,6 @@ class _RemoteEpisode(Episode):
         return self.trajectory
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
 def _read(kind: Any, value: Any) -> Any:
     """A value of the wire as its type; raises ValueError where it is of another. JSON has no number but finite ones."""
-    return _adapter(kind).validate_json(orjson.dumps(value), strict=True)
+    return adapter_of(kind).validate_json(orjson.dumps(value), strict=True)

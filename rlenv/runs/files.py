@@ -10,22 +10,18 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import orjson
 
-from rlenv._base.bounded import cut_end, fields_of, plain
+from rlenv._base.bounded import adapter_of, cut_end, fields_of, plain
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.runs.journal import loads
 from rlenv.runs.schema import Tokens
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory, Turn
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 __all__ = ["MAX_LINE_BYTES", "Body", "append", "dump", "is_torn", "nested", "parse", "plain", "read", "write"]
 
@@ -35,13 +31,6 @@ MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 _MAX_DEPTH = 256
 _MAX_ERROR_CHARS = 500
 _log = logger("rlenv.runs.files")
-
-
-@cache
-def _adapter() -> TypeAdapter[Trajectory]:
-    from pydantic import TypeAdapter  # built on first use: an import of rlenv need not pay for it
-
-    return TypeAdapter(Trajectory)
 
 
 def dump(trajectory: Trajectory) -> bytes:
@@ -121,7 +110,7 @@ def _validated(read: Any) -> Trajectory:
         raise UsageError(f"not a recorded trajectory: nested more than {_MAX_DEPTH} levels deep")
     whole = [index for index, turn in enumerate(_turns_of(read)) if _holds_results_once(turn)]
     try:
-        trajectory = _adapter().validate_python(read)
+        trajectory: Trajectory = adapter_of(Trajectory).validate_python(read)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not a recorded trajectory: {_said(error)}") from error
     if not whole:
