@@ -19,6 +19,7 @@ from rlenv.episodes.rollout import together
 from rlenv.errors import EpisodeError
 from rlenv.language.spec import FaultsSpec
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
+from rlenv.policies.scripted import resumed
 from rlenv.tools.base import Tool, ToolContext, policy_of
 from rlenv.trajectory import Trajectory, Turn
 
@@ -216,7 +217,7 @@ class ScriptPlayer:
                     # As text, so that the dialect reads what an adversary would have had to write.
                     render = environment.parts.dialect.render_action
                     await episode.step(render(action) if isinstance(action, Message) else action)
-                    action = _after(actions, _answered(episode.turns[-1]) if episode.turns else ())
+                    action = resumed(actions, _answered(episode.turns[-1]) if episode.turns else ())
                 ended = episode.trajectory if episode.is_ended else await episode.truncate("script")
             except EpisodeError as error:
                 ended = episode.fail(error.reason, str(error))
@@ -233,13 +234,6 @@ def _as_generator(script: Iterable[Action] | Adaptive) -> Adaptive:
             yield action
 
     return listed()
-
-
-def _after(actions: Adaptive, results: Results) -> Action | None:
-    try:
-        return actions.send(results)
-    except StopIteration:
-        return None
 
 
 def _answered(turn: Turn) -> Results:

@@ -200,13 +200,14 @@ class OracleSession:
 async def _sent(running: Any, value: Any) -> Any:
     """What a generator gives next, None where it has ended."""
     if not inspect.isasyncgen(running):
-        return await _threads.run(partial(_resumed, running, value))
+        return await _threads.run(partial(resumed, running, value))
     with suppress(StopAsyncIteration):
         return await running.asend(value)
     return None
 
 
-def _resumed(running: Generator[Any, Any, Any], value: Any) -> Any:
+def resumed(running: Generator[Any, Any, Any], value: Any) -> Any:
+    """What a generator gives next once it was sent `value`; None where it has ended."""
     try:
         return running.send(value)
     except StopIteration:
