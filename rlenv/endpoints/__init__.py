@@ -24,7 +24,7 @@ from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
-from rlenv.endpoints.account import Completion, UnreadableAnswer, Usage, as_wire, asking, read_chat, usage_of
+from rlenv.endpoints.account import Completion, UnreadableAnswer, Usage, as_sent, asking, read_chat, usage_of
 from rlenv.endpoints.raw_text import RawText
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
@@ -166,7 +166,7 @@ class Client:
         body = self.body(sampling)
 
         async def request() -> Completion:
-            body["messages"] = [as_wire(message) for message in messages]
+            body["messages"] = [as_sent(message) for message in messages]
             if tools:
                 body["tools"] = list(tools)
             post = self.post_fitting if is_fitted else self.post

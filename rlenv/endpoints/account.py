@@ -100,6 +100,16 @@ def as_wire(message: Message) -> dict[str, Any]:
     return out
 
 
+def as_sent(message: Message) -> dict[str, Any]:
+    """A message of a conversation that goes on, as `as_wire`. vLLM and SGLang refuse a conversation with arguments that
+    are no JSON object, as of a call that was cut, with all that follows: its text stands in one."""
+    out = as_wire(message)
+    for made, call in zip(message.tool_calls, out.get("tool_calls", ()), strict=False):
+        if isinstance(made, MalformedCall):
+            call["function"]["arguments"] = json.dumps({"unreadable": made.text})
+    return out
+
+
 def as_image(text: str) -> Image | None:
     """The image in a data URL, None where the text is not one."""
     match = _DATA_URL.fullmatch(text.strip())

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from rlenv._base.strict_json import load
 from rlenv.endpoints.account import as_wire
 from rlenv.endpoints.sampled import add_tokens
 from rlenv.messages import Message, Sampled
@@ -240,10 +241,16 @@ def _problem(body: Any, *, is_chat: bool) -> str:
         if role == "tool" and message.get("tool_call_id") not in open_calls:
             return f"messages[{index}].tool_call_id: found {message.get('tool_call_id')!r}; no call has that id"
         for call in message.get("tool_calls", ()):
-            if not isinstance(call["function"]["arguments"], str):
-                return f"messages[{index}].tool_calls: arguments are JSON text"
+            arguments = call["function"]["arguments"]
+            if not isinstance(arguments, str) or not _is_object(arguments):
+                return f"messages[{index}].tool_calls: arguments are the JSON text of an object"
             open_calls.add(call.get("id"))
     return ""
+
+
+def _is_object(text: str) -> bool:
+    read = load(text or "{}")
+    return isinstance(read, tuple) and isinstance(read[0], dict)
 
 
 async def never() -> Given:

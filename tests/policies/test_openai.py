@@ -13,7 +13,7 @@ from aiohttp import web
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
-from rlenv.messages import Message
+from rlenv.messages import MalformedCall, Message
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
@@ -82,6 +82,25 @@ def test_arguments_that_are_not_json_are_answered_to_the_model(make_environment:
     trajectory = run(make_environment(), handler)
     assert [turn.results[0].outcome for turn in trajectory.turns[:-1]] == ["malformed", "malformed"]
     assert trajectory.success is True
+
+
+@pytest.mark.parametrize("arguments", ['{"expression": "2+', "[1]", '"2+3"', "2+3", '{"expression": 1e999}'])
+def test_a_call_that_cannot_be_read_leaves_the_conversation_one_that_its_server_takes(
+    arguments: str, make_environment: Any
+) -> None:
+    """vLLM and SGLang refuse one that holds it as it was written, and a policy would leave out its own sample by it."""
+    call = MalformedCall(arguments, "cut", name="calculate", id="c1")
+
+    async def main() -> tuple[Trajectory, dict[str, Any]]:
+        async with FakeEndpoint([Message("assistant", "", (call,)), "<answer>5</answer>"]) as server:
+            policy = OpenAIPolicy(server.base_url, "toy")
+            (trajectory,) = await rollout(make_environment(), policy, [Job("train", 0, 3)])
+            await policy.aclose()
+            return trajectory, server.requests[-1]["messages"][-2]["tool_calls"][0]
+
+    trajectory, sent = asyncio.run(main())
+    assert (trajectory.reward.total, trajectory.turns[0].results[0].outcome) == (1.0, "malformed")
+    assert (json.loads(sent["function"]["arguments"]), sent["id"]) == ({"unreadable": arguments}, "c1")
 
 
 def test_raw_text_is_sent_whole_and_read_by_the_dialect(make_environment: Any) -> None:
