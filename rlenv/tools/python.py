@@ -93,19 +93,34 @@ def _value_of(result: Any) -> Any:
 
 
 def _output(result: Any) -> ToolOutput:
-    """The function's result, as text and value. Raises TypeError: it is not a JSON value."""
+    """The function's result, as text and value.
+
+    Raises:
+        TypeError: it is not a JSON value.
+        ToolFailed: it holds a number of more digits than Python writes; a policy's arguments have made it so large.
+    """
     if type(result) is str:
         return _made(result, result)
     if type(result) is ToolOutput:
         return result
     if result is None:
         return ToolOutput("(no result)")
-    if type(result) in (int, float):  # orjson knows neither big integers nor nan
-        return _made(str(result), result)
-    encoded = orjson.dumps(result, default=_value_of, option=orjson.OPT_NON_STR_KEYS)
-    # A copy, since the function may go on changing what it returned.
-    value = orjson.loads(encoded) if len(encoded) <= _MAX_VALUE_BYTES else None
-    return ToolOutput(encoded.decode(), value)
+    try:
+        if type(result) in (int, float):  # orjson knows neither big integers nor nan
+            return _made(str(result), result)
+        return _as_json(result)
+    except ValueError as error:
+        raise ToolFailed("the result is too large to be written", reason="too_large") from error
+
+
+def _as_json(result: Any) -> ToolOutput:
+    """A result as JSON; its value is a copy, since the function may go on changing what it returned."""
+    try:
+        encoded = orjson.dumps(result, default=_value_of, option=orjson.OPT_NON_STR_KEYS)
+        return ToolOutput(encoded.decode(), orjson.loads(encoded) if len(encoded) <= _MAX_VALUE_BYTES else None)
+    except TypeError:  # of integers beyond 64 bits, which json writes; or of what is no JSON value
+        text = json.dumps(result, default=_value_of, ensure_ascii=False, separators=(",", ":"))
+        return ToolOutput(text, json.loads(text) if len(text) <= _MAX_VALUE_BYTES else None)
 
 
 def _shown_errors(

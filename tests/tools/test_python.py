@@ -109,7 +109,8 @@ def returns(what: str) -> Any:
     return {
         "text": "t", "none": None, "int": 10**40, "float": 0.5, "bool": True, "list": [1, "a"], "unicode": ["é"],
         "nested": {"a": {"b": None}}, "keys": {1: 2}, "set": {2, 1}, "point": Point(x=1), "output": ToolOutput("t", 5),
-        "big": "x" * 10_000_000, "object": NoJson(),
+        "big": "x" * 10_000_000, "object": NoJson(), "ints": {"é": [10**40, Point(x=-(10**30))]},
+        "huge": 10**5_000, "huge list": [10**5_000],
     }[what]
 
 def untyped(a): ...
@@ -227,6 +228,7 @@ def test_injected_parameters_are_filled_in_and_hidden(folder: Path) -> None:
         ("set", "[1,2]", [1, 2]),
         ("point", '{"x":1,"y":2.0}', {"x": 1, "y": 2.0}),
         ("output", "t", 5),
+        ("ints", f'{{"é":[{10**40},{{"x":-{10**30},"y":2.0}}]}}', {"é": [10**40, {"x": -(10**30), "y": 2.0}]}),
     ],
 )
 def test_what_a_function_returns_becomes_text_and_value(folder: Path, what: str, text: str, value: Any) -> None:
@@ -237,7 +239,9 @@ def test_what_a_function_returns_becomes_text_and_value(folder: Path, what: str,
 def test_a_huge_text_is_cut_and_an_object_that_is_no_json_fails(folder: Path) -> None:
     tool = compiled(folder, "returns")
     assert len(one(tool, what="big").text) < 100_000
-    assert one(tool, what="object").outcome == "failed"
+    assert one(tool, what="object").whose == "infrastructure"
+    for what in ("huge", "huge list"):  # as a power or a factorial of a policy's number
+        assert (one(tool, what=what).reason, one(tool, what=what).whose) == ("too_large", "policy")
 
 
 def test_the_value_is_a_copy_so_that_later_changes_do_not_reach_the_trajectory(folder: Path) -> None:
