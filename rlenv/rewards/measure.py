@@ -217,6 +217,8 @@ _CANCEL_GRACE_S = 1.0
 _SHOWN_CHARS = 80
 _MOST_PLACES = 64
 _WAITS = "it is measured once all answers to the task are there"
+_LARGEST = 1e30
+"""Trainers add up what a group has earned, in numbers that hold some 3e38: one value must not be the end of all."""
 _clock = time.perf_counter
 
 TurnResults = Mapping[str, TermResult]
@@ -310,7 +312,7 @@ def of_value(planned: Planned, measured: Measured, begun: float, of: RewardConte
         # Nothing of an episode that has ended changes any more, and few places are ever looked at.
         where = partial(planned.term.where, of) if of.reason else planned.term.where(of)
     name, weight, seconds = planned.name, planned.weight, _clock() - begun
-    if type(value) is float and isfinite(value * weight):  # nearly every term
+    if type(value) is float and -_LARGEST <= value <= _LARGEST and isfinite(value * weight):  # nearly every term
         return term_result(name, "valid", value, weight, "", evidence, seconds, (), measured.details, where)
     measurement: Measurement = {"evidence": evidence, "seconds": seconds, "details": measured.details, "where": where}
     if value is None:
@@ -319,8 +321,9 @@ def of_value(planned: Planned, measured: Measured, begun: float, of: RewardConte
 
 
 def _valued(planned: Planned, value: Any, measurement: Measurement) -> TermResult:
-    """Valid where `value`, and what it is worth, is a finite number."""
+    """Valid where `value`, and what it is worth, is a finite number; one beyond the largest counts as that."""
     number, error = (value, "") if type(value) is float else _as_float(value)
+    number = max(-_LARGEST, min(number, _LARGEST)) if isfinite(number) else number
     if not isfinite(number * planned.weight) and not error:
         worth = f"which times the weight {planned.weight} is not" if isfinite(number) else "which is not"
         error = f"gave {number}, {worth} a finite number"
@@ -351,7 +354,7 @@ def _as_float(value: Any) -> tuple[float, str]:
     try:
         return float(value), ""
     except OverflowError:
-        return nan, "gave a number too large for a float"
+        return (_LARGEST if abs(value) == value else -_LARGEST), ""
 
 
 def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
