@@ -8,53 +8,32 @@ table to what reading and writing do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from rlenv._base.text import nearest
-from rlenv.dialects.base import Path, RowFault, calls_of, place_of_form
+from rlenv.dialects.base import Path as Place
+from rlenv.dialects.base import RowFault, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, DialectSpec
 
 _PLACE: Final = re.compile(r"\{([A-Za-z_]\w*)\}")
-_TAKES: Final[Mapping[str, tuple[str, ...]]] = {
-    "begin": (),
-    "turn": ("content", "role"),
-    "generation": (),
-    "result": ("content", "name", "id"),
-    "reply": ("content",),
-    "tools": ("tools", "example"),
-    "tools_alone": ("tools", "example"),
-    "results_joined": (),
-    "calls_behind": (),
-    "said": ("content",),
-    "said_before": ("content",),
-}
-"""The places of the texts of `chat`."""
-_PROSE: Final = ("tools", "tools_alone")
-"""These explain in words, so that other braces in them are likely meant: only near misses are faults."""
-_NEEDS: Final[Mapping[str, tuple[str, str]]] = {
-    "turn": ("content", "so that no message is ever shown"),
-    "result": ("content", "so that the model sees no result"),
-    "reply": ("content", "so that the model sees no reply"),
-    "said": ("content", "so that no answer is ever shown"),
-    "said_before": ("content", "so that no words in front of a call are shown"),
-    "tools": ("tools", "so that the model sees no tool"),
-    "tools_alone": ("tools", "so that the model sees no tool"),
-}
+WORDS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("meaning.toml").read_text(encoding="utf-8"))
+"""What the keys of a row need, take and are likely to be."""
 _OF_CALLS: Final = ("name", "arguments", "content", "key", "value", "id", "args", "tool", "thinking", "role", "type")
 """Words that somebody would write in the marks of calls who took them for forms."""
 
 
 def placeholder_findings(row: DialectSpec) -> Iterator[RowFault]:
     """The faults of all texts of a whole row that have places, and of marks that look as if they had."""
-    for key in ("begin", "turn", "generation", "result", "reply", "tools", "tools_alone", "said", "said_before"):
-        text = getattr(row.chat, key)
-        if isinstance(text, str):
-            yield from _text(("chat", key), text, _TAKES[key], needs=_NEEDS.get(key), is_prose=key in _PROSE)
+    for key, told in WORDS["texts"].items():
+        if isinstance(text := getattr(row.chat, key), str):
+            yield from _text(("chat", key), text, **told)
     for role, text in row.chat.turns.items():
         needs = ("content", f"so that no message of '{role}' is ever shown")
-        yield from _text(("chat", "turns", role), text, _TAKES["turn"], needs=needs)
+        yield from _text(("chat", "turns", role), text, WORDS["texts"]["turn"]["takes"], needs=needs)
     marks = row.thinking_marks
     if marks.open:
         needs = ("thinking", "so that the model's thinking is lost")
@@ -65,7 +44,7 @@ def placeholder_findings(row: DialectSpec) -> Iterator[RowFault]:
 
 
 def _text(
-    path: Path, text: str, takes: tuple[str, ...], *, needs: tuple[str, str] | None = None, is_prose: bool = False
+    path: Place, text: str, takes: Sequence[str], *, needs: Sequence[str] | None = None, is_prose: bool = False
 ) -> Iterator[RowFault]:
     found = list(dict.fromkeys(_PLACE.findall(text)))
     strange = [name for name in found if name not in takes]
@@ -87,7 +66,7 @@ def _text(
         yield RowFault(path, f"the text lacks '{{{needs[0]}}}', {needs[1]}", f"put {{{needs[0]}}} where it belongs")
 
 
-def _marks(path: Path, form: CallSpec) -> Iterator[RowFault]:
+def _marks(path: Place, form: CallSpec) -> Iterator[RowFault]:
     for key in type(form).model_fields:
         value = getattr(form, key)
         if isinstance(value, Mapping):

@@ -12,37 +12,13 @@ from typing import Final, get_args
 
 from rlenv._base.text import did_you_mean
 from rlenv.dialects.base import Path, RowFault, calls_of, listed, place_of_form
-from rlenv.dialects.idle import idle_findings, placeholder_findings
+from rlenv.dialects.idle import WORDS, idle_findings, placeholder_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency
 
 BODIES: Final[tuple[str, ...]] = get_args(CallSpec.model_fields["body"].annotation)
 _WITH: Final = re.compile(r"(?:^|[.;]\s+)[Ww]ith ((?:`\w+`|, | and | or )+)")
-_NEEDED: Final[Mapping[str, Mapping[str, str]]] = {
-    "json": {"name_key": "a call has no name", "arguments_key": "a call has no arguments"},
-    "name_json": {"after_name": "the name never ends"},
-    "tagged": {
-        "close": "a call never ends",
-        "key_open": "no parameter is ever found",
-        "key_close": "a parameter's key never ends",
-        "value_close": "a parameter's value never ends",
-    },
-    "gemma": {"close": "a call never ends", "quote": "a string has no ends"},
-    "text": {"close": "a call never ends", "tool": "it is not said which tool is called"},
-}
-"""Keys that a body cannot do without, and what happens without them."""
-_LIKELY: Final[Mapping[str, str]] = {
-    "name_key": "name",
-    "arguments_key": "arguments",
-    "open": "<call>",
-    "close": "</call>",
-    "after_name": "<args>",
-    "key_open": "<key>",
-    "key_close": "</key>",
-    "value_close": "</value>",
-    "quote": "<q>",
-    "tool": "search",
-}
+_LIKELY: Final[Mapping[str, str]] = WORDS["likely"]
 _NOT_IN_ONE_TURN: Final = (
     "tools", "tools_alone", "tools_role", "result_role", "results_joined", "drops_thinking",
 )  # fmt: skip
@@ -115,7 +91,7 @@ def _marks(path: Path, form: CallSpec) -> Iterator[RowFault]:
     if opens and form.at_start:
         message = "a call with 'at_start' has no marks, and this form has an opening one"
         yield RowFault((*path, "at_start"), message, "make it two forms: one with 'open', one with 'at_start'", "key")
-    for key, else_ in _NEEDED.get(form.body, {}).items():
+    for key, else_ in WORDS["needed"].get(form.body, {}).items():
         if not marks_of(getattr(form, key)):
             message = f"body: {form.body} needs '{key}': without it {else_}"
             yield RowFault((*path, key), message, f"add {key}: {_LIKELY[key]}", "key")
@@ -279,26 +255,10 @@ def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
                 yield RowFault((key, index), message, hint)
 
 
-_OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "arguments_as_text": ("json",),
-    "inner_quotes": ("pythonic",),
-    "missing_arguments": ("json", "name_json", "gemma"),
-    "open_bodies": ("json", "name_json", "gemma"),
-    "open_parameters": ("tagged",),
-    "python_literals": ("json", "name_json", "tagged"),
-    "raw_strings": ("json", "name_json", "pythonic"),
-    "repeated_tags": ("tagged",),
-    "schema_over_mark": ("tagged",),
-    "sets_as_lists": ("pythonic",),
-    "typed_strings": ("json", "name_json", "gemma"),
-    "unwrap": ("tagged",),
-}
-
-
 def _idle(name: Leniency, row: DialectSpec) -> str:
     """The reason why a leniency changes nothing in a row, "" where it may."""
     forms = calls_of(row)
-    bodies = _OF_BODIES.get(name)
+    bodies = WORDS["leniencies"].get(name)
     if bodies is not None and not any(form.body in bodies for form in forms):
         return f"it is read only with body: {' or '.join(bodies)}"
     if name == "bare_calls" and not row.section_open:
