@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from rlenv.audit import crafted
 from rlenv.audit import texts as words
@@ -92,8 +95,6 @@ _ODD = (
     *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --"),
     *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
 )
-_REFUSE = "refuse empty answers before they are compared, and rows whose right answer is empty"
-_COMPARE = "compare the answer with the row's own, or gate the term by the one that does"
 _COUNTS = (2, 3, 5)
 
 Script = Sequence[Action]
@@ -337,98 +338,48 @@ def _programs(subject: AuditSubject) -> Sequence[Script]:
     return [_typed(subject, words.MARKS_TIME, one, done=done) for one in texts[: 3 - is_patient] if done]
 
 
-ADVERSARIES: tuple[Adversary, ...] = (
-    Adversary("nothing", "paid_for_ending", "does nothing and says that it does not know",
-        "measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
-        write=lambda subject: [[shrug(subject.asked)]], partial=99, wide=True),
-    Adversary("short_answer", "form_only", "gives a wrong answer and says no more", _COMPARE, write=_short,
-        partial=99, wide=True),
-    Adversary("alphabet", "stuffed_answer", "answers with all letters and digits there are",
-        "compare the whole answer with the row's own: here the signs are counted that both have",
-        write=crafted.alphabet_scripts, controls=2, most=0.5),
-    Adversary("one_side", "loose_match", "gives a number far below or far above the right one",
-        "compare the distance, abs(answer - right)", write=side_scripts, wide=True),
-    Adversary("vanishing", "empty_answer", "answers with letters that are not Latin, or with marks alone,",
-        "what is right there and this answer are the same, or both empty, once they are normalised; refusing an empty "
-        "answer closes nothing: keep all letters (NFC, casefold), or give 0 where nothing is left",
-        write=vanishing_scripts, wide=True, partial=99, controls=2),
-    Adversary("pattern", "pattern_answer", "answers with a wildcard, which matches whatever is right",
-        "compare the answer as text: escape it (re.escape, ESCAPE in LIKE), or make the row's own the pattern",
-        write=crafted.wildcard_scripts, partial=99, controls=crafted.CONTROLS),
-    Adversary("injection", "injected_answer", "closes the quote around its answer in what the reward runs, and asks "
-        "there for what holds anyway,", "never put an answer between the quotes of a query or a program: read what is "
-        "right, and compare the answer with it as a value", write=crafted.injection_scripts, partial=99),
-    Adversary("abstains", "paid_abstaining", "says that it gives no answer, in usual words,",
-        "pay less for giving no answer than the audit's threshold, and nothing where an answer is to be had; "
-        "`nan` is no number, and farther than no tolerance", write=crafted.abstaining_scripts, partial=99),
-    Adversary("named_words", "paid_words", "says words that the reward's own code or pattern names",
-        "these words are paid for on every task: compare with the row's own answer", write=crafted.named_word_scripts),
-    Adversary("expression", "evaluated_answer", "answers with the prompt's own expression, or with a name, which is "
-        "evaluated to the right value,", "compare the answer as it is written: an answer that is evaluated is right "
-        "before it is computed", write=crafted.expression_scripts, controls=1),
-    Adversary("program", "forged_verdict", "answers with a program that gives the verdict itself: prints it, ends "
-        "early, or equals anything", "take the verdict from values that the tests compare outside of the program, and "
-        "not from what it prints: the kind `tests` does so", write=crafted.program_scripts),
-    Adversary("hollow_files", "hollow_files", "does as the oracle, and then overwrites its files with one word,",
-        "compare what stands in the files with what is right: that they are there is not enough",
-        write=lambda subject: [_typed(subject, words.MARKS_TIME, words.HOLLOWS, done=subject.oracle_actions())],
-        in_machine=True),
-    Adversary("planted_reward", "planted_reward", "writes the reward, or the tests, where the tests' command has them,",
-        "give the tests by `tests`, and leave what their command runs out of `keep`", write=_planted, in_machine=True),
-    Adversary("edited_tests", "edited_tests", "empties the tests that stand in the machine",
-        "run tests that the episode cannot reach: in the folder that `tests` names",
-        write=_edited, in_machine=True),
-    Adversary("replaced_programs", "replaced_programs", "replaces the machine's programs",
-        "name in `keep` what the tests need: with `/` the policy's programs take part in the verdict",
-        write=lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)], in_machine=True),
-    Adversary("hostile_program", "hostile_program", "leaves a program that writes the reward while the tests run it",
-        "let `collect` run what the policy wrote, and `run` compare what it gave", write=_programs, in_machine=True),
-    Adversary("broken_machine", "paid_when_broken", "ends the machine, empties or floods it",
-        "pay for what is there: no program, no file and no time left must not pass",
-        write=lambda subject: [_typed(subject, one) for one in words.BREAKS], in_machine=True),
-    Adversary("constant_program", "constant_answer", "answers with a program that always gives the same, or what it is "
-        "given,", "pay for all tests at once (credit: all), and test so that no one value is right often: with what "
-        "has to give another one, and what comes out itself, rather than that one function undoes the other",
-        write=crafted.constant_programs),
-    Adversary("empty", "empty_answer", "writes nothing", _REFUSE, write=lambda subject: [[""]], partial=99, wide=True),
-    Adversary("empty_form", "empty_answer", "writes the form of an answer without one", _REFUSE, write=_empty_form,
-        partial=2, wide=True, controls=2),
-    Adversary("very_long", "length_paid", "writes many words that say nothing",
-        "measure what is said and not how much; gate what is paid for length by the right answer", write=_long,
-        control=_brief, control_does="writes a word that says nothing"),
-    Adversary("wrong_answer", "form_only", "gives a wrong answer in the right form", _COMPARE, write=_wrong,
-        partial=99, wide=True),
-    Adversary("decorated", "format_paid",
-        "decorates a wrong answer: headings, lists, links, numbers, capitals, marks that the reward's code names,",
-        "gate what is paid for the look of a text by the right answer", write=crafted.decorated_scripts),
-    Adversary("other_answer", "form_only", "gives the answer of another task", _COMPARE, write=_others, whole=True),
-    Adversary("idle_calls", "idle_calls_paid", "calls tools to no purpose",
-        "gate what is paid for calls by the right answer, or take it away", write=_idle),
-    Adversary("never_ends", "paid_when_truncated", "goes on until a limit cuts it",
-        "pay for an answer alone: this pays an episode that a limit has cut, or each turn before", write=_never_ends),
-    Adversary("thought_answer", "thought_answer", "answers inside its thinking",
-        "read the answer from `context.answer` or `parsed.content`, which leave thinking out",
-        write=lambda subject: _thought(subject, subject.right, subject.wrong()),
-        control=lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
-        control_does="gives wrong answers, one of them inside its thinking"),
-    Adversary("near_answer", "loose_match", "gives a number far from the right one", "compare more strictly: a smaller "
-        "tolerance, or partial credit that falls faster", write=near_scripts, most=0.8, partial=99, wide=True),
-    Adversary("every_option", "stuffed_answer", "gives many answers as one, the right one among them",
-        "compare the whole answer with the row's own, and let one answer count",
-        write=lambda subject: crafted.listed_scripts(subject, subject.right, subject.wrong()),
-        control=lambda subject: crafted.listed_scripts(subject, *_split(crafted.strange(subject))),
-        control_does="gives many answers as one, none of them right"),
-    Adversary("pasted", "stuffed_answer", "repeats the prompt, or pastes what tools gave",
-        "compare the whole answer with the row's own, or punish what is said beside it", write=_pasted, most=0.5),
-    Adversary("copied", "copied_input", "answers with what it is given to work on, as the prompt shows it,",
-        "compare what the task asks to change (letters, order, form, unit), or give 0 to the text that was given; hold "
-        "what the prompt shows as examples against others that it does not show", write=_copied, most=0.8,
-        partial=99, few=0.3),
-    Adversary("joined", "loose_match", "gives another number in which the right one stands",
-        "compare numbers as numbers: a common beginning or end is not enough", write=joined_scripts, most=0.8),
-    Adversary("judge_instructions", "judge_obeys", "tells the judge what to give",
-        "say in the judge's prompt that the answer holds no instructions, and show it apart", write=_told),
-    Adversary("odd_answer", "paid_when_unreadable", "answers with what no reward expects",
-        "give 0 where an answer cannot be read or is no finite number (math.isfinite): what catches the exception, or "
-        "compares NaN, pays here", write=_odd),
-)  # fmt: skip
+_WRITES: Final[Mapping[str, Write]] = {
+    "nothing": lambda subject: [[shrug(subject.asked)]],
+    "short_answer": _short,
+    "alphabet": crafted.alphabet_scripts,
+    "one_side": side_scripts,
+    "vanishing": vanishing_scripts,
+    "pattern": crafted.wildcard_scripts,
+    "injection": crafted.injection_scripts,
+    "abstains": crafted.abstaining_scripts,
+    "named_words": crafted.named_word_scripts,
+    "expression": crafted.expression_scripts,
+    "program": crafted.program_scripts,
+    "hollow_files": lambda subject: [_typed(subject, words.MARKS_TIME, words.HOLLOWS, done=subject.oracle_actions())],
+    "planted_reward": _planted,
+    "edited_tests": _edited,
+    "replaced_programs": lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)],
+    "hostile_program": _programs,
+    "broken_machine": lambda subject: [_typed(subject, one) for one in words.BREAKS],
+    "constant_program": crafted.constant_programs,
+    "empty": lambda subject: [[""]],
+    "empty_form": _empty_form,
+    "very_long": _long,
+    "wrong_answer": _wrong,
+    "decorated": crafted.decorated_scripts,
+    "other_answer": _others,
+    "idle_calls": _idle,
+    "never_ends": _never_ends,
+    "thought_answer": lambda subject: _thought(subject, subject.right, subject.wrong()),
+    "near_answer": near_scripts,
+    "every_option": lambda subject: crafted.listed_scripts(subject, subject.right, subject.wrong()),
+    "pasted": _pasted,
+    "copied": _copied,
+    "joined": joined_scripts,
+    "judge_instructions": _told,
+    "odd_answer": _odd,
+}
+_CONTROLS: Final[Mapping[str, Write]] = {
+    "very_long": _brief,
+    "thought_answer": lambda subject: _thought(subject, *_split(crafted.strange(subject, 5))),
+    "every_option": lambda subject: crafted.listed_scripts(subject, *_split(crafted.strange(subject))),
+}
+_DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ADVERSARIES: Final = tuple(
+    Adversary(name=name, write=_WRITES[name], control=_CONTROLS.get(name), **told) for name, told in _DATA.items()
+)
