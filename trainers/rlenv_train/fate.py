@@ -21,45 +21,17 @@ CRASH = "crash"
 STRAGGLER = "straggler"
 """The reason of an episode that was cut because most of its group had ended."""
 
-FAULTS: Mapping[str, str] = {
-    "reward": "a required reward term could not be measured",
-    "resource": "a resource did not open or was lost",
-    "endpoint": "a model's server refused or did not answer",
-    "user": "the simulated user failed",
-    "tools": "the tools that a row or a server declares cannot be made",
-    "ends": "the template that says whether a call ends the episode failed",
-    "tool_hangs": "too many calls of a tool were given up and have not ended",
-    "worker": "a tool's worker process did not start",
-    "sandbox": "the sandbox did not start",
-    "code": "code was run where no tools are",
-    "policy": "an agent or a policy behind a tool failed",
-    "refused": "a server refused a request for what it holds, such as one that is too long",
-    "prompt_tokens": "the prompt is longer than data.max_prompt_length",
-    "total_tokens": "the prompt leaves no room for an answer",
-    "image": "an image of the prompt is not there or cannot be read",
-    "task": "the row cannot be read, or does not give a limit or a weight that the spec takes from it",
-    "prompt": "the chat template refuses a row's prompt",
-    "remote": "the server that plays the environment did not answer, or ended in the episode",
-    "client": "whoever played an episode of a server has left",
-    "aborted": "the rollout server cut the generation, as a change of weights does",
-    CRASH: "an exception that nobody declared",
-    "infrastructure": "anything else that is not the policy's doing",
-}
-"""Reasons of episodes without a reward."""
+FAULTS = (
+    *"reward resource endpoint user tools ends tool_hangs worker sandbox code policy refused".split(),
+    *"prompt_tokens total_tokens image task prompt remote client aborted".split(),
+    *(CRASH, "infrastructure"),
+)
+"""Reasons of episodes without a reward; docs/training/failures.md says what each of them means."""
 
-TRUNCATIONS: Mapping[str, str] = {
-    "turns": "limits.turns",
-    "invalid_actions": "limits.invalid_actions in a row",
-    "response_tokens": "the response has no room for the next turn or observation",
-    "turn_tokens": "run.turn_tokens cut a message that was no call: the policy had not ended it",
-    "time": "limits.episode_s",
-    "image_token": "the policy wrote the placeholder of an image: its turn ends before it",
-    "template": "the policy wrote a turn that the chat template cannot go on behind, such as too many calls",
-    STRAGGLER: "most of the group had ended and the grace time was over",
-}
+TRUNCATIONS = (*"turns invalid_actions response_tokens turn_tokens time image_token template".split(), STRAGGLER)
 """Reasons of episodes that a limit cut; they have a reward."""
 
-_ALL = {"faults": FAULTS, "truncations": TRUNCATIONS}
+_ALL = ("faults", "truncations")
 _CHOICES = ("mask", "keep", "zero")
 
 

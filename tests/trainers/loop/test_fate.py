@@ -138,4 +138,6 @@ def test_every_reason_that_the_source_gives_can_be_named() -> None:
                     if keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
                 }
     assert len(found) > 8
-    assert found <= set(FAULTS), "name what these mean in rlenv_train.fate.FAULTS"
+    assert found <= set(FAULTS), "name these in rlenv_train.fate.FAULTS"
+    page = (root / "docs" / "training" / "failures.md").read_text(encoding="utf-8")
+    assert [reason for reason in (*FAULTS, *TRUNCATIONS) if f"`{reason}`" not in page] == []
