@@ -28,33 +28,15 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
-SPLITS: Final[dict[str, str]] = {
-    # What `tokenizer.ggml.pre` names, after llama.cpp's src/llama-vocab.cpp: "gpt2" is GPT-2's pattern, "digits" the
-    # same behind a split into single digits, anything else a pattern of its own.
-    "default": "gpt2",
-    "gpt-2": "gpt2",
-    "phi-2": "gpt2",
-    "mpt": "gpt2",
-    "olmo": "gpt2",
-    "jais": "gpt2",
-    "smollm": "digits",
-    "starcoder": "digits",
-    "refact": "digits",
-    "command-r": "digits",
-    "codeshell": "digits",
-    "exaone": "digits",
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "dbrx": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
-    "stablelm2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "hunyuan": _QWEN2,
-    "megrez": _QWEN2,
+_NAMES: Final = {
+    "gpt2": "default gpt-2 phi-2 mpt olmo jais",
+    "digits": "smollm starcoder refact command-r codeshell exaone",
+    _LLAMA3: "llama-bpe llama3 llama-v3 falcon3 dbrx smaug-bpe",
+    _QWEN2: "qwen2 stablelm2 deepseek-r1-qwen hunyuan megrez",
 }
+SPLITS: Final = {name: split for split, names in _NAMES.items() for name in names.split()}
+"""What `tokenizer.ggml.pre` names, after llama.cpp's src/llama-vocab.cpp: "gpt2" is GPT-2's pattern, "digits" the same
+behind a split into single digits, anything else a pattern of its own."""
 _COMPOSED: Final = ("qwen2", "deepseek-r1-qwen", "command-r")
 """Those that learned text in Unicode's form NFC."""
 _WHOLE: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3")
