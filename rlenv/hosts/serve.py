@@ -310,7 +310,7 @@ def _always(value: Mapping[str, Any]) -> Callable[[web.Request], Awaitable[web.R
 _DONE: Final = {"responses": {"200": {"description": "JSON"}}}
 _PATHS: Final = {"get": ("/health", "/metadata", "/schema", "/state"), "post": ("/reset", "/step", "/mcp")}
 _SAID: Final[Mapping[str, Any]] = {
-    "schema": {"action": wire.ACTION, "observation": wire.OBSERVATION, "state": wire.STATE},
+    "schema": wire.SCHEMAS,
     "state": {"episode_id": None, "step_count": 0},  # of a request without a socket, as with OpenEnv
     "openapi.json": {
         "openapi": "3.1.0",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -29,39 +30,8 @@ RESERVED: Final = frozenset(("reset", "step", "state", "close"))
 """Names that no tool may have: OpenEnv's clients have methods of these names."""
 _MOST_CHARS: Final = 256
 
-_TEXT: Final = {"type": "string"}
-_OBJECT: Final = {"type": "object", "additionalProperties": True}
-_OBJECTS: Final = {"type": "array", "items": _OBJECT}
-ACTION: Final[Mapping[str, Any]] = {
-    "title": "RlenvAction",
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["message"],
-    "properties": {
-        "message": {**_TEXT, "description": "The assistant's message as the model wrote it."},
-        "tool_calls": {**_OBJECTS, "description": "Structured calls, in OpenAI's form."},
-        "metadata": _OBJECT,
-    },
-}
-OBSERVATION: Final[Mapping[str, Any]] = {
-    "title": "RlenvObservation",
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "text": {**_TEXT, "description": "What is appended to the conversation, as the spec's dialect writes it."},
-        "messages": {**_OBJECTS, "description": "The same as messages, in OpenAI's form."},
-        "tools": {**_OBJECTS, "description": "The tools that may be called; with the first observation."},
-        "done": {"type": "boolean"},
-        "reward": {"type": ["number", "null"], "description": "Null where it is not known, or invalid."},
-        "metadata": _OBJECT,
-    },
-}
-STATE: Final[Mapping[str, Any]] = {
-    "title": "State",
-    "type": "object",
-    "additionalProperties": True,
-    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
-}
+SCHEMAS: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""The JSON Schemas of an action, an observation and a state."""
 
 
 def encoded(value: Any) -> str:
@@ -86,7 +56,7 @@ def action_of(data: Any) -> Sampled:
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("message"), str):
         raise ValueError('found no action; expected {"message": TEXT}, with "tool_calls" where there are some')
-    if unknown := sorted(map(str, data.keys() - ACTION["properties"].keys())):
+    if unknown := sorted(map(str, data.keys() - SCHEMAS["action"]["properties"].keys())):
         raise ValueError(f"found '{unknown[0][:_MAX_SHOWN]}' in the action; expected message, tool_calls or metadata")
     more = data.get("metadata")
     if not isinstance(more, Mapping | None):
