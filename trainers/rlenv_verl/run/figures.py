@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from rich.table import Table
 
 from rlenv.cli.console import Console
 
+WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The figures in words."""
+_PHASES: Final[Mapping[str, str]] = WORDS["phases"]
 _RLENV = re.compile(r"rlenv/([^/]+)/(.+)")
 
 
@@ -192,21 +196,6 @@ def series(steps: Sequence[StepFigures]) -> dict[str, list[tuple[int, float]]]:
         if entry.reward is not None:
             curves.setdefault("training reward", []).append((entry.step, entry.reward))
     return curves
-
-
-_PHASES = {
-    "gen": "rollout",
-    "old_log_prob": "old log-probs",
-    "ref": "reference",
-    "values": "critic's values",
-    "adv": "advantages",
-    "update_actor": "update",
-    "update_critic": "critic's update",
-    "update_weights": "weight sync",
-    "save_checkpoint": "checkpoint",
-    "testing": "validation",
-}
-"""veRL's timers of a step's parts, in words; a timer that is not here is inside another one."""
 
 
 def step_lines(entry: StepFigures, *, total: int | None, seconds: float) -> list[str]:

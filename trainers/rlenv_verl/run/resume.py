@@ -27,7 +27,7 @@ from rlenv_train.progress import plot_png
 from rlenv_train.specs import TrainedSpec, load_specs
 from rlenv_verl.export import find_checkpoints, last_checkpoint, versions
 from rlenv_verl.run import Run, attempt_locks, begun, forget_after
-from rlenv_verl.run.figures import StepFigures, phase_shares, series
+from rlenv_verl.run.figures import WORDS, StepFigures, phase_shares, series
 from rlenv_verl.run.inputs import validation_rows, write_rows
 from rlenv_verl.settings import compose
 from rlenv_verl.settings.presets import override
@@ -233,26 +233,6 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
 
 
 _MOVING = ("reward", "success")
-_STEADY = {
-    "turns": "turns an episode",
-    "calls": "calls an episode",
-    "calls_malformed": "malformed calls an episode",
-    "rows": "training rows an episode",
-    "respelled": "turns that the chat template spells otherwise, an episode",
-    "differences": "observations behind another history than the template's, an episode",
-    "tool_s/mean": "environment, s an episode",
-    "tool_s/max": "environment, s at most",
-    "generate_s/mean": "rollout, s an episode",
-    "tokens_per_s": "tokens/s",
-    "calls_per_s": "calls/s",
-}
-_COUNTED = {
-    "invalid": "invalid",
-    "not_kept": "not kept",
-    "ended/template": "cut, the chat template shows no such turn",
-    "masked/": "masked, ",
-    "zeroed/": "counted as 0, ",
-}
 
 
 def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
@@ -272,12 +252,12 @@ def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
                 figures[name.removeprefix("term/")] = [round(values[0], 4), round(values[-1], 4)]
         episodes = sum(entry.get("episodes", 0.0) for entry in seen)
         figures["episodes"] = int(episodes)
-        for start, words in _COUNTED.items():
+        for start, words in WORDS["counted"].items():
             for name in names:
                 if name == start or (start.endswith("/") and name.startswith(start)):
                     count = sum(entry.get(name, 0.0) for entry in seen)
                     figures[words + name.removeprefix(start)] = int(count)
-        for name, words in _STEADY.items():
+        for name, words in WORDS["steady"].items():
             values = [entry[name] for entry in seen if name in entry]
             if values:
                 combined = max(values) if name.endswith("/max") else sum(values) / len(values)
