@@ -16,6 +16,7 @@ from rlenv.audit.play import Chapter, Way
 from rlenv.audit.probes import filler
 from rlenv.audit.report import Hole, hole_of
 from rlenv.audit.subject import Action, AuditSubject, is_number, properties_of
+from rlenv.audit.texts import DATA
 from rlenv.audit.variants import ORDERED
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.episodes.environment import Environment
@@ -37,18 +38,6 @@ _LOSES = 0.5
 """A rewrite that costs more than this share of what the oracle earns is not taken for the same answer."""
 _ORDERS = re.compile(r"\b(?:order\s+by|limit)\b", re.IGNORECASE)
 _THEN = re.compile(r"\b(?:then|before|after\w*|next|finally|until)\b", re.IGNORECASE)
-_HINTS = (
-    ("a look", "compare what the task asks to change alone (`of:`): a counter or a log of look-ups is no part of it"),
-    ("calls of one turn", "order: false, where no request asks for one"),
-    ("as the prompt spells", "compare without case, or spell the labels of prompt and rows alike"),
-    ("rows in another order", "let order count where the question asks for it: order: auto"),
-    ("JSON", "parse both sides and compare values: rule: json_match"),
-    ("in another order", "compare what has no order as a set: sort both sides, or split them into a list"),
-    ("percent", "write the gold values in percent as the prompt asks, or show a fraction in the prompt"),
-    ("number", "compare numbers as numbers, without unit and commas: rule: numeric_match"),
-    ("rounded", "round the gold values as the prompt asks, or allow a tolerance"),
-    ("space", "strip the answer before it is compared"),
-)
 
 
 def rewrite_scripts(subject: AuditSubject, heart: str, pool: Counter[str]) -> dict[str, list[Action]]:
@@ -177,7 +166,7 @@ def judge_rewrites(chapter: Chapter) -> list[Hole]:
         earned, whole = ((one.reward.total or 0.0) for one in (lost[key], chapter.golds[key]))
         message = f"the right answer {label} earns {earned:.2f} of {whole:.2f} on {len(lost)} tasks"
         message += f"; so it does {', or '.join(labels[1:3])}" if labels[1:] else ""
-        hint = next((text for word, text in _HINTS if word in label), "take every form of the right answer for right")
+        hint = next(text for word, text in DATA["rewrites"].items() if word in label)
         made.append(hole_of("right_answer_refused", message, term, hint, episode_of(lost[key], chapter.golds[key])))
     return made
 
