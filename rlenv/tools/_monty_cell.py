@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlenv._base.bounded import encodable
@@ -87,32 +88,7 @@ _MAX_SHOWN = 10_000
 
 # Runs before the code does: a code that calls something `len` or `type` is shown as any other. {name} cannot be
 # guessed, and the value of the last expression stands under it too. What leaves the sandbox is small, whatever it is.
-_PRELUDE = """
-def {name}_plain(
-    value, depth, type=type, len=len, scalars=(bool, type(None)), int=int, float=float, str=str, list=list, dict=dict
-):
-    kind = type(value)
-    if kind in scalars or kind == float and -1e308 <= value <= 1e308:
-        return 1
-    if kind == int:
-        return 1 if -10**1000 < value < 10**1000 else 100_000
-    if kind == str:
-        return 1 + len(value)
-    if kind != list and kind != dict or depth > 18 or len(value) > 2_000:
-        return 100_000
-    size = 1
-    for item in value:
-        if kind == dict:
-            if type(item) != str:
-                return 100_000
-            size += len(item)
-            item = value[item]
-        size += {name}_plain(item, depth + 1)
-        if size > 10_000:
-            break
-    return size
-{name}_repr = repr
-"""
+_PRELUDE = Path(__file__).with_name("_monty_prelude.txt").read_text(encoding="utf-8")
 _SHOWN = "({name}_repr({name})[:{most}], {name} if {name}_plain({name}, 0) <= {most} else None, {name} is None)"
 
 # Without classes and with all built-ins in place, what is shown is as large as what leaves.
