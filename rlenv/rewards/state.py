@@ -48,8 +48,9 @@ _LENT: Final = (Lent, LentList)
 _COPIES: Final = (CopiedDict, *_LENT)
 _threads: Final = ThreadPool(size=64)
 _TABLES: Final[Mapping[str, str]] = {
-    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name",
-    "duckdb": "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' ORDER BY table_name",
+    "sqlite": r"SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\_%' ESCAPE '\'",
+    "duckdb": "SELECT table_catalog, table_schema, table_name FROM information_schema.tables "
+    "WHERE table_type = 'BASE TABLE'",
 }
 
 
@@ -72,13 +73,18 @@ async def snapshot(handle: Any, part: str = "") -> Any:
         RewardError: it is too large, or there is no such part.
         ToolFailed: a database could not be read.
     """
-    name = part.partition(".")[0]
     if getattr(handle, "dialect", "") in _TABLES and callable(getattr(handle, "query", None)):
-        names = [json.loads(row)[0] for row in await _rows(handle, _TABLES[handle.dialect])]
-        if name and name not in names:
-            raise RewardError(f"the database has no table '{name}'; it has {', '.join(names) or 'none'}")
-        tables = {one: one.replace('"', '""') for one in ([name] if name else names)}
-        return {one: await _rows(handle, f'SELECT * FROM "{quoted}"') for one, quoted in tables.items()}
+        tables = [json.loads(row) for row in await _rows(handle, _TABLES[handle.dialect])]
+        names = [one[-1] if one[-2:-1] in ([], ["main"]) else ".".join(one[-2:]) for one in tables]
+        if part and names.count(part) != 1:
+            found = "several tables" if part in names else "no table"
+            raise RewardError(f"the database has {found} '{part}'; it has {', '.join(names) or 'none'}")
+        places = [".".join('"' + word.replace('"', '""') + '"' for word in one) for one in tables]
+        return {
+            name if names.count(name) == 1 else str(one[-2:]): await _rows(handle, f"SELECT * FROM {place}")
+            for one, name, place in zip(tables, names, places, strict=True)
+            if part in ("", name)
+        }
     if isinstance(handle, Folder):
         return await asyncio.to_thread(_files, handle.path, part)
     value = handle

@@ -289,6 +289,48 @@ def test_what_a_policy_makes_of_its_database_is_no_reason_for_an_invalid_reward(
     assert (result.status, result.value) == ("valid", 1.0 if is_beside else 0.0), result
 
 
+SCHEMAS = (
+    "CREATE SCHEMA shop; CREATE TABLE shop.orders AS SELECT 1 AS id, 'open' AS state; CREATE TABLE orders (id INT)"
+)
+GONE = "UPDATE store.orders SET state = 'gone'"
+
+
+@pytest.mark.parametrize("keys", ["", ", of: [db.store.orders]"])
+@pytest.mark.parametrize(
+    ("statements", "worth", "alone"),
+    [
+        ((GONE,), 1, 1),
+        ((), 0, 0),
+        (("INSERT INTO orders VALUES (1)",), 0, 0),
+        (("""CREATE TABLE "store.orders" AS SELECT 1 AS id, 'gone' AS state""",), 0, 0),
+        ((GONE, "CREATE SCHEMA other", "CREATE TABLE other.orders (id INT)"), 0, 1),
+        ((GONE, "CREATE SCHEMA shop", "CREATE TABLE shop.shop.orders (id INT)"), 0, 1),
+        ((GONE, "CREATE SCHEMA other", "CREATE TABLE other.gone (id INT)"), 0, 1),
+        ((GONE, "DROP TABLE orders"), 0, 1),
+    ],
+)
+def test_tables_of_a_schema_are_its_own(
+    make_environment: Any, tmp_path: Path, statements: tuple[str, ...], worth: int, alone: int, keys: str
+) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="the extra `duckdb` is not installed")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE SCHEMA store; CREATE TABLE store.orders AS SELECT 1 AS id, 'open' AS state")
+        connection.execute("CREATE TABLE orders (id INT)")
+    text = SPEC[: SPEC.index("resources:")] + TABLES.replace("sqlite", "duckdb") % keys
+    environment = make_environment(text)
+    result = books(environment, [call("sql", sql=sql) for sql in statements], [{"sql": {"sql": GONE}}])
+    assert (result.status, result.value) == ("valid", alone if keys else worth), result
+
+
+def test_a_table_whose_name_only_resembles_the_engines_own_is_compared(make_environment: Any, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "shop.sqlite") as connection:
+        connection.execute("CREATE TABLE sqlite3_orders (id INTEGER)")
+    connection.close()
+    environment = make_environment(SPEC[: SPEC.index("resources:")] + TABLES % "")
+    assert books(environment, [call("sql", sql="INSERT INTO sqlite3_orders VALUES (1)")], []).value == 0
+    assert books(environment, [], []).value == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [
