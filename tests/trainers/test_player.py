@@ -150,3 +150,20 @@ def test_a_history_of_several_rows_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_spec_is_named_with_those_that_are_known(tmp_path: Path) -> None:
     with pytest.raises(rlenv.UsageError, match=r"no spec of this run is called 'sum'.*sums"):
         made(tmp_path).start(Address("sum", "train", 0))
+
+
+@pytest.mark.parametrize("words", [0, 1, 6_000])
+@pytest.mark.parametrize("behind", ["", "<search>b</search> and more", "</sea"])
+def test_a_turn_ends_behind_the_first_text_that_ends_it_however_long_it_is(
+    words: int, behind: str, tmp_path: Path
+) -> None:
+    """Were 30,000 ids read as text with one more at a time, all others would wait for half a minute."""
+    spec = SPEC.replace("name: sums", "name: sums\ndialect: search_r1").replace("numeric_match", "search_r1, expect: x")
+    (tmp_path / "service.py").write_text('def find(query: str) -> str:\n    """Find."""\n    return "found"\n')
+    spec = spec.replace("{calculate: {kind: calculator}}", '{search: {kind: python, function: "service.py:find"}}')
+    (tmp_path / "spec.yaml").write_text(spec)
+    player = Player([rlenv.load(tmp_path / "spec.yaml")], small_tokenizer(), chat_template=CHAT_TEMPLATE)
+    said = f"<think>{'word ' * words}</think><search>a</search>"
+    sample = asyncio.run(fed(player, ids(said + behind)))
+    assert sample.played.episode.turns[0].action == said
+    assert sample.played.episode.turns[0].results[0].text == "found"

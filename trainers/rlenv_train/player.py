@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,8 +144,10 @@ class Sample:
         length = next((at + 1 for at, token in enumerate(ids[:length]) if token in ends), length)
         if stops := self.environment.stops:
             decode, mark = self.player.encoder(self.environment).decode, re.compile("|".join(map(re.escape, stops)))
-            if mark.search(decode(ids[:length])):
-                length = next(at for at in range(1, length + 1) if mark.search(decode(ids[:at])))
+            if mark.search(decode(ids[:length])):  # where it first stands: each look decodes all before it
+                length = 1 + bisect_left(
+                    range(1, length), True, key=lambda at: mark.search(decode(ids[:at])) is not None
+                )
         return length
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
