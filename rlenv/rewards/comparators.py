@@ -16,7 +16,7 @@ from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, RewardContext, TermCompileContext
 from rlenv.rewards.normalise import MAX_JSON, NORMALISERS, Normalisation, holds, loads, numbers, same_json
-from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
+from rlenv.rewards.rows import order_keys, orders_rows, read_table, row_key, same_rows
 from rlenv.rewards.rule import is_async, load_function, raised
 from rlenv.rewards.rules.text import is_near
 
@@ -193,21 +193,26 @@ def _rows(spec: RowsSpec) -> Comparator:
             # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
             raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
         query = _query(spec, gold)
-        found = read_table(mine.best)
-        if found is None:
-            return Measured(0.0, f"a {type(mine.best).__name__}, not rows")
-        if found.is_cut:
-            # The gold result is whole under the same limits, so that one which had to be cut is another.
-            return Measured(0.0, "cut at the tool's limit, which the gold result is within")
         ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(query))
-        same = same_rows(
-            found.rows,
-            target.rows,
-            ordered=ordered,
-            order_keys=order_keys(query, target.columns) if ordered and spec.order == "auto" else (),
-            tolerance=spec.tolerance,
-            any_column_order=spec.columns == "any_order",
-        )
+        try:
+            found = read_table(mine.best)
+            if found is None:
+                return Measured(0.0, f"a {type(mine.best).__name__}, not rows")
+            if found.is_cut:
+                # The gold result is whole under the same limits, so that one which had to be cut is another.
+                return Measured(0.0, "cut at the tool's limit, which the gold result is within")
+            same = same_rows(
+                found.rows,
+                target.rows,
+                ordered=ordered,
+                order_keys=order_keys(query, target.columns) if ordered and spec.order == "auto" else (),
+                tolerance=spec.tolerance,
+                any_column_order=spec.columns == "any_order",
+            )
+        except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
+            for row in target.rows:
+                row_key(row)  # raises where it is the gold rows whose cells cannot be compared
+            return Measured(0.0, f"cells that cannot be compared: {type(error).__name__}")
         details = {"rows": len(found.rows), "gold_rows": len(target.rows), "ordered": ordered}
         return Measured(float(same), mine.text, details)
 
