@@ -20,16 +20,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, cast
 from uuid import uuid4
 
 from aiohttp import web
 
-from rlenv._base.bounded import drop_oldest, sendable
+from rlenv._base.bounded import drop_oldest, sendable, size
 from rlenv.dialects.built_in import broken_schemas, broken_value
 from rlenv.endpoints import REFUSED, Client
 from rlenv.endpoints.account import Completion, counted, read_chat
@@ -55,7 +57,7 @@ _MOST_FAREWELLS: Final = 3
 """An agent that asks on behind so many last messages is told by an error: some go on until they are stopped."""
 _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
-"""Bytes of all requests of one episode, which are kept until it is forgotten."""
+"""Characters of all requests of one episode, which are kept until it has ended."""
 _MOST_RESPONSES: Final = 1_000
 _EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -69,7 +71,9 @@ class Recorded:
     """The conversation behind each response, by its id."""
     asked: int = 0
     received: int = 0
-    """Bytes of all requests."""
+    """Characters of all requests, of which what stood in the one before counts once."""
+    last: list[Any] = field(default_factory=list)
+    """The messages of the last request."""
     farewells: int = 0
     """How many requests came behind the end."""
     scored: list[Exchange] = field(default_factory=list)
@@ -197,11 +201,10 @@ class Gateway:
         if problem := _problem(body, chat):
             return refusal(400, problem)
         record.asked += 1
-        record.received += len(await request.read())
+        chat["messages"] = _shared(chat["messages"], record)
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return self._ended(held)
         sent = self._request(chat)
-        sent["messages"] = _shared(sent["messages"], record.exchanges)
         try:
             with counted(episode.tools.account, "policy"):
                 answer = await self._client.post("/chat/completions", sent, deadline=deadline)
@@ -291,13 +294,21 @@ class Gateway:
 
 
 def _write(file: Path, exchanges: Sequence[Exchange]) -> None:
+    """Writes a line for each exchange. What stands in front of its messages and ids is as many as it says of the line
+    before: each request has all of those before it once more."""
     with suppress(OSError):  # a full disk has been told of by the run
         file.parent.mkdir(exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
+            said, ids = list[Any](), array("I")
             for one in exchanges:
-                tokens = one.completion.tokens and replace(one.completion.tokens, prompt_ids=tuple(one.prompt))
-                kept = {"request": one.request, "answer": one.answer, "tokens": tokens}
+                messages, prompt, tokens = one.request["messages"], one.prompt, one.completion.tokens
+                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(said, messages, strict=False))
+                first = {"messages": sum(1 for _ in pairs), "prompt_ids": len(ids) if prompt[: len(ids)] == ids else 0}
+                request = {**one.request, "messages": messages[first["messages"] :]}
+                tokens = tokens and replace(tokens, prompt_ids=tuple(prompt[first["prompt_ids"] :]))
+                kept = {"before": first, "request": request, "answer": one.answer, "tokens": tokens}
                 out.write(json.dumps(sendable(kept)) + "\n")
+                said, ids = messages, prompt
 
 
 def _is_over(held: Held, deadline: float) -> bool:
@@ -324,10 +335,14 @@ def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": broken_value(message.get("content"))}
 
 
-def _shared(messages: list[Any], exchanges: Sequence[Exchange]) -> list[Any]:
-    """The messages, of which those that the last request had too are kept once."""
-    before = exchanges[-1].request["messages"] if exchanges else []
-    return [*(old if old == new else new for old, new in zip(before, messages, strict=False)), *messages[len(before) :]]
+def _shared(messages: list[Any], record: Recorded) -> list[Any]:
+    """The messages, of which those that the last request had too are held once; the others are counted as received."""
+    before = record.last
+    same = [old if old == new else new for old, new in zip(before, messages, strict=False)]
+    record.last = [*same, *messages[len(same) :]]
+    fresh = [new for old, new in zip(before, same, strict=False) if new is not old] + messages[len(same) :]
+    record.received += size(fresh, _MOST_RECEIVED)
+    return record.last
 
 
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

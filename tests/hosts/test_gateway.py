@@ -412,24 +412,36 @@ def test_an_episode_that_nobody_finishes_is_scored_as_truncated_and_kept(tmp_pat
     assert file.stem == row["id"]
     (line,) = map(json.loads, file.read_text().splitlines())
     assert line["tokens"]["ids"] == [*encoder.encode_text(written(CALLS)), encoder.stop_id]
-    assert line["tokens"]["prompt_ids"]
 
 
-def test_a_history_that_each_request_brings_along_is_held_once_and_until_the_end_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        speaker = Speaker([CALLS, CALLS, RIGHT], encoder_of(tmp_path))
-        async with gated(speaker, tmp_path) as (ask, _, made):
+def test_a_history_that_each_request_brings_along_is_held_and_written_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    speaker = Speaker([CALLS, CALLS, RIGHT], encoder_of(tmp_path))
+
+    async def main(kept: KeptRun) -> list[dict[str, Any]]:
+        async with gated(speaker, tmp_path, kept=kept) as (ask, model, made):
             seat = await seat_of(ask)
             await plays(ask, seat)
             held = made.desk.get(seat["episode"])
             *before, last = held.aside.exchanges
             for one in before:
                 messages = zip(one.request["messages"], last.request["messages"], strict=False)
-                assert all(old is new for old, new in messages)
+                assert all(old["content"] is new["content"] for old, new in messages)
                 assert last.prompt[: len(one.prompt)] == one.prompt
             assert len(before) == 2
+            assert held.aside.received < 2 * len(json.dumps(last.request["messages"]))
             ended = await finished(ask, seat)
             assert (held.aside.exchanges, bool(ended["rows"])) == ([], True)
             assert (await ask("GET", f"/episodes/{seat['episode']}"))[1]["rows"] == ended["rows"]
+            return model.requests
 
-    asyncio.run(main())
+    with KeptRun(run, RunInfo(kind="eval")) as kept:
+        requests = asyncio.run(main(kept))
+    (file,) = (run / "exchanges").iterdir()
+    messages, ids = list[Any](), list[int]()
+    for line, request in zip(map(json.loads, file.read_text().splitlines()), requests, strict=True):
+        messages = [*messages[: line["before"]["messages"]], *line["request"]["messages"]]
+        ids = [*ids[: line["before"]["prompt_ids"]], *line["tokens"]["prompt_ids"]]
+        assert messages == request["messages"]
+        assert ids == list(speaker.sampled(request, RIGHT).prompt_token_ids)
+    assert len(line["request"]["messages"]) == 5
