@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import threading
@@ -84,6 +85,8 @@ def _is_odd(node: ast.AST) -> bool:
 
 
 LOOK_AGAIN_S = 0.05
+_USED = re.compile(r"\A(MemoryError: memory limit exceeded: )\d+ bytes > ")
+"""How much it was is another number each time: equal episodes would not be equal."""
 _MAX_SHOWN = 10_000
 
 # Runs before the code does: a code that calls something `len` or `type` is shown as any other. {name} cannot be
@@ -258,7 +261,7 @@ class Cell:
             text = error.display("type-msg")
             if text.startswith("TimeoutError: feed time limit"):
                 return self._outcome(error=self._late(), reason="timeout")  # no other clock is to be had here
-            is_memory = text.startswith("MemoryError")
+            is_memory, text = text.startswith("MemoryError"), _USED.sub(r"\1more than ", text)
             if self._spec.session and not is_memory and (refused := self._keep()) is not None:
                 return refused
             return self._outcome(error=text[:1_000] + _line(error), reason="memory" if is_memory else "failed")
