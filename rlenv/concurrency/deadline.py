@@ -133,13 +133,17 @@ _current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", de
 class Countdown:
     """So many seconds from now, None for no limit.
 
-    Seconds in which anything that runs under it is `bounded_by_itself` do not count, up to `spare_s` of them.
+    Seconds in which anything that runs under it is `bounded_by_itself` do not count, up to `spare_s` of them; and with
+    `beside` none in which that one stands still.
     """
 
-    __slots__ = ("_end", "_holders", "_last", "_since", "_stood_s", "_within")
+    __slots__ = ("_beside", "_end", "_holders", "_last", "_since", "_stood_s", "_within")
 
-    def __init__(self, limit_s: float | None, spare_s: float = float("inf")) -> None:
-        self._end = None if limit_s is None else time.monotonic() + limit_s
+    def __init__(
+        self, limit_s: float | None, spare_s: float = float("inf"), *, beside: Countdown | None = None
+    ) -> None:
+        self._beside = beside
+        self._end = None if limit_s is None else self._now + limit_s
         self._last = float("inf") if self._end is None else self._end + spare_s
         self._stood_s = 0.0
         self._holders = 0
@@ -147,9 +151,13 @@ class Countdown:
         self._within: Countdown | None = None
 
     @property
+    def _now(self) -> float:
+        return time.monotonic() if self._beside is None else self._beside.clock_s
+
+    @property
     def is_over(self) -> bool:
         """True where the time is up; while it stands still, where it has done so for too long."""
-        now = time.monotonic()
+        now = self._now
         return self._end is not None and (now >= self._last or (not self._holders and now >= self._end))
 
     @property
@@ -157,26 +165,26 @@ class Countdown:
         """In how many seconds to ask again whether it is over."""
         if self._end is None:
             return None
-        now = time.monotonic()
+        now = self._now
         return max(0.0, min(self._last, now + _LOOK_S if self._holders else self._end) - now)
 
     @property
     def left_s(self) -> float:
         """Seconds until it is over, as far as can be said now; infinite without a limit."""
-        now = time.monotonic()
+        now = self._now
         own_s = float("inf") if self._end is None else self._end - (self._since if self._holders else now)
         return max(0.0, min(own_s, self._last - now))
 
     @property
     def clock_s(self) -> float:
         """The clock of `time.monotonic()`, less the seconds that do not count."""
-        return (self._since if self._holders else time.monotonic()) - self._stood_s
+        return (self._since if self._holders else self._now) - self._stood_s
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
         """The time stands still while the block runs, and with it that of what this runs under."""
         if not self._holders:
-            self._since = time.monotonic()
+            self._since = self._now
         self._holders += 1
         try:
             with contextlib.nullcontext() if self._within is None else self._within.standing():
@@ -184,7 +192,7 @@ class Countdown:
         finally:
             self._holders -= 1
             if not self._holders:
-                stood_s = time.monotonic() - self._since
+                stood_s = self._now - self._since
                 self._stood_s += stood_s
                 self._end = None if self._end is None else self._end + stood_s
 
@@ -212,6 +220,14 @@ def left_s() -> float:
     """Seconds until the limit is over that the caller runs under; infinite where there is none."""
     countdown = _current.get()
     return float("inf") if countdown is None else countdown.left_s
+
+
+def share_of_time(share: float) -> Countdown:
+    """A limit of this share of what is left of the one that the caller runs under, and that stands still when it does.
+
+    So whoever works beside the caller under that one, and waits, takes nothing of the caller's share.
+    """
+    return Countdown(share * left_s(), beside=_current.get())
 
 
 async def pause(seconds: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import Countdown, left_s, running_under
+from rlenv.concurrency.deadline import left_s, running_under, share_of_time
 from rlenv.errors import RewardError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.asking_again import ROUNDS, Answered, Known, Refused, Untold, in_turn
@@ -138,7 +138,7 @@ async def settling(
     """
     again: ToolResult | None = None
     known: dict[str, ToolResult | RewardError] = {}
-    limit = Countdown(_SHARE * left_s())
+    limit = share_of_time(_SHARE)
     for at, one in enumerate(lost):
         key = f"{one.tool} {one.arguments!r}"
         if key not in known:

@@ -557,3 +557,33 @@ def test_a_call_is_asked_beside_a_known_one_that_says_that_the_tool_is_there(
     with pytest.raises(RewardError, match=f"what is known to work failed too: {reason}"):
         run_skipping(settled(lost_call("very"), TOOL, reward_context(call=call)))
     assert (asked["known"] > 1, asked["very"] > 0) == (True, is_asked)
+
+
+def test_no_term_loses_its_time_to_another_of_its_episode_that_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two lost calls: the first fails by itself, an outage took the second. The server answers others for a minute."""
+    lost_one = ToolResult("tool", "gone", "failed", reason="server_died", whose="infrastructure", seconds=0.5)
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        await passes(0.1)
+        if arguments["q"] == "bad":
+            return ToolResult(name, "no such thing", "failed", reason="failed", whose="policy")
+        return ToolResult(name, "did", "ok")
+
+    async def term(context: RewardContext) -> list[str]:
+        lost = [Lost("tool", {"q": q}, lost_one) for q in ("bad", "good")]
+        found = [one async for one in settling(lost, {"tool": replace(TOOL, reaches_out=True)}, context)]
+        return [one.outcome if isinstance(one, ToolResult) else "nobody knows" for one in found]
+
+    async def main() -> list[list[str]]:
+        loop, kept, others = asyncio.get_running_loop(), Scope(), asyncio.Lock()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        kept.keep(("outages", "tool"), lambda: Known(others))
+        await others.acquire()
+        loop.call_later(60.0, others.release)
+        context = replace(reward_context(call=call), shared=lambda: kept)
+        with running_under(Countdown(60.0)):
+            return await asyncio.gather(*(term(context) for _ in range(3)))
+
+    assert run_skipping(main()) == [["failed", "ok"]] * 3
