@@ -1,12 +1,13 @@
 """Kinds by name: which spec class a kind takes and which factory compiles it.
 
-Built-ins stand in one explicit table of import paths and are imported when first named, so that importing rlenv
+Built-ins stand in one table of import paths (kinds.toml) and are imported when first named, so that importing rlenv
 stays light. Other kinds come from entry points, which are loaded only when a kind is named that is not built in.
 """
 
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -108,73 +109,17 @@ class CompileContext:
         return finder(template, base=self.bases.get(key, self.base), roots=self.roots, **values)
 
 
-_DIALECTS = """
-    apertus apriel apriel_1_5 cohere_command3 cohere_command4 command_r_plus deepseek_r1 deepseek_v3 deepseek_v31
-    deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functionary_v31 functiongemma gemma4 gigachat3 glm45 glm47
-    gpt_oss granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon
-    kimi_k2 kimi_k3 laguna_s lfm2 ling3 llama3_json llama4_json llama4_pythonic llama_nemotron longcat mimo
-    minicpm5 minimax_m2 minimax_m3 mistral mistral_v3 muse nemotron nemotron_3 olmo3 phi4_mini_json plamo3
-    poolside_v1 pythonic qwen2_5 qwen3_5 qwen3_coder qwq react search_r1 seed_oss solar_open step3 step3p5 step5
-    xlam xml xml_json
-""".split()
-
-# By module of `rlenv.rewards.rules`, where the name of a rule is written in capitals.
-_RULES = {
-    "text": "answered contains exact_match f1 json_match json_schema length numeric_match regex",
-    "calls": "calls_match tool_call_count tool_called turn_count valid_calls",
-    "presets": "gsm8k rl_factory_search search_r1 search_r1_format skyrl_gsm8k skyrl_synsql",
-    "mathematics": "math_equal skyrl_aime verl_dapo verl_math",
-    "generated": "reasoning_gym",
-    "queries": "sql_match",
-}
-_RULE_PLACES = {rule: f"rules.{name}:{rule.upper()}" for name, rules in _RULES.items() for rule in rules.split()}
-_RULE_PLACES |= {"python": "rule:PYTHON", "value": "rule:VALUE"}
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_RULES = {name: f"rlenv.rewards.{module}:{name.upper()}" for module, names in _DATA["rules"].items() for name in names}
 
 BUILT_IN: dict[Group, dict[str, str]] = {
-    "tools": {
-        "agent": "rlenv.tools.model:AGENT",
-        "bash": "rlenv.tools.workspace.bash:BASH",
-        "calculator": "rlenv.tools.calculator:KIND",
-        "code": "rlenv.tools.code:KIND",
-        "command": "rlenv.tools.command:KIND",
-        "files": "rlenv.tools.workspace.bash:FILES",
-        "gymnasium": "rlenv.tools.gymnasium:TOOL",
-        "http": "rlenv.tools.http:KIND",
-        "mcp": "rlenv.tools.mcp:KIND",
-        "model": "rlenv.tools.model:MODEL",
-        "openenv": "rlenv.hosts.openenv:TOOL",
-        "python": "rlenv.tools.python:KIND",
-        "search": "rlenv.tools.search:KIND",
-        "sql": "rlenv.tools.sql:KIND",
-        "verl": "rlenv.tools.verl:KIND",
-    },
-    "resources": {
-        "duckdb": "rlenv.resources.sql.duckdb:KIND",
-        "gymnasium": "rlenv.tools.gymnasium:RESOURCE",
-        "openenv": "rlenv.hosts.openenv:RESOURCE",
-        "python": "rlenv.resources.base:PYTHON",
-        "sqlite": "rlenv.resources.sql.sqlite:KIND",
-        "tempdir": "rlenv.resources.base:TEMPDIR",
-        "workspace": "rlenv.tools.workspace.resource:KIND",
-    },
-    "rewards": {
-        "rule": "rlenv.rewards.rule:KIND",
-        "state": "rlenv.rewards.state:KIND",
-        "verify": "rlenv.rewards.verify:KIND",
-        "judge": "rlenv.rewards.judge:KIND",
-        "group": "rlenv.rewards.group:KIND",
-        "tests": "rlenv.rewards.tests:KIND",
-        "workspace": "rlenv.rewards.workspace:KIND",
-    },
-    "rules": {name: f"rlenv.rewards.{place}" for name, place in sorted(_RULE_PLACES.items())},
-    "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DIALECTS},
+    "tools": _DATA["tools"],
+    "resources": _DATA["resources"],
+    "rewards": _DATA["rewards"],
+    "rules": dict(sorted(_RULES.items())),
+    "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DATA["dialects"]["names"].split()},
     "policies": {},
-    "users": {
-        "model": "rlenv.users.kinds:MODEL",
-        "players": "rlenv.users.kinds:PLAYERS",
-        "python": "rlenv.users.kinds:PYTHON",
-        "scripted": "rlenv.users.kinds:SCRIPTED",
-    },
+    "users": _DATA["users"],
 }
 
 
