@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from rlenv._base.bounded import cut_end, encodable, plain
@@ -50,20 +50,8 @@ TERMS: Final[Mapping[str, str]] = {
 }
 """A term of the reward; `value` is null unless `status` is `valid`."""
 
-USAGE: Final[Mapping[str, str]] = {
-    "role": "string",
-    "model": "string",
-    "requests": "int64",
-    "failed": "int64",
-    "unknown": "int64",
-    "cached": "int64",
-    "prompt_tokens": "int64",
-    "cached_tokens": "int64",
-    "completion_tokens": "int64",
-    "reasoning_tokens": "int64",
-    "seconds": "float64",
-    "is_recorded": "bool",
-}
+_KINDS: Final = {"str": "string", "int": "int64", "float": "float64", "bool": "bool"}
+USAGE: Final[Mapping[str, str]] = {one.name: _KINDS[str(one.type)] for one in fields(ModelUsage)}
 """What one role asked of one model: the fields of `rlenv.trajectory.ModelUsage`."""
 
 NESTED: Final[Mapping[str, Mapping[str, str]]] = {"terms": TERMS, "calls": CALLS, "usage": USAGE}
