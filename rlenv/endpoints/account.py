@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 from rlenv._base.bounded import SPARSE, UNRECORDED
@@ -253,17 +253,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-_COUNTS: Final = (
-    "requests",
-    "failed",
-    "unknown",
-    "cached",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-    "seconds",
-)
+_COUNTS: Final = tuple(one.name for one in fields(ModelUsage) if one.type in ("int", "float"))
 
 
 class Account:

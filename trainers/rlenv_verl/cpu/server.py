@@ -17,18 +17,8 @@ _GATHER_S = 0.005
 _GATHER_ROUNDS = 8
 
 _KNOWN = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "max_tokens",
-        "max_new_tokens",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "logprobs",
-        "repetition_penalty",
-    }
+    "temperature top_p top_k max_tokens max_new_tokens stop stop_token_ids include_stop_str_in_output logprobs"
+    " repetition_penalty".split()
 )
 
 

@@ -84,17 +84,8 @@ def padded(
 
 
 _NEEDED = (
-    "actor/grad_norm",
-    "actor/pg_loss",
-    "actor/lr",
-    "critic/score/mean",
-    "critic/advantages/max",
-    "response_length/max",
-    "prompt_length/max",
-    "timing_s/gen",
-    "timing_s/adv",
-    "timing_s/update_actor",
-    "timing_s/step",
+    *"actor/grad_norm actor/pg_loss actor/lr critic/score/mean critic/advantages/max response_length/max".split(),
+    *"prompt_length/max timing_s/gen timing_s/adv timing_s/update_actor timing_s/step".split(),
 )
 _PARTS = ("optim", "model", "extra_state")  # of a checkpoint, for every rank
 

@@ -198,17 +198,7 @@ def locked(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
 
 
 _WEIGHTS: Final = (".safetensors", ".bin", ".json")
-_PLACES: Final = (
-    "name",
-    "_target_",
-    "spec",
-    "spec_set",
-    "seed",
-    "record_dir",
-    "watch_dir",
-    "keep_gb",
-    "remote",
-)
+_PLACES: Final = tuple("name _target_ spec spec_set seed record_dir watch_dir keep_gb remote".split())
 """Of an agent loop's entry: what stands in other sections, or makes no episode."""
 _LABELS: Final = ("ray_kwargs.", "hydra.", "trainer.experiment_name", "trainer.project_name")
 """Overrides that say where a run runs and what it is called."""

@@ -278,18 +278,7 @@ def fixed_by_a_run(arguments: argparse.Namespace, names: Sequence[str]) -> list[
 
 TRAINERS = ("verl", "trl")
 
-FIXED_BY_A_RUN = (
-    "preset",
-    "algorithm",
-    "mode",
-    "model",
-    "chat_template",
-    "set",
-    "weight",
-    "lora",
-    "seed",
-    "shuffle_rewards",
-)
+FIXED_BY_A_RUN = tuple("preset algorithm mode model chat_template set weight lora seed shuffle_rewards".split())
 """Arguments that `--resume` does not take: they would make another run of it."""
 
 _EPILOG = """key=value are overrides: of veRL's configuration in Hydra's syntax (trainer.test_freq=5), or of the
