@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -23,6 +24,12 @@ __all__ = ["MAX_TOKENS", "OpenAIPolicy"]
 MAX_TOKENS: Final = 4096
 """The most tokens of an action in raw text where neither the sampling nor the spec has a limit; fewer where the
 server's context has no room for so many."""
+
+
+_FULL: Final = re.compile(
+    r"(?i)context[ _](?:length|size|window)|(?:model|allowed|input) length|must have less than|max_new_tokens"
+)
+"""What vLLM, SGLang, TGI, llama.cpp and OpenAI say of a request that has no room, where nobody counts its tokens."""
 
 
 class OpenAIPolicy:
@@ -147,7 +154,8 @@ class _Session:
             with counted(self._context.account, "policy"):
                 answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
         except EndpointError as error:
-            if error.is_full and self._acted:
+            is_full = error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
+            if is_full and self._acted:
                 # Its own words have filled the context. Were its reward invalid, it could leave out its own sample.
                 return Sampled("", "length")
             # A request that is refused for what it holds is named apart.

@@ -159,6 +159,30 @@ def test_a_server_that_does_not_count_refuses_as_it_does(make_environment: Any) 
     assert len(server.requests) == 1
 
 
+FULL = (
+    "This model's maximum context length is 400 tokens. However, you requested 500 tokens",
+    "The input (500 tokens) is longer than the model's context length (400 tokens).",
+    "Requested token count exceeds the model's maximum context length of 400 tokens",
+    "Input length (500 tokens) exceeds the maximum allowed length (400 tokens)",
+    "The decoder prompt (length 500) is longer than the maximum model length of 400",
+    '{"error": {"code": "context_length_exceeded"}}',
+    "`inputs` tokens + `max_new_tokens` must be <= 400. Given: 500 `inputs` tokens",
+    "the request exceeds the available context size, try increasing it",
+)
+
+
+@pytest.mark.parametrize("mode", ["text", "tools"])
+@pytest.mark.parametrize("told", [*FULL, "the rollout was stopped"])
+def test_a_policy_that_fills_the_context_of_a_server_that_does_not_count_is_scored_too(
+    make_environment: Any, mode: str, told: str
+) -> None:
+    trajectory, _ = play(make_environment(), [THOUGHT + CALL, Reply(400, told)], mode=mode)
+    assert trajectory.reward.total == (0.0 if told in FULL else None)
+    assert trajectory.failure is None or trajectory.failure.reason == "refused"
+    trajectory, _ = play(make_environment(), [Reply(400, told)], mode=mode)  # nobody's words but the author's
+    assert trajectory.failure is not None
+
+
 def test_in_chat_nothing_is_limited_that_nobody_limits(make_environment: Any) -> None:
     _, server = play(make_environment(), [ANSWER], mode="tools")
     assert "max_tokens" not in server.requests[0]
