@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol
 
-from rlenv._base.paths import RefusedPath, leads_out
+from rlenv._base.paths import RefusedPath, leads_out, remove
 from rlenv.concurrency.scope import Hosted
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError, under
@@ -326,8 +326,8 @@ class TempdirResource:
                 await self._fill(path, self._source, context)
             yield Folder(path)
         finally:
-            # Done at once, whoever is cancelled meanwhile: nothing may be left behind.
-            shutil.rmtree(path, ignore_errors=True)
+            # To its end, whoever is cancelled meanwhile: nothing may be left behind.
+            await _copy_threads.finish(partial(remove, path))
 
     async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
         try:

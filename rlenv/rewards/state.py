@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from rlenv._base.bounded import cut_end
+from rlenv._base.paths import walked
 from rlenv.concurrency.deadline import left_s
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import RewardError, ToolFailed, UnknownEntry, UsageError, under
@@ -124,29 +125,21 @@ def _files(folder: Path, part: str) -> dict[str, Any]:
     if top.parent.resolve() != Path(os.path.normpath(folder.resolve() / part)).parent:
         raise RewardError(f"'{part}' stands behind a link")
     found: dict[str, Any] = {}
-    failed: list[OSError] = []
-    size = count = 0
+    size = 0
     is_file = os.path.lexists(top) and not stat.S_ISDIR(top.lstat().st_mode)
-    alone: tuple[str, list[str], list[str]] = (str(top.parent), [], [top.name])
-    for place, folders, names in [alone] if is_file else os.walk(top, onerror=failed.append):
-        for path in [Path(place, name) for name in (*names, *folders)]:
-            count += 1
-            try:
-                told = path.lstat()
-                size += told.st_size if stat.S_ISREG(told.st_mode) else 0
-                if count > _MOST_ROWS or size > _MOST_BYTES:
-                    raise RewardError(
-                        f"more than {_MOST_ROWS:,} files or {_MOST_BYTES:,} bytes; name a part under 'of'"
-                    )
-                if not stat.S_ISDIR(told.st_mode):
-                    found[str(path.relative_to(top))] = _content(path, told.st_mode)
-            except OSError as error:
-                failed.append(error)
-    for one in failed:
-        if one.errno in _OF_THE_MACHINE:
-            raise one
-        if one.filename != str(top) or one.errno != errno.ENOENT:
-            found[os.path.relpath(one.filename or top, top)] = {"cannot be read": one.strerror}
+    for number, (path, told) in enumerate([("", top.lstat())] if is_file else walked(top), 1):
+        try:
+            if isinstance(told, OSError):
+                raise told
+            size += told.st_size if stat.S_ISREG(told.st_mode) else 0
+            if number > _MOST_ROWS or size > _MOST_BYTES:
+                raise RewardError(f"more than {_MOST_ROWS:,} files or {_MOST_BYTES:,} bytes; name a part under 'of'")
+            if not stat.S_ISDIR(told.st_mode):
+                found[path[1:] or "."] = _content(Path(f"{top}{path}"), told.st_mode)
+        except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise
+            found[path[1:] or "."] = {"cannot be read": error.strerror}
     return found
 
 

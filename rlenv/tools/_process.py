@@ -8,9 +8,7 @@ import errno
 import fcntl
 import os
 import secrets
-import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from rlenv._base.paths import remove
 from rlenv.concurrency.processes import ended
 from rlenv.errors import ToolFailed
 from rlenv.tools._bubblewrap import Confined
@@ -173,19 +172,7 @@ async def _working_folder(folder: Path | None) -> AsyncIterator[str]:
         try:
             os.rmdir(made)
         except OSError:
-            await asyncio.to_thread(_remove, made)
-
-
-def _remove(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        os.chmod(folder, stat.S_IRWXU)
-    for place, folders, _ in os.walk(folder):
-        for name in folders:  # a program may have locked its own folders, and linked to others'
-            path = os.path.join(place, name)
-            if not os.path.islink(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.to_thread(remove, made)
 
 
 async def run_program(

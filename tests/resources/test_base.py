@@ -7,6 +7,9 @@ import copy
 import json
 import logging
 import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -526,6 +529,21 @@ def test_it_is_removed_where_the_episode_is_cancelled(tmp_path: Path) -> None:
         playing.cancel()
         await asyncio.wait((playing,))
         return place
+
+    assert not asyncio.run(main()).exists()
+
+
+def test_whatever_was_made_in_it_is_removed_beside_the_event_loop(tmp_path: Path) -> None:
+    script = "import os\nfor n in range(20_000): open(str(n), 'w')\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+
+    async def main() -> Path:
+        async with compiled(tmp_path).open(ResourceContext()) as folder:
+            await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-I", "-S", "-c", script], cwd=folder.path, check=True
+            )
+            began = time.thread_time()
+        assert time.thread_time() - began < 0.05
+        return folder.path
 
     assert not asyncio.run(main()).exists()
 

@@ -11,6 +11,8 @@ import itertools
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -21,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from rlenv._base.paths import remove
 from rlenv.checks.validate import validate
 from rlenv.concurrency.deadline import Countdown, running_under
 from rlenv.episodes.environment import Environment
@@ -331,6 +334,9 @@ def test_a_table_whose_name_only_resembles_the_engines_own_is_compared(make_envi
     assert books(environment, [], []).value == 1
 
 
+DEEP = "import os\nfor _ in range(3000): os.mkdir('deep'); os.chdir('deep')"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -340,6 +346,7 @@ def test_a_table_whose_name_only_resembles_the_engines_own_is_compared(make_envi
         lambda folder: os.truncate(folder / "file", 2**40),
         lambda folder: (folder / "file").unlink(),
         lambda folder: [(folder / "file").unlink(), (folder / "file").symlink_to("/etc/passwd")],
+        lambda folder: subprocess.run([sys.executable, "-I", "-S", "-c", DEEP], cwd=folder, check=True),
     ],
 )
 @pytest.mark.parametrize("part", ["", "file"])
@@ -355,8 +362,11 @@ def test_any_other_content_of_a_folder_is_another_state(tmp_path: Path, change: 
     (folder / "file").write_text("x")
     before = seen(folder)
     change(folder)
-    is_beside = part and not {"pipe", "link"}.isdisjoint(os.listdir(folder))
-    assert (seen(folder) == before) is bool(is_beside)
+    is_beside = part and not {"pipe", "link", "deep"}.isdisjoint(os.listdir(folder))
+    try:
+        assert (seen(folder) == before) is bool(is_beside)
+    finally:
+        remove(folder)
 
 
 def test_a_part_behind_a_link_is_not_read(tmp_path: Path) -> None:

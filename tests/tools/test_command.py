@@ -113,6 +113,15 @@ def test_it_runs_in_an_empty_folder_that_is_removed() -> None:
     assert result.text.count("\n") == 0
 
 
+def test_a_tree_deeper_than_a_path_is_no_failure_and_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nprint('made')"
+    assert run([sys.executable, "-I", "-S", "-c", script], timeout_s=60).text == "made"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_runs_in_a_folder_of_the_authors(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "file").write_text("content", encoding="utf-8")

@@ -17,11 +17,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
+from rlenv._base.paths import remove, run_on, walked
 from rlenv.concurrency.lanes import Answer, Asked, here, said_again
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
@@ -154,7 +155,7 @@ def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[st
         return not is_in or any(fnmatchcase(path, one) for one in exclude)
 
     if os.geteuid() != 0:  # inside, where the policy is root, nothing is closed
-        starters.run_on("chmod", "-R", "u+rX", str(layer))
+        run_on("chmod", "-R", "u+rX", str(layer))
     if "" in kept and not exclude:
         odd = (isinstance(status, OSError) or stat.S_ISLNK(status.st_mode) or 2 * len(path) >= _DEEPEST
                for path, status in walked(layer))  # fmt: skip
@@ -219,7 +220,7 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
         jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
         jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
         argv = [bubblewrap(), "--die-with-parent", "--new-session", *jail, *argv]
-    ran = starters.run_on(*argv)
+    ran = run_on(*argv)
     for number in starters.OF_THIS_MACHINE:
         is_said = any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines())
         if is_said and (number != errno.ENOSPC or is_disk_full(copy)):  # a file's marks may have no room in another
@@ -288,28 +289,6 @@ def changes(
             if not os.path.lexists(f"{layer}{path}"):
                 found.append({"path": path, "kind": "gone"})
     return sorted(found[:_MOST_CHANGED], key=lambda one: str(one["path"]))
-
-
-def walked(layer: Path, *, at_once: int = _MOST_WALKED) -> Iterator[tuple[str, os.stat_result | OSError]]:
-    """All below a folder by its path from there, beginning with "/"; the error of a folder that cannot be read.
-
-    Folders of up to `at_once` files are in order: to sort more would keep all threads waiting.
-    """
-    rest = [""]
-    while rest:
-        place = rest.pop()
-        try:
-            with os.scandir(f"{layer}{place}") as entries:
-                while some := sorted(islice(entries, at_once), key=lambda one: one.name):
-                    for entry in some:
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(status.st_mode):
-                            rest.append(f"{place}/{entry.name}")
-                        yield f"{place}/{entry.name}", status
-        except FileNotFoundError:
-            pass  # it has gone meanwhile
-        except OSError as error:
-            yield place, error
 
 
 def _original(path: str, originals: Sequence[tuple[str, Path]], is_such: Callable[[int], bool]) -> bytes | None:
@@ -439,7 +418,7 @@ class Told:
         try:
             data, self.copies = base64.b64decode(held["layer"]["base64"], validate=True), int(held.get("live", 0))
             self.is_cut = bool(held["is_cut"])
-            await _threads.finish(lambda: starters.remove(self.layer))
+            await _threads.finish(lambda: remove(self.layer))
             self.layer.mkdir()
             await _threads.finish(lambda: unpacked(data, self.layer, self.limits.disk_mb * 1_000_000))
         except (*_UNPACKABLE, KeyError, TypeError) as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from rlenv._base.paths import run_on
 from rlenv.concurrency.processes import children, ended, work_of
 from rlenv.errors import ResourceError
 from rlenv.tools._process import sealed
@@ -315,7 +316,7 @@ class Machine:
         """A signal to all that runs inside, the shell too, and to what they start at that moment: the kernel sends it
         to a namespace at once. False where it could not. Blocks."""
         at = self.inside("pid")
-        return bool(at) and starters.run_on("nsenter", *at, "sh", "-c", f"kill -{name} -1").returncode == 0
+        return bool(at) and run_on("nsenter", *at, "sh", "-c", f"kill -{name} -1").returncode == 0
 
     def inside(self, kind: Literal["net", "pid"]) -> list[str]:
         """Options of `nsenter` for a namespace of what runs in it, until its end; none where that is no own one."""

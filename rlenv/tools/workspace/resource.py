@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from rlenv._base.paths import RefusedPath
+from rlenv._base.paths import RefusedPath, remove
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
 from rlenv.language.dialect import ByRow
@@ -196,7 +196,7 @@ class Workspace(layers.Told):
 
     def _copied(self, machine: Machine, copy: Path) -> bool:
         """Copies the layer while all stands still that could change it; False where that cannot be done."""
-        starters.remove(copy)  # what an earlier try has left
+        remove(copy)  # what an earlier try has left
         copy.mkdir()
         try:
             return machine.signal_all("STOP") and layers.duplicate(self.layer, copy, is_live=True)
@@ -266,7 +266,7 @@ class Workspace(layers.Told):
                 held = {name: await _threads.finish(partial(content, upper, f"logs/verifier/{name}")) for name in files}
                 return Verified(ran, {name: data for name, data in held.items() if data is not None})
             finally:
-                await _threads.finish(lambda: starters.remove(base))
+                await _threads.finish(lambda: remove(base))
                 await _threads.finish(lambda: tell("CONT"))
 
     async def _once(
@@ -320,7 +320,7 @@ class Workspace(layers.Told):
                 self._looking.cancel()
             await self._end()
         finally:
-            await _threads.finish(lambda: starters.remove(self.folder))
+            await _threads.finish(lambda: remove(self.folder))
 
 
 class WorkspaceResource:

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.paths import remove
 from rlenv.errors import UsageError
 from rlenv.language.requirements import Requirement, program
 from rlenv.tools._bubblewrap import bubblewrap, check_bubblewrap, read_only, unseen
@@ -37,7 +37,6 @@ counts for a user (processes, watches of files) is counted for that machine alon
 USERS: Final = 65_536
 _SHARED: Final = 64 * 1024 * 1024
 _PREFIX: Final = "rlenv-machine-"
-_MOST_LOST: Final = 4
 OF_THIS_MACHINE = {getattr(errno, one) for one in "ENOSPC EDQUOT EIO EROFS ENOMEM EMFILE ENFILE".split()}
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MORE: Final = 64  # processes of what starts a machine
@@ -327,23 +326,6 @@ def guard(folder: Path) -> None:
     if os.geteuid() == 0:
         os.chown(folder, 0, OUTSIDE_ROOT)
     folder.chmod(0o710)
-
-
-def remove(folder: Path) -> None:
-    """Removes a folder in which programs may have made anything: closed folders, and trees deeper than a path."""
-    with contextlib.suppress(OSError):
-        if os.geteuid() != 0:
-            run_on("chmod", "-R", "u+rwX", str(folder))
-        run_on("rm", "-rf", "--", str(folder))
-
-
-def run_on(*argv: str, at: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    """The end of a program on folders of ours, `at` one; it is run once more where it was killed half-way."""
-    for _ in range(_MOST_LOST):
-        ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, cwd=at)
-        if 0 <= ran.returncode != 137:  # so bubblewrap says that what it ran was
-            break
-    return ran
 
 
 def swept() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rlenv._base.paths import remove, run_on
 from rlenv.cli.main import main
 from rlenv.runs.recorded import machines_of, recorded
 from rlenv.tools.workspace.images import content
@@ -32,7 +33,6 @@ from rlenv.tools.workspace.layer import (
 )
 from rlenv.tools.workspace.machine import RowTests
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import remove, run_on
 from tests.support.machines import SOLVE, killed_at_first, opened, reachable, written  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sandbox

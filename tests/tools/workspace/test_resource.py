@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from rlenv._base.paths import remove
 from rlenv.cli.main import main
 from rlenv.concurrency.processes import work_of
 from rlenv.errors import ResourceError, UsageError
 from rlenv.runs.recorded import recorded
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
-from rlenv.tools.workspace.starters import groups, own, remove, swept
+from rlenv.tools.workspace.starters import groups, own, swept
 from tests.support.machines import (  # noqa: F401 - a fixture
     WAITS,
     assert_leaves_nothing,
