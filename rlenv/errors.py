@@ -274,7 +274,8 @@ class EndpointError(EpisodeError):
     Whoever asked says whose failure that is. `status` is the HTTP status that the server gave, None where it gave none.
     `is_full` is true where the server counts as many tokens in the request as its context has, or more, `is_garbled`
     where it had the request and broke the connection, or gave what nobody can read: the request may have done it.
-    `is_late` is true where it did not answer in time. A tape keeps these `facts`: they decide who asks again.
+    `is_late` is true where it did not answer in time, `is_held` where it soon answered others meanwhile, again and
+    again. A tape keeps these `facts`: they decide who asks again.
     """
 
     reason = "endpoint"
@@ -287,9 +288,12 @@ class EndpointError(EpisodeError):
         is_full: bool = False,
         is_garbled: bool = False,
         is_late: bool = False,
+        is_held: bool = False,
     ) -> None:
-        self.status, self.is_full, self.is_garbled, self.is_late = status, is_full, is_garbled, is_late
+        self.status, self.is_full, self.is_garbled = status, is_full, is_garbled
+        self.is_late, self.is_held = is_late, is_held
         self.facts = {"status": status, "is_full": is_full, "is_garbled": is_garbled, "is_late": is_late}
+        self.facts |= {"is_held": True} if is_held else {}
         super().__init__(message)
 
 

@@ -12,8 +12,6 @@ well: in one order it could take each time what only one can have, such as a pla
 server that is well of two. A known call that is met by what others do costs more rounds, and no verdict. What decides
 is how often which of them failed. Seconds only say how many known calls are made between two tries, and when to stop:
 waiting for others who ask the same server, or for a process to start, counts for no limit.
-
-Whether a judge's endpoint is worth asking, and asking again, shared by all episodes of an environment.
 """
 
 from __future__ import annotations
@@ -25,17 +23,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import comb, inf
+from statistics import median
 from typing import Any, Final, Generic, TypeVar
 
-from rlenv.concurrency.deadline import Breaker, Countdown, bounded_by_itself, pause, running_under
-from rlenv.concurrency.lanes import Kept
+from rlenv.concurrency.deadline import Countdown, bounded_by_itself, pause, running_under
+from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
-from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, RewardError
-from rlenv.language.spec import BreakerSpec
 
-__all__ = ["ROUNDS", "Answered", "Ask", "Health", "Held", "Known", "Legibility", "Refused", "Untold"]
-__all__ += ["in_time", "in_turn", "paces_of"]
+__all__ = ["ROUNDS", "Answered", "Ask", "Held", "Known", "Pace", "Refused", "Untold", "in_time", "in_turn"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
@@ -147,6 +143,8 @@ class _Turns(Generic[_T]):
                 turn_s = self.limit.clock_s - begun
             if isinstance(tried, Answered):
                 return tried.value
+            if isinstance(tried, Held):
+                return None
             self.refused += isinstance(tried, Refused)
             if failed is not None:
                 ends = isinstance(tried, Untold) and tried.is_last
@@ -279,170 +277,124 @@ _ALONE: Final = 0.2
 _BESIDE: Final = 0.6
 _SLICES: Final = (7, 12)
 """Of `_BESIDE`, one for each of these tries, where it is a second or more and where it is less: enough of them fit."""
-Paces = Kept[int, float]
-"""The seconds in which what is known to work was answered, `inf` where it was not, by when that was asked."""
+_SPREAD: Final = 1.5
+"""How many times the usual seconds of others an answer may take that is soon."""
+_TIMES: Final = 12
+"""How many times the usual seconds of others a question that holds a model up takes, at least."""
+_SOON: Final = 0.02
+"""A share of the time for one answer that is soon for what is known to work, however soon others have theirs."""
+_LATEST: Final = 32
+_FEW: Final = 16
+"""So many may wait at once, before as many have to be answered meanwhile."""
+_FIRST: Final = 3
+"""So many may hold a model up of which no answer is known: where all take too long, the limit is too short."""
 
 
-def paces_of(scope: Scope, whose: Hashable) -> Paces:
-    """Those that all share who ask the same in `scope`."""
-    return scope.keep(("paces", whose), lambda: Kept(2))
+@dataclass(slots=True)
+class Pace:
+    """How soon a model answers, shared by all who ask it alike; of several event loops too."""
+
+    took: tuple[float, ...] = ()
+    """The seconds of the latest answers."""
+    answered: int = 0
+    held: int = 0
+    waiting: dict[object, int] = field(default_factory=dict)
+    """Those without an answer yet, each with how many had one when it was asked."""
+    tries: Known = field(default_factory=Known)
+
+    @classmethod
+    def of(cls, scope: Scope, whose: Hashable) -> Pace:
+        """That of all who share `scope`."""
+        return scope.keep(("pace", whose), cls)
+
+    @property
+    def usual_s(self) -> float:
+        """What half of the latest answers took at most; 0 where that is not known yet."""
+        return median(self.took) if len(self.took) > 1 else 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """True where more wait than were answered meanwhile: it may be the model that is late with them."""
+        waiting = [*self.waiting.values()]
+        most = max(_FEW, self.answered - min(waiting)) if len(self.took) > 1 else _FIRST - self.held
+        return len(waiting) > most
+
+    def told(self, seconds: float) -> None:
+        """Takes note of an answer."""
+        self.took, self.answered = (*self.took[1 - _LATEST :], seconds), self.answered + 1
 
 
 async def in_time(
-    known: Ask[Any], very: Ask[_T], *, most: int = ROUNDS, within_s: float, paces: Paces
-) -> Answered[_T] | Refused | Untold:
-    """What comes of a first try of `very`. One that takes long goes on, and others are asked beside it.
+    known: Ask[Any], request: Callable[[], Awaitable[_T]], *, most: int = ROUNDS, within_s: float, pace: Pace
+) -> _T:
+    """The answer to a request. One that takes long goes on, and where others are soon answered, it is made again beside
+    itself, in turn with `known`.
 
-    A text that keeps a model busy for all the time that there is would otherwise make its own reward invalid.
-    `Held` where none of the tries has an answer when `within_s` seconds are over, and `known` soon has one each time.
+    A text that keeps a model busy for all the time that there is would otherwise make its own reward invalid. A model
+    that takes long over most, or has much to do, is asked nothing beside: that would make it late.
+
+    Raises:
+        EndpointError: what the request raises; or `is_held`: none of the tries had an answer when `within_s` seconds
+            were over, while `known` soon had one each time.
     """
-    begun = time.monotonic()
-    first = asyncio.ensure_future(very())
-    beside = asyncio.ensure_future(_beside(known, very, most, within_s, paces))
+    begun, mine, lane = time.monotonic(), object(), here()
+    pace.waiting[mine] = pace.answered
+    first = asyncio.ensure_future(request())
+    with entered(lane and lane.at("beside")):  # a replay does not ask these
+        beside = asyncio.ensure_future(_beside(known, request, most, within_s, pace))
     try:
         await asyncio.wait({first, beside}, return_when=asyncio.FIRST_COMPLETED)
         is_early = time.monotonic() - begun < _ALONE * within_s
-        if first.done() and (is_early or not isinstance(first.result(), Refused)):
-            return first.result()
-        told = await beside
-        if isinstance(told, Held) and not first.done():  # a slow model answers the first try in the end
-            await asyncio.wait({first}, timeout=max(0.0, begun + within_s - time.monotonic()))
-        is_told = isinstance(told, Answered) or not first.done() or isinstance(first.result(), Refused)
-        return told if told is not None and is_told else await first
+        if not first.done() or (not is_early and isinstance(first.exception(), EndpointError)):
+            told = await beside
+            if isinstance(told, Answered):
+                return told.value
+            if told is not None:  # a slow model answers the first try in the end
+                await asyncio.wait({first}, timeout=max(0.0, begun + within_s - time.monotonic()))
+                if not first.done() or isinstance(first.exception(), EndpointError):
+                    pace.held += 1
+                    raise EndpointError(told.why, is_late=True, is_held=True)
+        found = await first
+        pace.told(time.monotonic() - begun)
+        return found
     finally:
+        del pace.waiting[mine]
         for task in (first, beside):
             task.cancel()
         await asyncio.gather(first, beside, return_exceptions=True)
 
 
 async def _beside(
-    known: Ask[Any], very: Ask[_T], most: int, within_s: float, paces: Paces
+    known: Ask[Any], request: Callable[[], Awaitable[_T]], most: int, within_s: float, pace: Pace
 ) -> Answered[_T] | Held | None:
-    """What tries come to that are asked beside one that takes long; None where nobody can tell."""
+    """What tries come to that are made beside one that takes long; None where nobody can tell."""
     alone_s, beside_s = _ALONE * within_s, _BESIDE * within_s
-    slice_s = beside_s / _SLICES[beside_s < _SLICES[0]]
-    no_answer = f"no answer within {within_s:.3g} s"
+    await asyncio.sleep(alone_s)
+    usual_s = pace.usual_s
+    if pace.is_busy or usual_s * _TIMES > within_s:
+        return None
+    slice_s = max(beside_s / _SLICES[beside_s < _SLICES[0]], _SPREAD * usual_s)
+    no_answer, well = f"no answer within {within_s:.3g} s", pace.tries.well
 
-    async def pace() -> float:
-        begun = time.monotonic()
-        return time.monotonic() - begun if isinstance(await known(), Answered) else inf
+    async def soon() -> Answered[Any] | Refused | Untold:
+        try:
+            async with asyncio.timeout(max(_SPREAD * usual_s, _SOON * within_s)):
+                return await known()
+        except TimeoutError:  # it is the model that takes long, and no use to ask it more
+            return Untold(no_answer, is_last=pace.tries.well == well)
 
     async def once() -> Answered[_T] | Refused | Untold:
         try:
             async with asyncio.timeout(slice_s):
-                return await very()
+                return Answered(await request())
         except TimeoutError:
             return Refused(no_answer)
+        except EndpointError as error:
+            is_told = error.status is not None or error.is_garbled or error.is_late
+            return Refused(str(error)) if is_told else Untold(str(error))
 
-    await asyncio.sleep(alone_s)
-    # Where a server has too much to do many wait: one of them asks for all how soon it answers what is known to work.
-    if (await paces.get(int(time.monotonic() // alone_s), pace))[0] > slice_s:
-        return None
     try:
-        given = await in_turn(known, once, most=most, within_s=beside_s, took_s=slice_s)
+        given = await in_turn(soon, once, most=most, within_s=beside_s, took_s=slice_s, tries=pace.tries)
     except RewardError:
         return None
     return Held(no_answer) if given is None else Answered(given)
-
-
-_HUNG_S = 10.0
-_MOST_UNREAD: Final = 10
-
-
-class Health:
-    """A breaker around the requests to one endpoint.
-
-    What counts as a failure: no answer, or one that says that the server is not well. A server that refuses what it
-    was sent is well, and so is one whose reply cannot be read: a policy could bring both about. A request that is
-    cancelled, because the time for the reward was over, counts if it had waited for `hung_s` seconds and nobody got an
-    answer meanwhile. Failures of one episode alone open nothing,
-    unless one is enough.
-    """
-
-    def __init__(
-        self, name: str, spec: BreakerSpec, *, hung_s: float = _HUNG_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._name, self._spec, self._clock, self._hung_s = name, spec, clock, hung_s
-        self._breaker = Breaker(failures=spec.failures, reset_s=spec.reset_s, clock=clock)
-        self._answers = 0
-
-    @classmethod
-    def of(cls, endpoint: Endpoint, spec: BreakerSpec, scope: Scope, *, limit_s: float | None) -> Health | None:
-        """The one that all who share `scope` share; None where the spec wants no breaker.
-
-        Args:
-            limit_s: the seconds for one judge's verdict; None for no limit.
-        """
-        if not spec.failures:
-            return None
-        hung_s = _HUNG_S if limit_s is None else min(_HUNG_S, limit_s / 2)
-        key = ("judge health", endpoint, spec.failures, spec.reset_s, hung_s)
-        return scope.keep(key, lambda: cls(endpoint.name, spec, hung_s=hung_s))
-
-    async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable, is_known: bool = False) -> _T:
-        """The answer to the request.
-
-        Args:
-            caller: the episode that asks; its material may be what a server breaks on.
-            is_known: the request holds none of that, so only no answer in time may be the caller's doing: its material
-                may have held the server up before.
-
-        Raises:
-            EndpointError: the breaker is open, or what the request raises.
-        """
-        breaker = self._breaker
-        if not breaker.admits():
-            spec = self._spec
-            told = f"{spec.failures} failures in a row; it is tried again after {spec.reset_s:g} s"
-            raise EndpointError(f"endpoint '{self._name}' is left alone: {told}")
-        begun, answers = self._clock(), self._answers
-        try:
-            found = await request()
-        except EndpointError as error:
-            if error.status in REFUSED:
-                breaker.succeeded()
-            else:
-                breaker.failed(caller if error.is_late or not is_known else None)
-            raise
-        except asyncio.CancelledError:
-            if self._answers == answers and self._clock() - begun >= self._hung_s:
-                breaker.failed(caller)
-            else:
-                breaker.abandoned()
-            raise
-        except BaseException:
-            breaker.abandoned()
-            raise
-        self._answers += 1
-        breaker.succeeded()
-        return found
-
-
-@dataclass(slots=True)
-class Legibility:
-    """The knowledge that nothing of a judge can be read, shared by all episodes that ask it.
-
-    Replies about harmless characters tell it, which no policy brings about: `most` in a row that cannot be read, with
-    nothing read of the judge between them. It holds for `hold_s` seconds, or until something is read. A judge that can
-    be read now and then needs more of them: were it given up as soon, who makes it unreadable would often be spared.
-    """
-
-    hold_s: float
-    clock: Callable[[], float] = time.monotonic
-    most: int = 3
-    unread: int = 0
-    until: float = -inf
-
-    @property
-    def is_lost(self) -> bool:
-        """True while it is no use to ask for a reply again."""
-        return self.clock() < self.until
-
-    def told(self, *, is_read: bool) -> None:
-        """Takes note of a reply that was read, or of one about harmless characters that was not."""
-        if is_read:
-            self.most, self.unread, self.until = _MOST_UNREAD, 0, -inf
-            return
-        self.unread += 1
-        if self.unread >= self.most:
-            self.until = self.clock() + self.hold_s

@@ -6,9 +6,11 @@ then leaves the term invalid, as a judge that fails does, unless a quorum of sev
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any, Literal
 
 import jinja2
@@ -16,6 +18,7 @@ import orjson
 from jinja2 import nodes
 from pydantic import Field
 
+from rlenv.concurrency.deadline import left_s
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, Prose, RewardSpec, SamplingSpec, Spec, Text
@@ -47,6 +50,7 @@ from rlenv.trajectory import Trajectory
 
 _NO_ANSWER = "(no answer was given)"
 _MATERIAL = frozenset(("answer", "message", "transcript"))
+_SHARE_OF_GROUP = 0.98
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
 _Above0 = Annotated[Float, Field(gt=0)]
 
@@ -174,7 +178,12 @@ class _Judge:
             question = paired(asked, own[one], own[other], parties=parties)
             place = f"{one} against {other}, judge"
             judges = [self._pair(index, member, question, place=place) for index, member in enumerate(self.members)]
-            found = await ask_all(judges, self.members, least=needed(self.spec.quorum, len(self.members)))
+            try:
+                # Those that nobody can tell anything of end before the group is late, which has the others' verdicts.
+                async with asyncio.timeout(None if (left := left_s()) == inf else _SHARE_OF_GROUP * left):
+                    found = await ask_all(judges, self.members, least=needed(self.spec.quorum, len(self.members)))
+            except TimeoutError as error:
+                raise RewardError("the judges gave no answer in time") from error
             given = [each for each in found if isinstance(each, Given)]
             share = self._combined(found)
             biased = sum(bool(each.details["position_bias"]) for each in given)

@@ -31,19 +31,8 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import (
-    Answered,
-    Ask,
-    Health,
-    Held,
-    Legibility,
-    Refused,
-    Untold,
-    in_time,
-    in_turn,
-    paces_of,
-)
-from rlenv.rewards.verdict import Fence, JudgeVerdict, Material, ReplySchema, UnreadableReply
+from rlenv.rewards.asking_again import Answered, Held, Pace, Refused, Untold, in_time, in_turn
+from rlenv.rewards.verdict import Fence, Health, JudgeVerdict, Legibility, Material, ReplySchema, UnreadableReply
 
 __all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
 
@@ -87,7 +76,7 @@ class Question:
     """The material that a judge is asked about, and the episode that it is for.
 
     `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
-    is the author's. `caller` is the episode, as `rlenv.rewards.asking_again.Health.ask` takes it.
+    is the author's. `caller` is the episode, as `rlenv.rewards.verdict.Health.ask` takes it.
     """
 
     task: Mapping[str, Any]
@@ -199,6 +188,9 @@ def _key(whom: list[str], material: list[str]) -> bytes:
     return digest.digest()
 
 
+_Request = Callable[[], Awaitable[Completion]]
+
+
 @dataclass(frozen=True, slots=True)
 class Unread(Refused):
     """A reply that is none, which another seed may mend."""
@@ -246,31 +238,26 @@ class _Asking:
     ) -> JudgeReply | Failed | Refused:
         """The verdict about so much of the material; refused where a judge that is well gives none, asked in turn."""
         self.tries = 0
-        again = partial(self._asked, client, material, limit)
-        known = partial(self._without, client, self._everyone)
-        found = await self._one(known, again)
+        found = await self._asked(client, material, limit)
         while isinstance(found, Unread) and self.tries <= self.by.retries:
-            found = await self._one(known, again)
+            found = await self._asked(client, material, limit)
         if isinstance(found, Answered):
             return found.value
         if isinstance(found, Untold):
             return Failed(found.why)
         if isinstance(found, Held):
             return found
+
+        async def again() -> Answered[Any] | Refused | Untold:
+            tried = await self._asked(client, material, limit)
+            return Answered(tried) if isinstance(tried, Held) else tried
+
+        known = partial(self._without, client, self._everyone)
         try:
             given = await in_turn(known, again, most=most, within_s=_SHARE * (self.until - time.monotonic()))
         except RewardError:
             return Failed(found.why)
         return found if given is None else given
-
-    async def _one(self, known: Ask[JudgeReply], again: Ask[JudgeReply]) -> Answered[JudgeReply] | Refused | Untold:
-        """What comes of one try, in the time that there is."""
-        if self.until == inf:
-            return await again()
-        paces = paces_of(self.question.scope, (self.member.digest, self.member.endpoint))
-        share = _SHARE if len(self._everyone) == 1 else _SHARE_OF_TWO
-        within_s = share * (self.until - time.monotonic())
-        return await in_time(known, again, most=_ROUNDS, within_s=within_s, paces=paces)
 
     async def _asked(
         self, client: Client, material: Mapping[str, Material], limit: int
@@ -279,7 +266,8 @@ class _Asking:
         nonce = secrets.token_hex(8)
         self.tries += 1
         try:
-            completion = await self._chat(client, material, nonce, limit, self.tries - 1, most_chars=self.most_chars)
+            around, shown = partial(self._in_time, client), self.most_chars
+            completion = await self._chat(client, material, nonce, limit, self.tries - 1, around, most_chars=shown)
         except EndpointError as error:
             if error.status in REFUSED and self.most_chars is not None:
                 self.most_chars = self.bound = None  # a server that knows no bound in a schema
@@ -324,7 +312,8 @@ class _Asking:
         material = {name: given[name] for name in self.named}
         is_known = parties == self._everyone
         try:
-            completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, is_known=is_known)
+            around = partial(self._around, is_known=is_known)
+            completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, around)
         except EndpointError as error:
             return _failed(error)
         if (answered := self._answered(client, completion, nonce, {})) is not None:
@@ -341,13 +330,13 @@ class _Asking:
         nonce: str,
         limit: int,
         attempt: int,
+        around: Callable[[_Request], Awaitable[Completion]],
         *,
         most_chars: int | None = None,
-        is_known: bool = False,
     ) -> Completion:
         """One reply to the question about `material`, of which at most `limit` characters are shown each.
 
-        `most_chars` bounds each text of the reply. `is_known`: no failure is the material's.
+        `most_chars` bounds each text of the reply; `around` makes the request.
         """
         fence, by, member = Fence(limit), self.by, self.member
         fenced = {name: fence(one) for name, one in material.items()}
@@ -380,16 +369,25 @@ class _Asking:
                 "sampling": sampling_of(client.body(member.sampling)),
             }
             asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(
-            messages, sampling=sampling, asked=asked, around=partial(self._around, is_known=is_known)
-        )
+        return await client.chat(messages, sampling=sampling, asked=asked, around=around)
 
     @property
     def _legibility(self) -> Legibility:
         key = ("judge legibility", self.member.digest, self.member.endpoint, self.by.breaker.reset_s)
         return self.question.scope.keep(key, lambda: Legibility(self.by.breaker.reset_s))
 
-    async def _around(self, request: Callable[[], Awaitable[Completion]], *, is_known: bool) -> Completion:
+    async def _in_time(self, client: Client, request: _Request) -> Completion:
+        """The answer to the question itself, in the time that there is; a tape keeps what all its tries came to."""
+        ask = partial(self._around, request, is_known=False)
+        if self.until == inf:
+            return await ask()
+        pace = Pace.of(self.question.scope, (self.member.digest, self.member.endpoint))
+        share = _SHARE if len(self._everyone) == 1 else _SHARE_OF_TWO
+        within_s = share * (self.until - time.monotonic())
+        known = partial(self._without, client, self._everyone)
+        return await in_time(known, ask, most=_ROUNDS, within_s=within_s, pace=pace)
+
+    async def _around(self, request: _Request, *, is_known: bool) -> Completion:
         """One request, unless asking again is no use; a tape keeps that, since a replay does not know of the others."""
         endpoint, question, legibility = self.member.endpoint, self.question, self._legibility
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
@@ -421,6 +419,8 @@ def _failed(error: EndpointError) -> Refused | Untold:
     """Whether what was asked may have done it: no server that cannot be reached, or that is left alone."""
     is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or error.is_late
     why = f"the judge did not answer: {error}"
+    if error.is_held:
+        return Held(why)
     return Refused(why) if is_unclear else Untold(why, is_last=True)
 
 

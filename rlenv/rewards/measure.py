@@ -270,7 +270,8 @@ async def ask_group(
     begun = _clock()
     try:
         async with asyncio.timeout(limit_s) as limit:
-            measured = await planned.term.ask_group(trajectories, context)
+            with running_under(Countdown(limit_s)):
+                measured = await planned.term.ask_group(trajectories, context)
         return _of_group(planned, measured, trajectories, begun)
     except Exception as error:  # as above
         late = RewardError(f"not measured within {limit_s} s") if limit.expired() else error

@@ -1,23 +1,33 @@
-"""The material of a judge, fenced so that nothing in it passes for an instruction, and the judge's verdict."""
+"""The material of a judge, fenced so that nothing in it passes for an instruction, and the judge's verdict.
+
+Whether a judge's endpoint is worth asking, and asking again, shared by all episodes of an environment.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, Final
+from math import inf, isfinite
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.schemas import BoundedValidator
 from rlenv._base.strict_json import DuplicateKey, unique
-from rlenv.errors import UsageError
+from rlenv.concurrency.deadline import Breaker
+from rlenv.concurrency.scope import Scope
+from rlenv.endpoints import REFUSED, Endpoint
+from rlenv.errors import EndpointError, UsageError
+from rlenv.language.spec import BreakerSpec
 from rlenv.trajectory import Turn
 
+_T = TypeVar("_T")
 Material = str | Sequence[Mapping[str, str]]
 """A text, or the entries of a transcript."""
 
@@ -280,3 +290,106 @@ def _default(key: str, scale: tuple[float, float], choices: Mapping[str, float] 
         "required": ["reasoning", key],
         "additionalProperties": False,
     }
+
+
+_HUNG_S = 10.0
+_MOST_UNREAD: Final = 10
+
+
+class Health:
+    """A breaker around the requests to one endpoint.
+
+    What counts as a failure: no answer, or one that says that the server is not well. A server that refuses what it
+    was sent is well, and so is one whose reply cannot be read: a policy could bring both about. A request that is
+    cancelled, because the time for the reward was over, counts if it had waited for `hung_s` seconds and nobody got an
+    answer meanwhile. Failures of one episode alone open nothing,
+    unless one is enough.
+    """
+
+    def __init__(
+        self, name: str, spec: BreakerSpec, *, hung_s: float = _HUNG_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._spec, self._clock, self._hung_s = name, spec, clock, hung_s
+        self._breaker = Breaker(failures=spec.failures, reset_s=spec.reset_s, clock=clock)
+        self._answers = 0
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, spec: BreakerSpec, scope: Scope, *, limit_s: float | None) -> Health | None:
+        """The one that all who share `scope` share; None where the spec wants no breaker.
+
+        Args:
+            limit_s: the seconds for one judge's verdict; None for no limit.
+        """
+        if not spec.failures:
+            return None
+        hung_s = _HUNG_S if limit_s is None else min(_HUNG_S, limit_s / 2)
+        key = ("judge health", endpoint, spec.failures, spec.reset_s, hung_s)
+        return scope.keep(key, lambda: cls(endpoint.name, spec, hung_s=hung_s))
+
+    async def ask(self, request: Callable[[], Awaitable[_T]], *, caller: Hashable, is_known: bool = False) -> _T:
+        """The answer to the request.
+
+        Args:
+            caller: the episode that asks; its material may be what a server breaks on.
+            is_known: the request holds none of that, so only no answer in time may be the caller's doing: its material
+                may have held the server up before.
+
+        Raises:
+            EndpointError: the breaker is open, or what the request raises.
+        """
+        breaker = self._breaker
+        if not breaker.admits():
+            spec = self._spec
+            told = f"{spec.failures} failures in a row; it is tried again after {spec.reset_s:g} s"
+            raise EndpointError(f"endpoint '{self._name}' is left alone: {told}")
+        begun, answers = self._clock(), self._answers
+        try:
+            found = await request()
+        except EndpointError as error:
+            if error.status in REFUSED:
+                breaker.succeeded()
+            else:
+                breaker.failed(caller if error.is_late or not is_known else None)
+            raise
+        except asyncio.CancelledError:
+            if self._answers == answers and self._clock() - begun >= self._hung_s:
+                breaker.failed(caller)
+            else:
+                breaker.abandoned()
+            raise
+        except BaseException:
+            breaker.abandoned()
+            raise
+        self._answers += 1
+        breaker.succeeded()
+        return found
+
+
+@dataclass(slots=True)
+class Legibility:
+    """The knowledge that nothing of a judge can be read, shared by all episodes that ask it.
+
+    Replies about harmless characters tell it, which no policy brings about: `most` in a row that cannot be read, with
+    nothing read of the judge between them. It holds for `hold_s` seconds, or until something is read. A judge that can
+    be read now and then needs more of them: were it given up as soon, who makes it unreadable would often be spared.
+    """
+
+    hold_s: float
+    clock: Callable[[], float] = time.monotonic
+    most: int = 3
+    unread: int = 0
+    until: float = -inf
+
+    @property
+    def is_lost(self) -> bool:
+        """True while it is no use to ask for a reply again."""
+        return self.clock() < self.until
+
+    def told(self, *, is_read: bool) -> None:
+        """Takes note of a reply that was read, or of one about harmless characters that was not."""
+        if is_read:
+            self.most, self.unread, self.until = _MOST_UNREAD, 0, -inf
+            return
+        self.unread += 1
+        if self.unread >= self.most:
+            self.until = self.clock() + self.hold_s

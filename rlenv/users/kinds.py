@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from pydantic import Field
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Endpoint
-from rlenv.endpoints.account import asks
+from rlenv.endpoints.account import Completion, asks
 from rlenv.errors import EndpointError, EpisodeError, RewardError, UnknownEntry, UsageError, under
 from rlenv.language.functions import failure, import_function, named_parameters
 from rlenv.language.kinds import CompileContext, Kind
@@ -26,7 +26,7 @@ from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.rewards.asking_again import Answered, Held, Refused, Untold, in_time, in_turn, paces_of
+from rlenv.rewards.asking_again import Answered, Held, Pace, Refused, Untold, in_time, in_turn
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -101,15 +101,11 @@ class _ModelSession:
         attempts = count()
 
         async def very() -> Answered[str] | Refused | Untold:
-            return await self._tried(messages, next(attempts), deadline)
+            return await self._tried(messages, next(attempts), deadline, opening)
 
         # What the policy said may keep a user from a reply. One who has one without it has nothing left to say to it.
-        known, paces = partial(self._tried, opening, 0, deadline), paces_of(context.shared(), user.endpoint)
-        within_s = _SHARE * (deadline - time.monotonic())
-        if user.tools:  # which are not called twice at once
-            found = await very()
-        else:
-            found = await in_time(known, very, most=_ROUNDS, within_s=within_s, paces=paces)
+        known = partial(self._tried, opening, 0, deadline)
+        found = await very()
         if isinstance(found, Held):
             return None
         if isinstance(found, Refused):
@@ -133,27 +129,41 @@ class _ModelSession:
         return found[::-1]
 
     async def _tried(
-        self, messages: Sequence[Message], attempt: int, deadline: float
+        self, messages: Sequence[Message], attempt: int, deadline: float, opening: Sequence[Message] = ()
     ) -> Answered[str] | Refused | Untold:
         try:
-            text = await self._ask(messages, attempt, deadline)
+            text = await self._ask(messages, attempt, deadline, opening)
         except EndpointError as error:
             why, status = f"the simulated user: {error}", error.status or 0
+            if error.is_held:
+                return Held(why)
             is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled or error.is_late
             return Refused(why) if is_of_text else Untold(why, is_last=True)
         return Answered(text) if text else Refused("the simulated user gave no reply")
 
-    async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float) -> str:
+    async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float, opening: Sequence[Message]) -> str:
         user, context = self._user, self._context
         sampling = user.sampling
         if sampling.seed is None and user.endpoint.sampling.seed is None:
             sampling = sampling.model_copy(update={"seed": context.seed + attempt})
         client = await user.endpoint.client(context.shared())
+        schemas = [user.tools[name].schema for name in user.tools]
+        ask = partial(client.chat, tools=schemas, sampling=sampling, deadline=deadline)
+
+        async def known() -> Answered[Completion] | Untold:
+            try:
+                return Answered(await ask(opening))
+            except EndpointError as error:
+                return Untold(str(error))
+
+        async def around(request: Callable[[], Awaitable[Completion]]) -> Completion:
+            pace, within_s = Pace.of(context.shared(), user.endpoint), _SHARE * (deadline - time.monotonic())
+            return await in_time(known, request, most=_ROUNDS, within_s=within_s, pace=pace)
+
         with asks("user"):
             made: list[Message] = []
-            schemas = [user.tools[name].schema for name in user.tools]
             for _ in range(_MOST_CALLS):
-                answer = await client.chat([*messages, *made], tools=schemas, sampling=sampling, deadline=deadline)
+                answer = await ask([*messages, *made], around=around if opening else None)
                 if not (schemas and answer.message.tool_calls):
                     break
                 made += [answer.message, *[await self._call(call, deadline) for call in answer.message.tool_calls]]

@@ -33,9 +33,9 @@ CASES: dict[str, tuple[dict[str, str], dict[str, tuple[int, int]]]] = {
     "a tool's own limit": ({"ENDPOINT_OF_TOOL": "mute"}, {"tool help": (2, 2)}),
     "a judge's own limit": (
         {"JUDGE": "judges: [{endpoint: good}, {endpoint: mute, timeout_s: 1}], quorum: 1"},
-        {"judge good": (4, 2)},
+        {"judge good": (6, 4)},  # asked about harmless characters too
     ),
-    "the limit of rewards": ({"JUDGE": "endpoint: mute", "LIMITS": "reward_s: 1"}, {"judge good": (2, 2)}),
+    "the limit of rewards": ({"JUDGE": "endpoint: mute", "LIMITS": "reward_s: 1"}, {"judge good": (4, 4)}),
     "the limit of episodes": ({"ENDPOINT_OF_TOOL": "mute", "LIMITS": "episode_s: 0.5"}, {"tool help": (2, 2)}),
     "a panel without a quorum": (
         {"JUDGE": "judges: [{endpoint: mute}, {endpoint: good}, {endpoint: mute, timeout_s: 0.5}]"},

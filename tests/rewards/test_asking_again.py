@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,8 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.asking_again import Answered, Health, Held, Legibility, Refused, in_time, paces_of
+from rlenv.rewards.asking_again import Answered, Pace, in_time
+from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
 Request = Callable[[], Awaitable[str]]
@@ -181,71 +182,141 @@ def test_a_judge_is_given_up_after_replies_in_a_row_that_cannot_be_read_and_for_
 
 
 def after(seconds: float, asked: Counter[str], what: str, answer: Any = "well") -> Callable[[], Awaitable[Any]]:
-    """A question that takes so long."""
+    """A request that takes so long."""
 
     async def ask() -> Any:
         asked[what] += 1
         await passes(seconds)
-        return Answered(answer) if isinstance(answer, str) else answer
+        if isinstance(answer, Exception):
+            raise answer
+        return Answered(answer) if what == "known" else answer
 
     return ask
 
 
-LATE = Refused("it is late")
+def in_virtual_time(work: Callable[[], Coroutine[Any, Any, Any]], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, float]:
+    """What it gives, or the error that it raises, and the seconds that it took."""
+
+    async def main() -> tuple[Any, float]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(time, "monotonic", loop.time)
+        try:
+            return await work(), loop.time()
+        except EndpointError as error:
+            return error, loop.time()
+
+    return run_skipping(main())
+
+
+def usual(*seconds: float) -> Pace:
+    """The pace of a model that has answered others in so many seconds."""
+    return Pace(took=seconds * 8, answered=8 * len(seconds))
+
+
+LATE = EndpointError("it is late", is_late=True)
+HELD = "no answer within 54 s"
 
 
 @pytest.mark.parametrize(
-    ("very", "known_s", "within_s", "found", "least_s"),
+    ("very", "known_s", "pace", "found", "least_s"),
     [
-        (1.0, 1.0, 54.0, Answered("well"), 1.0),  # as nearly all are
-        (53.0, 1.0, 54.0, Answered("well"), 53.0),  # a text that takes long
-        (53.0, 40.0, 54.0, Answered("well"), 53.0),  # a judge that takes long
-        (500.0, 0.1, 54.0, Held("no answer within 54 s"), 54.0),
-        (500.0, 2.0, 54.0, Held("no answer within 54 s"), 54.0),
-        (500.0, 0.02, 3.0, Held("no answer within 3 s"), 3.0),
-        (500.0, 40.0, 54.0, None, 60.0),  # a judge that hangs for all
-        (500.0, 500.0, 54.0, None, 60.0),
-        ((30.0, LATE), 0.1, 54.0, Held("no answer within 54 s"), 30.0),  # its own limit of time comes first
-        ((30.0, LATE), 40.0, 54.0, LATE, 30.0),
-        ((0.5, LATE), 0.1, 54.0, LATE, 0.5),  # there is time to ask again
+        (1.0, 1.0, usual(3.0), "well", 1.0),  # as nearly all are
+        (53.0, 1.0, usual(3.0), "well", 53.0),  # a text that takes long
+        (59.0, 1.0, usual(20.0), "well", 59.0),  # a judge that takes long over most, and not over harmless characters
+        (59.0, 20.0, usual(3.0), "well", 59.0),  # a judge that takes long now
+        (500.0, 0.1, usual(), HELD, 54.0),
+        (500.0, 0.1, usual(3.0), HELD, 54.0),
+        (500.0, 2.0, usual(3.0), HELD, 54.0),
+        (500.0, 0.1, usual(3.0, 3.0, 50.0), HELD, 54.0),
+        (500.0, 0.1, usual(20.0), None, 60.0),
+        (500.0, 2.0, usual(), None, 60.0),  # nobody knows how long it takes over others
+        (500.0, 20.0, usual(3.0), None, 60.0),
+        (500.0, 500.0, usual(3.0), None, 60.0),  # a judge that hangs for all
+        ((30.0, LATE), 0.1, usual(3.0), HELD, 30.0),  # its own limit of time comes first
+        ((30.0, LATE), 40.0, usual(3.0), "it is late", 30.0),
+        ((0.5, LATE), 0.1, usual(3.0), "it is late", 0.5),  # there is time to ask again
     ],
 )
 def test_a_text_that_keeps_a_model_busy_is_told_from_a_model_that_takes_its_time(
-    very: Any, known_s: float, within_s: float, found: Any, least_s: float, monkeypatch: pytest.MonkeyPatch
+    very: Any, known_s: float, pace: Pace, found: Any, least_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Counter[str]()
     very_s, answer = very if isinstance(very, tuple) else (very, "well")
 
-    async def main() -> tuple[Any, float]:
-        loop, told = asyncio.get_running_loop(), None
-        monkeypatch.setattr(time, "monotonic", loop.time)
+    async def work() -> Any:
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s / 0.9):
-                known = after(known_s, asked, "known")
-                told = await in_time(known, after(very_s, asked, "very", answer), within_s=within_s, paces=paces())
-        return told, loop.time()
+            async with asyncio.timeout(60):
+                request = after(very_s, asked, "very", answer)
+                return await in_time(after(known_s, asked, "known"), request, within_s=54.0, pace=pace)
 
-    told, seconds = run_skipping(main())
-    assert told == found
-    assert least_s <= seconds <= within_s / 0.9 + 0.1
-    if isinstance(found, Held):
+    told, seconds = in_virtual_time(work, monkeypatch)
+    assert (str(told) if isinstance(told, EndpointError) else told) == found
+    assert getattr(told, "is_held", False) == (found == HELD)
+    assert least_s <= seconds <= 60.1
+    if found == HELD:
         assert min(asked["very"], asked["known"]) >= 4
-    elif very_s < 10:
+    elif very_s < 10 or pace.usual_s == 20.0:
         assert asked == {"very": 1}
+    assert pace.waiting == {}
 
 
-def paces() -> Any:
-    return paces_of(Scope(), "judge")
-
-
-def test_a_judge_with_too_much_to_do_is_asked_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_two_that_hangs_takes_no_verdict_from_those_that_the_other_one_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = Counter[str]()
 
-    async def main() -> list[Any]:
-        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
-        shared = paces()
-        known, very = after(35.0, asked, "known"), after(50.0, asked, "very")
-        return await asyncio.gather(*(in_time(known, very, within_s=54.0, paces=shared) for _ in range(100)))
+    async def request() -> str:
+        asked["very"] += 1
+        await passes(500.0 if asked["very"] == 1 else 3.5)
+        return "well"
 
-    assert run_skipping(main()) == [Answered("well")] * 100
-    assert (asked["very"], asked["known"]) == (100, 1)
+    def work() -> Coroutine[Any, Any, Any]:
+        return in_time(after(0.5, asked, "known"), request, within_s=54.0, pace=usual(3.0))
+
+    assert in_virtual_time(work, monkeypatch)[0] == "well"
+
+
+@pytest.mark.parametrize(
+    ("texts", "hung", "pace", "held"),
+    [
+        (100, 0, usual(3.0), 0),  # as many at once are late by themselves: nothing is asked beside
+        (100, 0, usual(), 0),
+        (100, 20, usual(3.0), 20),
+        (16, 16, usual(3.0), 16),
+        (17, 17, usual(3.0), 0),  # it may be the model
+        (3, 3, usual(), 3),
+        (4, 4, usual(), 0),
+    ],
+)
+def test_a_model_with_much_to_do_is_asked_nothing_beside(
+    texts: int, hung: int, pace: Pace, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Counter[str]()
+
+    async def work() -> Any:
+        each_s = [500.0 if index < hung else 3.0 if hung else 50.0 for index in range(texts)]
+        known = after(0.5, asked, "known")
+        all_of_them = [
+            asyncio.wait_for(in_time(known, after(seconds, asked, "very"), within_s=54.0, pace=pace), 60.0)
+            for seconds in each_s
+        ]
+        return await asyncio.gather(*all_of_them, return_exceptions=True)
+
+    found = Counter(type(one) for one in in_virtual_time(work, monkeypatch)[0])
+    assert (found[EndpointError], found[str]) == (held, texts - hung)
+    assert (asked["known"] > 0) == (asked["very"] > texts) == (held > 0)
+
+
+def test_where_no_text_is_answered_in_time_the_limit_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, asked = usual(), Counter[str]()
+
+    async def work() -> Any:
+        found = []
+        for _ in range(6):
+            request = after(80.0, asked, "very")
+            with suppress(TimeoutError, EndpointError):
+                await asyncio.wait_for(in_time(after(0.5, asked, "known"), request, within_s=54.0, pace=pace), 60.0)
+            found.append(pace.held)
+        return found
+
+    assert in_virtual_time(work, monkeypatch)[0] == [1, 2, 3, 3, 3, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rlenv.concurrency.lanes import Lane, entered
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
+from rlenv.runs.cassettes import Player, Recorder
+from rlenv.runs.events import Reel, parsed
 from rlenv.testing.endpoint import FakeEndpoint
+from tests.support.clock import passes, run_skipping
 from tests.support.judges import Server, chat, compiled, context, judged, one, verdict
 
 THREE: dict[str, Any] = {"endpoint": None, "judges": [{"endpoint": name} for name in ("writer", "second", "third")]}
@@ -188,6 +193,42 @@ def test_a_text_that_keeps_a_judge_busy_for_all_the_time_makes_no_reward_invalid
     own, compared, others = asyncio.run(main())
     assert (own.value, compared.value) == (0.0, 0.0)
     assert isinstance(others, RewardError)
+
+
+@pytest.mark.slow
+def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
+    asked = Counter[str]()
+
+    async def answer(body: Mapping[str, Any]) -> str:
+        said = next((word for word in ("hung", "lost", "unread") if word in str(body["messages"])), "known")
+        asked[said] += 1
+        if said == "hung" or (said == "lost" and asked[said] == 1):
+            await asyncio.Event().wait()
+        if said == "unread" and asked[said] == 1:
+            await passes(2.0)
+        return "prose" if said == "unread" and asked[said] < 4 else verdict(4)
+
+    async def measured(address: str, lane: Lane) -> tuple[list[Any], float]:
+        scope, found = Scope(), []
+        judges = [{"endpoint": "writer", "timeout_s": 6.0}]
+        term = compiled(Server([], address=address), judges=judges, endpoint=None)
+        assert term.measure_async is not None
+        for said in ("hung", "lost", "unread"):
+            with entered(lane.at(said)):
+                found.append((await term.measure_async(context(scope, said))).value)
+        await scope.aclose()
+        return found, asyncio.get_running_loop().time()
+
+    async def record() -> tuple[list[Any], Player]:
+        recorder = Recorder()
+        lane = recorder.lane()
+        async with asyncio.timeout(120), FakeEndpoint(answer) as server:
+            found, _ = await measured(server.base_url, lane)
+        return found, Player(Reel(None, {"run": parsed(recorder.taken(lane), "run")}))
+
+    then, player = asyncio.run(record())
+    made, again = sum(asked.values()), run_skipping(measured("http://127.0.0.1:1/v1", player.lane("run")))
+    assert (then, again, sum(asked.values())) == ([0.0, 0.75, 0.75], (then, 0.0), made)
 
 
 @pytest.mark.slow

@@ -338,7 +338,7 @@ def test_a_comparison_that_failed_is_asked_again_where_the_spec_says_so(tmp_path
 def test_what_takes_too_long_is_invalid_for_all(tmp_path: Path) -> None:
     server = Server([higher], holding=asyncio.Event())
     scored = contest(tmp_path, server, ["3", "1"], set={"limits.reward_s": 0.05})
-    assert [one.error for one in best(scored)] == ["not measured within 0.05 s"] * 2
+    assert [one.status for one in best(scored)] == ["invalid"] * 2
 
 
 def test_what_is_asked_is_in_the_accounts_of_the_answers(tmp_path: Path) -> None:
@@ -373,6 +373,26 @@ def test_an_answer_that_breaks_its_comparisons_is_invalid_alone(tmp_path: Path) 
     assert "0 of 3 comparisons gave a verdict, 2 have to" in best(scored)[1].error
     assert [one.failure is None for one in scored] == [True, False, True, True]
     assert [one["score"] for one in best(scored)[0].details["comparisons"]].count(None) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_well", "own", "others"), [(True, 0.0, [1.0, 2 / 3, 1 / 3]), (False, None, [1.0, 0.5, 0.0])]
+)
+def test_an_answer_that_keeps_the_judge_busy_makes_no_others_late(
+    is_well: bool, own: float | None, others: list[float], tmp_path: Path
+) -> None:
+    async def answer(body: Mapping[str, Any]) -> str:
+        left_out = any("left out" in text for text in shown(body))
+        if "0" in shown(body) or (left_out and not is_well):
+            await asyncio.Event().wait()
+        return verdict("tie") if left_out else higher(body)
+
+    first, hung, second, third = values(
+        contest(tmp_path, Server([answer]), ["3", "0", "2", "1"], set={"limits.reward_s": 20})
+    )
+    assert hung == own
+    assert [first, second, third] == pytest.approx(others)
 
 
 def test_a_server_that_is_down_makes_nobodys_reward_a_number(tmp_path: Path) -> None:

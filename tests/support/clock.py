@@ -52,5 +52,8 @@ async def passes(seconds: float) -> None:
     """Lets so much of the loop's own time go by, none of it real under `run_skipping`."""
     loop = asyncio.get_running_loop()
     due: asyncio.Future[None] = loop.create_future()
-    loop.call_later(seconds, due.set_result, None)
-    await due
+    timer = loop.call_later(seconds, due.set_result, None)
+    try:
+        await due
+    finally:
+        timer.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.judge import KIND
 from rlenv.testing.rewards import reward_context, turn
 
-Reply = Callable[[dict[str, Any]], web.Response | str]
+Reply = Callable[[dict[str, Any]], web.Response | str | Awaitable[str]]
 
 
 SPENDING = """
@@ -61,6 +61,8 @@ class Server:
             await self.holding.wait()
         reply = self.replies[min(len(self.asked), len(self.replies)) - 1]
         found = reply(body) if callable(reply) else reply
+        if isinstance(found, Awaitable):
+            found = await found
         if isinstance(found, str):
             return chat(found)
         return web.Response(status=found.status, body=found.body, content_type=found.content_type)
