@@ -22,9 +22,9 @@ from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_dialect, check_rewards, check_surface
 from rlenv.endpoints import Endpoint
 from rlenv.errors import Finding, SpecError
-from rlenv.language.document import SourceDocument
+from rlenv.language.document import SourceDocument, read_source
 from rlenv.language.functions import failure
-from rlenv.language.loader import LoadedSpec, in_order, load_document, loaded_of, type_document
+from rlenv.language.loader import LoadedSpec, in_order, loaded_of, type_document
 from rlenv.secrets import leave_open
 
 __all__ = ["Report", "validate", "validate_loaded", "validate_text"]
@@ -122,7 +122,7 @@ def _validated(
     reader: Callable[[LoadedSpec], Endpoint | None] = lambda loaded: None,
 ) -> Report:
     try:
-        document = load_document(path, set=set, text=text)
+        document = read_source(path, set=set, text=text)
     except SpecError as error:
         return Report(1, error.faults)
     try:

@@ -28,8 +28,9 @@ from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.hosts import wire
 from rlenv.hosts.link import REASON, Door, RemoteLink, Socket
+from rlenv.language.document import read_source
 from rlenv.language.expressions import EpisodeLimits
-from rlenv.language.loader import LoadedSpec, load_document, loaded_of
+from rlenv.language.loader import LoadedSpec, loaded_of
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.tasks.rows import Tasks, load_tasks
 from rlenv.tools.base import Tool
@@ -78,7 +79,7 @@ class RemoteEnvironment(Environment):
         self.door = Door(self.url, {"Authorization": f"Bearer {token}"} if token else {}, patience_s)
         self.longest_s = longest_s
         self._card = run_sync(self._fetched)
-        super().__init__(loaded_of(load_document(_PLACE, text=json.dumps(_spec_of(self._card)))))
+        super().__init__(loaded_of(read_source(_PLACE, text=json.dumps(_spec_of(self._card)))))
         self.loaded, self.address = replace(self.loaded, digest=self._card.digest), self.url
         self._here = spec.loaded if isinstance(spec, Environment) else spec
         if self._here is not None and self._here.digest != self._card.digest:

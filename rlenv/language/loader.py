@@ -35,7 +35,7 @@ from rlenv.language.spec import (
 )
 from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
 
-__all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
+__all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
 
 _Spec = TypeVar("_Spec", bound=Spec)
 _BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
@@ -64,20 +64,6 @@ class LoadedSpec:
         return tuple(self.base_of(f"roots.{index}") / root for index, root in enumerate(self.spec.roots))
 
 
-def load_document(
-    path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None, text: str | None = None
-) -> SourceDocument:
-    """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).
-
-    Args:
-        text: what stands at `path` in an editor that has not saved it, in place of the file's content.
-
-    Raises:
-        SpecError: the text cannot be read; see `rlenv.language.document`.
-    """
-    return read_source(path, set=set, text=text)
-
-
 def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> LoadedSpec:
     """A spec file to its typed form.
 
@@ -88,7 +74,7 @@ def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = N
         SpecError: with every fault of the document, in order of place. Templates, functions and files are not looked
             at yet: see `rlenv.checks.validate`.
     """
-    return loaded_of(load_document(path, set=set))
+    return loaded_of(read_source(path, set=set))
 
 
 def loaded_of(document: SourceDocument) -> LoadedSpec:

@@ -365,7 +365,7 @@ class TokenEncoder:
 
     def _needs_tools(self, roles: tuple[str, ...]) -> bool:
         """True if a conversation without tools is refused that goes on with messages of these roles."""
-        return self.growth.base(self.story([USER]), TurnShape("none", "", roles)).form.has_tools
+        return self.growth.layout(self.story([USER]), TurnShape("none", "", roles)).form.has_tools
 
     def story(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Story:
         """A conversation of these first messages, of which the shapes are to be looked at."""
@@ -387,7 +387,7 @@ class TokenEncoder:
         if layout is None:
             story = self.story([USER])
             turn = TurnShape("none", "", tuple(message.role for message in messages), counts)
-            layout = self.growth.base(story, turn)
+            layout = self.growth.layout(story, turn)
         return self._observations.encode(messages, places, layout)
 
     def check_layout(self, layout: Layout) -> None:

@@ -87,7 +87,7 @@ class Growth:
             ids: what was sampled: a mark that is a token and was only spelled is text.
         """
         if self._calls is None and "tool" in roles:
-            layout = self._layout(story, dummies.TurnShape("none", "", ("tool",)))
+            layout = self.layout(story, dummies.TurnShape("none", "", ("tool",)))
             self._calls = replace(self.reader, opener=layout.opener, closer=layout.closer)
         reader = self._calls or self.reader
         if reader.thinks(text):
@@ -122,7 +122,7 @@ class Growth:
     def is_plain(self, story: Story) -> bool:
         """True if the template knows no calls, so that they are content as they were sampled."""
         try:
-            return self._layout(story, dummies.TurnShape("none", "", ("tool",))).form.is_plain
+            return self.layout(story, dummies.TurnShape("none", "", ("tool",))).form.is_plain
         except UnsupportedTemplate:
             return False
 
@@ -162,21 +162,13 @@ class Growth:
             self._findings[key] = found
             drop_oldest(self._findings, most=_KEPT)
         if len(turn.roles) != len(found.layout_roles):
-            return replace(found, layout=self._layout(story, turn), layout_roles=turn.roles)
+            return replace(found, layout=self.layout(story, turn), layout_roles=turn.roles)
         return found
-
-    def base(self, story: Story, turn: dummies.TurnShape) -> Layout:
-        """The layout of the answers, derived for a short conversation, or for this prompt where that is refused.
-
-        Raises:
-            UnsupportedTemplate: exact ids cannot be promised for them.
-        """
-        return self._layout(story, turn)
 
     def last_end(self, story: Story, turn: dummies.TurnShape, ends: Collection[str]) -> str:
         """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
-            layout = self._layout(story, turn)
+            layout = self.layout(story, turn)
             said = dummies.turn_message(layout.form, self.way, turn, 0, 0)
             text = self._voice.render(story, [*story.messages, said], add_generation_prompt=False)
         except UnsupportedTemplate:
@@ -195,7 +187,7 @@ class Growth:
             is_last: whether nothing answers it, which some templates write otherwise.
         """
         try:
-            layout = self._layout(Story([dummies.USER], (), datetime(2000, 1, 1)), turn)
+            layout = self.layout(Story([dummies.USER], (), datetime(2000, 1, 1)), turn)
         except UnsupportedTemplate:
             return ""
         for form in (layout.form, replace(layout.form, joins=True)):
@@ -304,7 +296,7 @@ class Growth:
         """The template's text of a first turn behind its prompt; "" where it takes no such turn."""
         story = Story([dummies.USER], (), datetime(2000, 1, 1))
         try:
-            form = self._layout(story, turn).form
+            form = self.layout(story, turn).form
             if form.has_tools:
                 story = Story([dummies.USER], (dummies.TOOL,), story.now)
             before = self._voice.render(story, story.messages)
@@ -322,7 +314,7 @@ class Growth:
         is_whole = story.of_prompt() in self._told_apart
         if not is_whole:
             turn = _short(turn)
-        layout = self._layout(story, turn)
+        layout = self.layout(story, turn)
         told = [*(story.turns if is_whole else story.told()), *[turn] * behind]
         forms = [layout.form]
         if not layout.form.is_plain:
@@ -346,7 +338,7 @@ class Growth:
         prompt = story.of_prompt()
         if prompt in self._told_apart or (found.fault and not found.needs_ids):
             return False
-        if found.layout.parts == self._layout(story, _short(turn)).parts:
+        if found.layout.parts == self.layout(story, _short(turn)).parts:
             later = self._look(story, turn, behind=LONG)
             if not later.fault and later.layout.parts == found.layout.parts and self._begins_alike(story, turn, found):
                 return False
@@ -364,8 +356,12 @@ class Growth:
             return long.prompt().startswith(short.prompt())
         return False
 
-    def _layout(self, story: Story, turn: dummies.TurnShape) -> Layout:
-        """The layout of the answers, derived for a short conversation, or for this prompt where that is refused."""
+    def layout(self, story: Story, turn: dummies.TurnShape) -> Layout:
+        """The layout of the answers, derived for a short conversation, or for this prompt where that is refused.
+
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for them.
+        """
         key = (turn.roles, turn.images)
         found = self._layouts.get(key)
         if found is None:

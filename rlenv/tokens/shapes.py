@@ -295,7 +295,7 @@ def end_of(encoder: TokenEncoder, story: Story, turn: TurnShape, *, is_last: boo
     mark = encoder.growth.last_end(story, turn, encoder.vocabulary.texts(encoder.end_ids))
     if not mark:  # it writes none behind a last turn (GLM): the one that the next message begins with
         try:
-            mark = encoder.growth.base(story, turn).stop
+            mark = encoder.growth.layout(story, turn).stop
         except UnsupportedTemplate:  # it takes no user's message here
             mark = encoder.stop
     return added[mark]

@@ -18,7 +18,8 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.rollout import advance, started
 from rlenv.errors import EpisodeError, UsageError
-from rlenv.language.loader import load_document, loaded_of
+from rlenv.language.document import read_source
+from rlenv.language.loader import loaded_of
 from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
 from rlenv.policies.base import Policy, PolicySession
 from rlenv.runs.stage import PolicyChoice
@@ -227,7 +228,7 @@ def _compiled(path: Path, text: str | None) -> Environment:
         raise UsageError("another spec is still being compiled", hint="a file that it imports may hang: restart")
     try:
         forget_files()
-        return Environment(loaded_of(load_document(path, text=text)))
+        return Environment(loaded_of(read_source(path, text=text)))
     except SystemExit as error:
         raise UsageError(f"a function of the spec ended the program (SystemExit: {error})") from error
     finally:

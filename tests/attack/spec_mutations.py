@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlenv.language.loader import load_document
+from rlenv.language.document import read_source
 
 __all__ = ["HOSTILE", "as_text", "base_specs", "hostile_folder", "mutations"]
 
@@ -172,7 +172,7 @@ def base_specs(root: Path) -> list[Path]:
 
 def mutations(root: Path, *, seed: int, count: int, specs: list[Path] | None = None) -> Iterator[tuple[Path, str]]:
     """Specs by number: the one that it was made from, and its text. JSON with YAML's words for infinity."""
-    sources = [(path, dict(load_document(path).data)) for path in specs or base_specs(root)]
+    sources = [(path, dict(read_source(path).data)) for path in specs or base_specs(root)]
     draw = random.Random(seed)
     for _ in range(count):
         path, data = draw.choice(sources)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.language.loader import load_document, load_spec
+from rlenv.language.document import read_source
+from rlenv.language.loader import load_spec
 from rlenv.language.schema import json_schema
 from rlenv.language.type_faults import ELSEWHERE, found, listed
 from rlenv.language.yamlwords import FORMER
@@ -88,7 +89,7 @@ def test_an_override_reaches_the_spec(tmp_path: Path) -> None:
 
 
 def test_a_document_is_read_without_being_checked(tmp_path: Path) -> None:
-    assert load_document(write(tmp_path, "nonsense: true\n")).data == {"nonsense": True}
+    assert read_source(write(tmp_path, "nonsense: true\n")).data == {"nonsense": True}
 
 
 @pytest.mark.slow(but=30)

@@ -26,8 +26,8 @@ import yaml
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import SpecError, UsageError, did_you_mean
 from rlenv.images import RefusedPath, finder
-from rlenv.language.document import override_value
-from rlenv.language.loader import LoadedSpec, load_document, load_spec
+from rlenv.language.document import override_value, read_source
+from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.shipped import find
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.tasks.rows import task_files
@@ -106,7 +106,7 @@ def load_specs(
 
 def _name_of(source: str, everywhere: Mapping[str, Any]) -> str:
     path = find(source)
-    return str(everywhere.get("name") or load_document(path).get("name") or path.stem)
+    return str(everywhere.get("name") or read_source(path).get("name") or path.stem)
 
 
 def _check_unique(names: Sequence[str], sources: Sequence[str]) -> None:

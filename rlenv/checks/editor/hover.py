@@ -26,7 +26,7 @@ from rlenv.checks.editor.shape import (
 )
 from rlenv.checks.editor.tree import Cursor, CursorReadings, LineIndex, find_cursor, read_tree
 from rlenv.errors import SpecError
-from rlenv.language.loader import load_document
+from rlenv.language.document import read_source
 from rlenv.language.yamltree import Node, Span
 
 __all__ = ["Completions", "Hover", "Item", "Symbol", "complete", "content", "default_of", "hover", "outline"]
@@ -78,7 +78,7 @@ def content(text: str, own: Mapping[str, Any], *, path: str | os.PathLike[str]) 
     if not isinstance(own.get("extends"), (str, list)):
         return own
     try:
-        below = load_document(path, text=json.dumps({"extends": own["extends"]})).data
+        below = read_source(path, text=json.dumps({"extends": own["extends"]})).data
     except (SpecError, ValueError):
         return own
     both: Mapping[str, Any] = _merged(below, own)

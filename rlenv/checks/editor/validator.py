@@ -25,7 +25,8 @@ import orjson
 from rlenv._base.bounded import plain, sendable
 from rlenv.checks.editor.tree import LineIndex
 from rlenv.errors import Finding, RlenvError, SpecError, UsageError
-from rlenv.language.loader import load_document, loaded_of
+from rlenv.language.document import read_source
+from rlenv.language.loader import loaded_of
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
@@ -195,7 +196,7 @@ def diagnose(text: str, *, path: str | os.PathLike[str]) -> tuple[Finding, ...]:
         path: where the text would be saved; what it extends is read relative to it.
     """
     try:
-        loaded_of(load_document(path, text=text))
+        loaded_of(read_source(path, text=text))
     except SpecError as error:
         return error.faults
     return ()
@@ -259,7 +260,7 @@ def _compiled(asked: Mapping[str, Any]) -> dict[str, Any]:
     from rlenv.episodes.environment import Environment
 
     try:
-        environment = Environment(loaded_of(load_document(asked["path"], text=asked["text"])))
+        environment = Environment(loaded_of(read_source(asked["path"], text=asked["text"])))
         return asyncio.run(_looked(environment, asked["split"], asked["task"]))
     except SpecError as error:
         return {"error": str(error.faults[0])}

@@ -268,7 +268,8 @@ class Child(asyncio.SubprocessProtocol):
 
     async def has_exited(self, seconds: float = _DRAIN_S) -> bool:
         """True where the process is gone, after a little while."""
-        return await self._has_exited(seconds)
+        await asyncio.wait([self._exited], timeout=seconds)
+        return self._exited.done()
 
     @property
     def is_stopped(self) -> bool:
@@ -320,17 +321,13 @@ class Child(asyncio.SubprocessProtocol):
             for sent in (None, signal.SIGTERM, signal.SIGKILL):
                 if sent is not None:
                     self._signal(sent)
-                if await self._has_exited(_GRACE_S):
+                if await self.has_exited(_GRACE_S):
                     break
         finally:
             self._signal(signal.SIGKILL)  # what it started and left behind, and itself where this is cancelled
             self._close()
             self._transport.close()
             await asyncio.to_thread(sweep, self._mark)  # what left its group
-
-    async def _has_exited(self, seconds: float) -> bool:
-        await asyncio.wait([self._exited], timeout=seconds)
-        return self._exited.done()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is not None:
