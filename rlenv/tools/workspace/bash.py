@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from rlenv.errors import ToolFailed
@@ -17,11 +19,8 @@ from rlenv.tools.workspace.machine import MachineFailed, Ran
 from rlenv.tools.workspace.resource import Workspace, WorkspaceResource
 
 _TIMEOUT_S: Final = 60.0
-_DESCRIPTION: Final = (
-    "Run a command in a bash shell. The working folder, variables and background jobs stay from call to call. A "
-    "command reads no input. One that takes longer than {:g} seconds is stopped. Of a long output the middle is left "
-    "out."
-)
+_TOLD: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""What a model is told of each tool."""
 _NEW: Final = "a new shell has been started in {}: files are kept, variables and processes are gone"
 _WHY: Final[Mapping[str, str]] = {
     "late": "stopped after {seconds:g} seconds; the shell goes on",
@@ -100,12 +99,7 @@ def _compiled(made: type[_Tool], description: str, parameters: Mapping[str, Any]
     return compiled
 
 
-_COMMAND: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {"command": {"type": "string", "description": "The command, or several lines of them."}},
-    "required": ["command"],
-}
-BASH = Kind(BashSpec, _compiled(_Tool, _DESCRIPTION, _COMMAND, commands=1))
+BASH = Kind(BashSpec, _compiled(_Tool, **_TOLD["bash"], commands=1))
 
 _MOST_BYTES: Final = 1_000_000
 _NO_FILE, _IS_FOLDER = 66, 67  # statuses of a command that finds no file, or a folder
@@ -115,26 +109,6 @@ _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "str_replace": ("old_str",),
     "insert": ("insert_line", "insert_text"),
 }
-_FILES_DESCRIPTION: Final = (
-    "View, create and edit text files. `view` shows a file with line numbers, or a folder's files; `create` writes a "
-    "whole file; `str_replace` replaces `old_str`, which has to stand in the file exactly once, by `new_str`; `insert` "
-    "puts `insert_text` behind the line `insert_line` (0: before the first)."
-)
-_PARAMETERS: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "command": {"type": "string", "enum": list(_NEEDED)},
-        "path": {"type": "string", "description": "An absolute path, or one relative to the shell's folder."},
-        "view_range": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2,
-                       "description": "First and last line to view; -1 for the file's last."},
-        "file_text": {"type": "string"},
-        "old_str": {"type": "string"},
-        "new_str": {"type": "string"},
-        "insert_line": {"type": "integer", "minimum": 0},
-        "insert_text": {"type": "string"},
-    },
-    "required": ["command", "path"],
-}  # fmt: skip
 
 
 class FilesSpec(ToolSpec):
@@ -232,4 +206,4 @@ class _Files(_Tool):
         return ran
 
 
-FILES = Kind(FilesSpec, _compiled(_Files, _FILES_DESCRIPTION, _PARAMETERS, commands=2))
+FILES = Kind(FilesSpec, _compiled(_Files, **_TOLD["files"], commands=2))
