@@ -15,33 +15,12 @@ from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding
 from rlenv.language.document import SourceDocument
 from rlenv.language.spec import PolicySpec, Spec
+from rlenv.language.yamlwords import WORDS
 
 __all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
 
 Path = tuple[str | int, ...]
 _MOST = 200
-
-_EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "none_required": "nothing",
-    "finite_number": "a finite number",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "a number above {}"),
-    "greater_than_equal": ("ge", "a number of {} or more"),
-    "less_than": ("lt", "a number below {}"),
-    "less_than_equal": ("le", "a number of {} or less"),
-}
 
 
 def found(value: Any) -> str:
@@ -204,10 +183,10 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
     """The expected value, and the nearest fix."""
     kind = detail["type"]
     context = detail.get("ctx", {})
-    if kind in _EXPECTED:
-        return _EXPECTED[kind], _retype(kind, value)
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
+    if kind in WORDS["expected"]:
+        return WORDS["expected"][kind], _retype(kind, value)
+    if kind in WORDS["bounds"]:
+        name, words = WORDS["bounds"][kind]
         return words.format(context[name]), _bound_hint(kind, context[name])
     if kind in ("literal_error", "enum"):
         options = re.findall(r"'([^']*)'", str(context.get("expected", "")))

@@ -16,8 +16,9 @@ from rlenv.errors import SpecError
 if TYPE_CHECKING:
     from rlenv.language.yamltree import Node
 
-_WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-FORMER: Final[Mapping[str, Mapping[str, str]]] = _WORDS["former"]
+WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What is said of faults, as data."""
+FORMER: Final[Mapping[str, Mapping[str, str]]] = WORDS["former"]
 """Names that keys had, with the present ones, by the place of their mapping; behind `:` its kinds, or the rule."""
 
 
@@ -25,7 +26,7 @@ def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
     """The found and the expected text, the nearest fix, and the place."""
     problem = error.problem or "the text cannot be read as YAML"
     mark = error.problem_mark or error.context_mark
-    for told in _WORDS["problem"]:
+    for told in WORDS["problem"]:
         if match := re.search(told["pattern"], problem):
             message = told["found"]
             # A quote or bracket that is never closed is best shown where it opens.
