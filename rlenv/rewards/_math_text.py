@@ -13,6 +13,8 @@ from rlenv.rewards.normalise import ascii_form
 
 _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`"))
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
+_RUN = re.compile(r"\s{3,}")
+_LARGE = re.compile(r"[eE]\s*[+-]?\d{4}")
 _DASHES = str.maketrans("\u2013\u2014", "--")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"[+-]?\s*[1-9]\d{0,2}(?: \d{3}){1,20}(?:\.\d*)?")
@@ -85,10 +87,10 @@ def bare(text: str) -> str:
     Wrappers are emphasis, math delimiters and a box around the whole. A percentage is its hundredth, a mixed number
     its sum.
     """
-    text = _OF_DEGREES.sub(_in_radians, text)
     if not text.isascii():
         text = ascii_form(text.translate(_DASHES))
-    text = _unwrapped(text)
+    # Between two optional parts a run of spaces can be split at any place, and there are many such pairs below.
+    text = _unwrapped(_OF_DEGREES.sub(_in_radians, _RUN.sub("  ", text)))
     if (repeats := _REPEATS.fullmatch(text)) is not None:
         return _written(_repeating(repeats))
     text = _BASED.sub(_in_ten, text)
@@ -98,7 +100,7 @@ def bare(text: str) -> str:
     percent = re.fullmatch(r"([^%]*?)\s*\\?%", text)
     if percent is not None:
         text = percent[1].strip()
-        number = plain_number(text)
+        number = plain_number(text) if _LARGE.search(text) is None else None
         return rf"\frac{{{text}}}{{100}}" if number is None else _written(number / 100)
     mixed = _MIXED.fullmatch(text)
     if mixed is not None:

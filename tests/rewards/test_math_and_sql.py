@@ -139,6 +139,21 @@ def test_a_very_long_answer_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        "1e9999%",
+        "-1e-9999%",
+        "9" * 1_990 + "e9999",
+        "9" * 990 + "/" + "9" * 990 + "%",
+        # Read in as many ways as the runs can be split, these take the loop minutes.
+        *("sin^{}2{}(1^{}x".format(*(space * 490,) * 2, space * 980) for space in (" ", "\u3000")),
+    ],
+)
+def test_a_plain_number_is_compared_with_any_text_at_once(answer: str) -> None:
+    assert equal(answer, "7").value == 0.0
+
+
+@pytest.mark.parametrize(
     ("gold", "message"),
     [
         ("((", "cannot be read as mathematics"),
