@@ -56,6 +56,7 @@ FAULTS = {
     "a temporary table": "CREATE TEMP TABLE u (a INT)",
     "a temporary macro": "CREATE /* x */ TEMP MACRO m(a) AS a",
     "half a character": "SELECT '\udcff'",
+    "comments in front of an explanation": "/**/" * 60 + ";EXPLAIN SELECT 1",
 }
 
 

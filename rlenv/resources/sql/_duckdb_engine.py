@@ -50,8 +50,9 @@ _NEVER: Final = re.compile(
     r"\bcheckpoint\b[\s\"]*\(|copy_database|import_database|external_resource|add_parquet_key",
     re.IGNORECASE,
 )
+# Possessive: several comments can be read as one in a power of two of ways.
 _EXPLAIN: Final = re.compile(
-    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*EXPLAIN(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(?:ANALYZE\b)?\s*(?:\([^()]*\))?",
+    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*+EXPLAIN(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*+(?:ANALYZE\b)?\s*(?:\([^()]*\))?",
     re.IGNORECASE | re.DOTALL,
 )
 _TEMPORARY: Final = (
