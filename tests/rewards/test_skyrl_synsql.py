@@ -95,6 +95,7 @@ FAILED = ToolResult("query", "no such table", "failed", whose="policy")
         (table((1, 2), is_cut=True), table((1, 2)), 0.0),
         (FAILED, table((1, 2)), 0.0),
         (ToolResult("query", "", value="text"), table((1, 2)), 0.0),
+        (table((1, {2})), table((1, 2)), 0.0),
         (table((1, 2)), table((1, 2), is_cut=True), "the rows of the gold query are not all there"),
         (table((1, 2)), ToolResult("query", "", value="text"), "the rows of the gold query are not all there"),
         (table((1, 2)), FAILED, "the gold query ended as failed"),

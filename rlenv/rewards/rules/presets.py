@@ -380,7 +380,10 @@ def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext)
         if table is None or table.is_cut:
             # The gold result is whole under the same limits, so that one which had to be cut is another.
             return Measured(0.0, "cut at the tool's limit" if table is not None else "no rows")
-        return Measured(float(_as_set(table) == target), query)
+        try:
+            return Measured(float(_as_set(table) == target), query)
+        except (TypeError, ValueError, RecursionError) as error:
+            return Measured(0.0, f"cells that cannot be compared: {type(error).__name__}")
 
     async def _gold_rows(context: RewardContext, query: str) -> frozenset[tuple[Any, ...]]:
         result = await known_call(tool, {spec.argument: query}, context)
