@@ -26,7 +26,7 @@ from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import machines_of, with_facts
 from rlenv.runs.replay import rescore
 from rlenv.runs.schema import Facts
-from rlenv.runs.summary import task_of
+from rlenv.runs.summary import task_of, value_of
 from rlenv.runs.usage import Prices, Spending, as_prices, spent_by
 from rlenv.runs.variants import Ablation, ablation, held_to_record, shared, witnesses
 from rlenv.trajectory import TermResult, Trajectory
@@ -178,9 +178,7 @@ def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:
         for term in one.environment.parts.scorer.names:
             if term in one.taken:
                 continue
-            values = [
-                None if (result := episode.reward.terms.get(term)) is None else result.value for episode in one.episodes
-            ]
+            values = [value_of(episode, term) for episode in one.episodes]
             columns[f"{term} ({name})" if term in columns else term] = values
     return agreements(columns, tasks)
 
