@@ -21,7 +21,7 @@ from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import sandbox
 from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.language.templates import compile_template, template_of
-from rlenv.secrets import redact
+from rlenv.secrets import redact_within
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._process import Ended, ProgramLimits, is_disk_full, run_program
 from rlenv.tools._signature import shorthand
@@ -201,10 +201,9 @@ def _how(code: int) -> str:
 
 
 def _shown(errors: bytes, folder: str) -> str:
-    text = redact(" ".join(errors.decode("utf-8", errors="replace").replace(folder, ".").split()))
-    if not text:
-        return ""
-    return ": " + (text if len(text) <= _SHOWN_ERRORS else "…" + text[-_SHOWN_ERRORS + 1 :])
+    words = " ".join(errors.decode("utf-8", errors="replace").replace(folder, ".").split())
+    text = redact_within(words, _SHOWN_ERRORS, tail=True)  # the rest may be a megabyte
+    return f": {'…' * (len(words) > _SHOWN_ERRORS)}{text[len(words) > _SHOWN_ERRORS :]}" if text else ""
 
 
 def _before(word: str) -> str:

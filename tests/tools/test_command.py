@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import secrets
 import stat
 import sys
 import tempfile
@@ -195,6 +196,35 @@ def test_a_failing_program_shows_a_short_reason_without_its_folder() -> None:
     assert run(["sh", "-c", "kill -KILL $$"]).reason == "killed"
     assert run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"]).reason == "killed"
     assert len(run(["sh", "-c", "yes error | head -c 5000 >&2; exit 1"]).text) < 400
+
+
+def test_errors_of_a_megabyte_are_shown_at_once_whatever_secrets_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"RLENV_TEST_ERRORS_{number}" for number in range(5)]
+    for name in names:
+        monkeypatch.setenv(name, f"sk-{secrets.token_hex(20)}")
+    tool = compiled(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            "import sys; sys.exit('%41%42%43&#65;' * 60_000 + sys.argv[1])",
+            "{{ args.a }}",
+        ],
+        parameters={"a": "string"},
+        env={name: f"${{env:{name}}}" for name in names},
+    )
+
+    async def main() -> tuple[float, ToolResult]:
+        await call(tool, {"a": "warm"})
+        began = time.thread_time()
+        found = await call(tool, {"a": f" key {os.environ[names[0]]} end"})
+        return time.thread_time() - began, found
+
+    took, found = asyncio.run(main())
+    assert took < 0.08
+    assert found.text.endswith(f" key ${{env:{names[0]}}} end")
+    assert len(found.text) < 400
 
 
 def test_output_that_is_not_utf8_is_read_as_well_as_possible() -> None:
