@@ -271,12 +271,19 @@ def test_a_reply_behind_the_episodes_end_is_a_reply_and_its_time_is_up(make_envi
 
 
 def with_server(
-    make_environment: Make, monkeypatch: pytest.MonkeyPatch, answers: Any, actions: Sequence[str], **keys: Any
+    make_environment: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: Any,
+    actions: Sequence[str],
+    tools: str = "",
+    **keys: Any,
 ) -> tuple[list[str], Trajectory, FakeEndpoint]:
     async def main() -> tuple[list[str], Trajectory, FakeEndpoint]:
         async with FakeEndpoint(answers) as server:
             monkeypatch.setenv("RLENV_TEST_CUSTOMER", server.base_url)
-            user = "{kind: model, endpoint: customer, prompt: 'You own order {{ task.order }}.'}"
+            user = (
+                f"{{kind: model, endpoint: customer, prompt: 'You own order {{{{ task.order }}}}.', tools: [{tools}]}}"
+            )
             environment = make_environment(text(user, **keys))
             said: list[str] = []
             async with environment, environment.start(seed=3) as episode:
@@ -357,16 +364,21 @@ def test_what_a_model_never_replies_to_ends_the_dialogue_and_an_outage_does_not(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tools", ["", "calculate"])
 def test_a_text_that_keeps_a_model_busy_for_all_the_time_ends_the_dialogue(
-    make_environment: Make, monkeypatch: pytest.MonkeyPatch
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch, tools: str
 ) -> None:
-    async def of_what_was_said(body: Any) -> str:
-        if any("Which?" in one["content"] for one in body["messages"]):
+    async def of_what_was_said(body: Any) -> Any:
+        said = body["messages"][-1]
+        if tools and "Which?" in said["content"]:
+            return Message("assistant", "", (ToolCall("calculate", {"expression": "2 + 3"}, "1"),))
+        if "Which?" in said["content"] or said["role"] == "tool":
             await asyncio.Event().wait()
         return "It is A17."
 
     limits = {"episode_s": 20.0, "timeout_s": 20.0}
-    _, trajectory, _ = with_server(make_environment, monkeypatch, of_what_was_said, ["Which?"], **limits)
+    _, trajectory, server = with_server(make_environment, monkeypatch, of_what_was_said, ["Which?"], tools, **limits)
+    assert sum("Which?" in one["messages"][-1]["content"] for one in server.requests) == 1 or not tools
     assert (trajectory.failure, trajectory.reason) == (None, "user")
 
 
