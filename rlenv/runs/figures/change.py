@@ -77,10 +77,13 @@ def paired_change(
 
     The mean of the differences and its cluster-robust standard error (`standard_error`) times Student's t; a bound of
     `score_interval` on the changes that were seen is taken where it is farther, as where a few changed, all to one
-    side. There is no interval for fewer than two tasks, nor where no task's change differs from the others'; of shares
-    it is then the one of the pairs without their tasks, and where no pair differs from the others as wide as so many
-    tasks leave possible that some come out otherwise (Clopper and Pearson's bound for none of them). A change, or a
-    bound, that is no finite number is None.
+    side. Of shares what so many tasks cannot rule out (Clopper and Pearson's bound for none of them) is added on the
+    other side, as variances add (Newcombe 1998, "Improved confidence intervals for the difference between binomial
+    proportions based on paired data").
+
+    There is no interval for fewer than two tasks, nor where no task's change differs from the others'; of shares it is
+    then the one of the pairs without their tasks, and where no pair differs from the others that bound to both sides. A
+    change, or a bound, that is no finite number is None.
     """
     known = ~np.isnan(a) & ~np.isnan(b)
     invalid = int((~known).sum())
@@ -133,6 +136,11 @@ def _around(
         are_two = bool(((pairs == least) | (pairs == most)).all())
         low, high = score_interval(tasks, least, most, most=len(pairs) if are_two else math.inf)
         low, high = min(low, change - half), max(high, change + half)
+        unseen = clopper_pearson_upper(len(tasks)) if is_share else 0.0
+        if least == 0:
+            low = change - math.hypot(change - low, unseen)
+        if most == 0:
+            high = change + math.hypot(high - change, unseen)
     return (max(-1.0, low), min(1.0, high)) if is_share else (low, high)
 
 

@@ -5,7 +5,9 @@ How many tasks it takes.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +212,20 @@ def test_a_pilot_in_which_nothing_varies_says_nothing() -> None:
     none = Spread(0.0, 0.0, 0.0)
     found = needed([1, 4], difference=0.05, runs=(none, none), change=none)
     assert [(one.unpaired, one.paired) for one in found] == [(None, None)] * 2
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0.005, 0.0017), (0.0017, 0.005), (0.004, 0.0), (0.002, 0.002)])
+def test_changes_near_certainty_are_held_though_none_was_seen_to_one_side(better: float, worse: float) -> None:
+    """Exact, for one sample of each of 300 tasks: the share of comparisons whose interval holds the true change."""
+    tasks, held = 300, 0.0
+    for fixed, broken in itertools.product(range(10), range(10)):
+        same = tasks - fixed - broken
+        ways = math.comb(tasks, fixed) * math.comb(tasks - fixed, broken)
+        a = np.array([0.0] * fixed + [1.0] * broken + [1.0] * same)
+        b = np.array([1.0] * fixed + [0.0] * broken + [1.0] * same)
+        found = agreeing(paired_change(a, b, np.arange(tasks), is_share=True), mcnemar(fixed, broken))
+        assert found.low is not None
+        assert found.high is not None
+        if found.low <= better - worse <= found.high:
+            held += ways * better**fixed * worse**broken * (1 - better - worse) ** same
+    assert held >= 0.95
