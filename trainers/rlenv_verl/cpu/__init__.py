@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -140,13 +141,9 @@ def generate(
 
 def _padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The prompts filled on the left, and the mask of what is theirs."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), longest), pad_id)
-    mask = torch.zeros((len(prompts), longest), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    filled = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
+    return filled(rows, padding_value=pad_id), filled([torch.ones_like(row) for row in rows])
 
 
 def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
