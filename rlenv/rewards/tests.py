@@ -229,7 +229,7 @@ def _near(word: str, wanted: str, tolerance: Decimal, relative: Decimal) -> bool
 
 
 _MAX_CODE = 200_000
-_LONG = 65_536  # characters of a row's tests, or of an answer, that are read beside the event loop
+_LONG = 65_536  # characters of an answer that is read beside the event loop
 _QUEUE, _LEAST_S = 10, 3.0
 """For how many times `timeout_s`, or this, the tests of an answer may be kept from the processor."""
 _KEPT_FAILURES = 8
@@ -314,8 +314,8 @@ class _Tests:
     reads_answer: bool
 
     async def measure(self, context: RewardContext) -> Measured:
-        is_long = any(isinstance(value, str) and len(value) > _LONG for value in context.task.values())
-        tests = await asyncio.to_thread(self.tests, context) if is_long else self.tests(context)
+        with bounded_by_itself():  # a row's may have megabytes
+            tests = await asyncio.to_thread(self.tests, context)
         if not tests:
             raise RewardError("the task gives no test")
         before, after = (_program(text) for text in self.around(context))

@@ -246,6 +246,18 @@ def test_the_prompts_helpers_are_the_tests_own() -> None:
 
 
 @pytest.mark.sandbox
+def test_a_rows_tests_are_read_beside_the_event_loop_in_whatever_form_they_stand() -> None:
+    numbers = list(range(100_000))
+    text = json.dumps(numbers)
+    for one in ({"args": [numbers], "expected": numbers}, {"input": text, "output": text}):
+        term = reward(Path(), calls="{{ task.calls }}", entry="f")
+        assert term.measure_async is not None
+        began = time.thread_time()
+        found = asyncio.run(term.measure_async(reward_context(task={"calls": [one] * 10})))
+        assert (found.value, time.thread_time() - began < 0.05) == (0.0, True)
+
+
+@pytest.mark.sandbox
 def test_a_long_answer_is_looked_through_beside_the_event_loop() -> None:
     graded(ADD, calls=CALLS, entry="add")
     all_s, loop_s = time.process_time(), time.thread_time()
