@@ -229,7 +229,7 @@ def _near(word: str, wanted: str, tolerance: Decimal, relative: Decimal) -> bool
 
 
 _MAX_CODE = 200_000
-_LONG = 65_536  # characters of an answer that is read beside the event loop
+_LONG = 65_536  # characters of an answer, or of what its code prints, that are read beside the event loop
 _QUEUE, _LEAST_S = 10, 3.0
 """For how many times `timeout_s`, or this, the tests of an answer may be kept from the processor."""
 _KEPT_FAILURES = 8
@@ -392,7 +392,9 @@ class _Tests:
         output, verdict = await trials.printed(code, test.given, limits=spec, seed=seed, is_retry=is_retry)
         if not verdict.passed:
             return verdict
-        if same_output(output, test.expected, spec.compare, spec.tolerance, spec.relative_tolerance):
+        how = spec.compare, spec.tolerance, spec.relative_tolerance
+        same = partial(same_output, output, test.expected, *how)
+        if await asyncio.to_thread(same) if len(output) > _LONG else same():
             return verdict
         return TrialVerdict(False, f"printed {output[:100]!r}, expected {test.expected[:100]!r}")
 

@@ -266,6 +266,15 @@ def test_a_long_answer_is_looked_through_beside_the_event_loop() -> None:
 
 
 @pytest.mark.sandbox
+def test_what_prints_much_is_compared_beside_the_event_loop() -> None:
+    keys = {"stdin": [{"input": "", "output": "1 " * 90_000}], "tolerance": 1e-6, "max_bytes": 1_000_000}
+    grades(("print(1)", keys))
+    all_s, loop_s = time.process_time(), time.thread_time()
+    assert graded("print('1.0000001 ' * 90_000)", **keys).value == 1
+    assert time.thread_time() - loop_s < (time.process_time() - all_s) / 2
+
+
+@pytest.mark.sandbox
 def test_no_code_is_worth_nothing_and_a_task_without_tests_is_invalid() -> None:
     keys = {"calls": CALLS, "entry": "add"}
     for found in grades((None, keys), ("", keys), ("x" * 200_001, keys), ("'\ud800'", keys)):
