@@ -392,17 +392,14 @@ class _Tests:
         output, verdict = await trials.printed(code, test.given, limits=spec, seed=seed, is_retry=is_retry)
         if not verdict.passed:
             return verdict
-        how = spec.compare, spec.tolerance, spec.relative_tolerance
-        same = partial(same_output, output, test.expected, *how)
+        same = partial(same_output, output, test.expected, spec.compare, spec.tolerance, spec.relative_tolerance)
         if await asyncio.to_thread(same) if len(output) > _LONG else same():
             return verdict
         return TrialVerdict(False, f"printed {output[:100]!r}, expected {test.expected[:100]!r}")
 
 
 def _program(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "\n".join(map(str, value))
-    return "" if value is None else str(value)
+    return "" if value is None else _lines(value)
 
 
 def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
