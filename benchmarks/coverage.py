@@ -29,7 +29,7 @@ from rlenv.runs.figures import clustered_counts, mean_interval, pass_curve
 from rlenv.runs.figures.change import agreeing, paired_change, sign_flips
 from rlenv.tasks.rows import seed_of
 
-RATES = (0.5, 0.2, 0.8, 0.95)
+RATES = (0.5, 0.2, 0.8, 0.95, 0.98)
 SAMPLES = (1, 4, 16)
 KINDS = ("none", "beta", "all")
 FIGURES = ("success", "reward", "judged", "pass@", "pass^", "change")
