@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "audit.md").read_text()
 MODULES = [ast.parse(path.read_text()) for path in sorted((ROOT / "rlenv" / "audit").glob("*.py"))]
 TABLES = [tomllib.loads(path.read_text()) for path in (ROOT / "rlenv" / "audit").glob("*.toml")]
-HELD = {entry["hole"] for table in TABLES for name in ("attack", "tell", "suspect") for entry in table.get(name, ())}
+HELD_LISTS = [held if isinstance(held, list) else [held] for table in TABLES for held in table.values()]
+HELD = {entry["hole"] for held in HELD_LISTS for entry in held if isinstance(entry, dict) and "hole" in entry}
 GIVES = ("hole_of", "report", "share")
 """Calls whose first argument is a hole."""
 
@@ -30,8 +31,6 @@ def given() -> Iterator[str]:
         for keyword in call.keywords:
             if keyword.arg == "hole":
                 yield from texts(keyword.value)
-        if name == "Adversary" and len(call.args) > 1:
-            yield from texts(call.args[1])
         if name in GIVES and call.args:
             yield from texts(call.args[0])
 
