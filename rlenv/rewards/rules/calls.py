@@ -5,7 +5,6 @@ turn_count.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -25,7 +24,7 @@ from rlenv.tools.base import Tool
 from rlenv.trajectory import Turn, Where
 
 _REFUSED = ("unknown_tool", "bad_arguments", "malformed")
-_IGNORED = re.compile(r"[ ,./\-_*^]")
+_IGNORED = " ,./-_*^"
 _MOST_PLACES = 64
 _MOST_OF_CODE = 64
 """Calls that a piece of code may have made that was lost."""
@@ -390,7 +389,9 @@ def _listed(accepted: Any) -> Sequence[Any]:
 
 
 def _bare(text: str) -> str:
-    return _IGNORED.sub("", text).lower().replace("'", '"')
+    for sign in _IGNORED:  # a policy's text may be long, and is compared with every value that is accepted
+        text = text.replace(sign, "")
+    return text.lower().replace("'", '"')
 
 
 def _calls_match(name: str, spec: CallsMatchSpec, context: TermCompileContext) -> Term:

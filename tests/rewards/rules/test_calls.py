@@ -61,6 +61,7 @@ def measured(make_environment: Any, calls: list[tuple[str, Any]], gold: Any, key
     [
         ([("trip_plan", {"to": "new-york."}), ("pay", {"sum": 2})], BFCL, 1),
         ([("pay", {"sum": 1.5}), ("trip_plan", {"to": "NYC", "days": 3})], BFCL, 1),
+        ([("trip_plan", {"to": " N*e^w_,./-YORK"}), ("pay", {"sum": 2})], BFCL, 1),
         ([("trip_plan", {"to": "Boston"}), ("pay", {"sum": 2})], BFCL, 0),
         ([("trip_plan", {"to": "NYC", "days": 4}), ("pay", {"sum": 2})], BFCL, 0),
         ([("trip_plan", {"to": "NYC", "with": {}}), ("pay", {"sum": 2})], BFCL, 0),
