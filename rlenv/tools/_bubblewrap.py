@@ -89,6 +89,11 @@ class Handshake:
         """Can be read once bwrap has started its sandbox, or has ended; `started` does not wait then."""
         return self._told
 
+    @property
+    def is_open(self) -> bool:
+        """False once it is closed."""
+        return bool(self._fds)
+
     def is_given(self) -> None:
         """Closes this side's copies of what was passed on."""
         self._close(self._tell, self._wait)
@@ -273,6 +278,7 @@ def confined(
         found.pass_fds = (*handshake.pass_fds, filter_fd)
         yield found
     finally:
-        loop.remove_reader(handshake.fileno)
+        if handshake.is_open:  # its number is another's by now, perhaps one of a call that waits for its own
+            loop.remove_reader(handshake.fileno)
         handshake.close()
         os.close(filter_fd)

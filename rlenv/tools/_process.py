@@ -108,7 +108,8 @@ async def readable(fd: int) -> None:
     try:
         await done
     finally:
-        loop.remove_reader(fd)
+        if done.cancelled():  # else it is removed, and its number may be another's by now
+            loop.remove_reader(fd)
 
 
 def sealed(content: bytes) -> int:

@@ -39,6 +39,23 @@ def inside(script: str, **keys: Any) -> ToolResult:
     return run(["sh"], stdin=script, sandbox="bubblewrap", expect=list(range(256)), **keys)
 
 
+@pytest.mark.sandbox
+def test_no_call_waits_for_a_sandbox_that_another_one_has_ended() -> None:
+    """Whoever ends closes descriptors, whose numbers are those of whoever begins."""
+    tool = compiled(["echo", "made"], sandbox="bubblewrap")
+
+    async def many() -> list[ToolResult]:
+        at_once = asyncio.Semaphore(4)
+
+        async def one() -> ToolResult:
+            async with at_once:
+                return await call(tool, {})
+
+        return await asyncio.wait_for(asyncio.gather(*(one() for _ in range(150))), 50)
+
+    assert {result.text for result in asyncio.run(many())} == {"made"}
+
+
 # Options.
 
 
