@@ -61,6 +61,7 @@ class _Reader:
         self.root = schema
         self.nodes: dict[int, _Node] = {}
         self.patterns: list[str] = []
+        self.has_choice = False
         self._anchors: dict[str, Any] | None = None
 
     def node(self, schema: Any, place: str, depth: int = 0) -> _Node:
@@ -96,6 +97,7 @@ class _Reader:
             elif key in _ONE:
                 node.here.append(self.node(value, here, depth))
             elif key in _LIST and isinstance(value, list):
+                self.has_choice = self.has_choice or key != "allOf"
                 node.here.extend(self.node(one, f"{here}/{index}", depth) for index, one in enumerate(value))
             else:
                 self._fill_parts(node, key, value, here, depth)
@@ -216,13 +218,14 @@ class BoundedValidator:
             than linear time (look-around, back-references).
     """
 
-    __slots__ = ("_is_light", "_root", "_rust", "is_valid")
+    __slots__ = ("_has_choice", "_is_light", "_root", "_rust", "is_valid")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         if size(schema, MAX_CHARS) > MAX_CHARS:
             raise ValueError(f"it takes more than {MAX_CHARS:,} characters, or is nested deeper than {_MAX_DEPTH}")
         reader = _Reader(schema)
         self._root = reader.node(schema, "")
+        self._has_choice = reader.has_choice
         if len(reader.patterns) > _MAX_PATTERNS:
             raise ValueError(f"it has more than {_MAX_PATTERNS} patterns")
         try:
@@ -255,6 +258,10 @@ class BoundedValidator:
         """True where the check of `value` takes more steps than a check may."""
         return not self._is_light and self.steps(value) > MAX_STEPS
 
+    def is_dear(self, value: Any) -> bool:
+        """True where one error of `value` may hold thousands: that of a choice has all those of its branches."""
+        return self._has_choice and self.steps(value, most=_CHOICE_STEPS) > _CHOICE_STEPS
+
     def errors(self, value: Any) -> Iterator[jsonschema_rs.ValidationError]:
         """The errors of a value: all of a small value, the first one of a large one.
 
@@ -268,8 +275,8 @@ class BoundedValidator:
             except jsonschema_rs.ValidationError as error:
                 yield error
 
-    def steps(self, value: Any) -> int:
-        """The number of schemas that a check of `value` applies; counting stops a little beyond `MAX_STEPS`."""
+    def steps(self, value: Any, *, most: int = MAX_STEPS) -> int:
+        """The number of schemas that a check of `value` applies; counting stops a little beyond `most`."""
         total = 0
         rest: list[tuple[Any, dict[int, tuple[_Node, int]]]] = [(value, {id(self._root): (self._root, 1)})]
         while rest:
@@ -279,13 +286,13 @@ class BoundedValidator:
                 total += node.width * times
                 if is_text and node.total_patterns:
                     total += node.total_patterns * times * (len(item) // 16)  # characters a step
-            if total > MAX_STEPS:
+            if total > most:
                 break
             if (is_map or is_list) and item:
                 total += len(item)
                 named, common = _split(applied, is_map=is_map)
                 total += sum(map(len, named.values())) + len(common)
-                if total > MAX_STEPS:
+                if total > most:
                     break
                 if is_map:
                     rest += [(held, _merged(common, named.get(key, ()))) for key, held in item.items()]
@@ -297,6 +304,7 @@ class BoundedValidator:
 
 _ALL_ERRORS_CHARS: Final = 8_000
 _ALL_ERRORS_STEPS: Final = 2_000
+_CHOICE_STEPS: Final = 10_000
 
 _Applied = list[tuple[_Node, int]]
 

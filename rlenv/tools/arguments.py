@@ -187,6 +187,8 @@ class ArgumentCheck:
         lines: list[str] = []
         if self._validator.is_too_much(arguments):
             return "they are too many to be checked against the tool's parameters"
+        if self._validator.is_dear(arguments):
+            return "they do not fit the tool's parameters, and have too many parts to say which"
         for error in self._validator.errors(arguments):
             lines.extend(self._describe(error, arguments))
             if len(lines) >= _MAX_FAULTS:
@@ -196,7 +198,7 @@ class ArgumentCheck:
     def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
         """The places at which a value's type is refused, with the JSON types allowed there; nothing else is listed."""
         found: list[tuple[list[Any], list[str]]] = []
-        for error in self._validator.errors(arguments):
+        for error in () if self._validator.is_dear(arguments) else self._validator.errors(arguments):
             if error.schema_path and str(error.schema_path[-1]) == "type":
                 types = getattr(error.kind, "types", None) or self._types_at(error) or []
                 listed = [types] if isinstance(types, str) else [str(name) for name in types]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +124,29 @@ def test_arguments_that_do_not_fit_are_refused_and_explained_in_bounded_time(
     assert len(said) < 5_000
     check.mistyped(arguments)
     assert time.thread_time() - before < MOST_CPU_S
+
+
+OPTIONAL = {"properties": {"x": {"anyOf": [INTEGERS["properties"]["x"], {"type": "null"}]}}}
+
+
+@pytest.mark.parametrize("count", [1, 1_000, 4_000, 64_000])
+@pytest.mark.parametrize("schema", [OPTIONAL, EITHER])
+def test_an_error_of_a_choice_holds_no_more_than_some_thousand_others(
+    schema: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    init = jsonschema_rs.ValidationError.__init__
+
+    def counted(self: Any, message: str, *given: Any) -> None:
+        made.append(message)
+        init(self, message, *given)
+
+    monkeypatch.setattr(jsonschema_rs.ValidationError, "__init__", counted)
+    check = ArgumentCheck(schema, tool="t")
+    arguments = {"x": ["a"] * count}
+    assert check.explain(arguments)
+    check.mistyped(arguments)
+    assert len(made) < 10_000
 
 
 def test_ordinary_recursive_schemas_still_work() -> None:
