@@ -204,8 +204,11 @@ class Machine:
             os.set_blocking(self._status, False)
             loop = asyncio.get_running_loop()
             protocol = asyncio.StreamReaderProtocol(self._reader)
-            self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
-            self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(into, "wb", 0))
+            with contextlib.ExitStack() as unless_connected:  # who is cancelled here leaves nobody who waits for a line
+                unless_connected.callback((given_to := os.fdopen(into, "wb", 0)).close)
+                self._output, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(out, "rb", 0))
+                self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, given_to)
+                unless_connected.pop_all()
 
     async def is_killed(self) -> bool:
         """True if what starts it was killed, and not by what it started: that is told, or ran out of memory."""

@@ -245,6 +245,27 @@ def test_commands_come_one_after_the_other(reachable: Path) -> None:  # noqa: F8
     opened(reachable, work)
 
 
+def test_a_machine_that_is_cancelled_while_it_starts_leaves_no_descriptor(reachable: Path) -> None:  # noqa: F811
+    """Nobody is left who waits for its first line either: its end would wait for that."""
+
+    async def work(workspace: Workspace) -> None:
+        await workspace.run("true", 30)
+        await workspace.freeze()
+        before = os.listdir("/proc/self/fd")
+        for steps in range(1, 9):
+            running = asyncio.ensure_future(workspace.run("true", 30))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait((running,))
+            await workspace.freeze()
+        await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    opened(reachable, work)
+    assert children() == []
+
+
 def test_a_cancelled_command_leaves_no_shell_half_way(reachable: Path) -> None:  # noqa: F811
     async def work(workspace: Workspace) -> None:
         await workspace.run("true", 30)
