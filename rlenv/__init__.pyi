@@ -63,3 +63,5 @@ from rlenv.trajectory import Step as Step
 from rlenv.trajectory import Trajectory as Trajectory
 
 __version__: str
+__all__: list[str]
+_LAZY: dict[str, str]

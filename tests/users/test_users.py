@@ -385,7 +385,7 @@ def test_a_text_that_keeps_a_model_busy_for_all_the_time_ends_the_dialogue(
 def test_a_model_that_does_not_answer_in_its_own_time_makes_the_reward_invalid(
     make_environment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"episode_s": 0.1, "timeout_s": 0.2}
+    limits: dict[str, Any] = {"episode_s": 0.1, "timeout_s": 0.2}
     _, trajectory, _ = with_server(make_environment, monkeypatch, lambda body: never(), ["Which?"], **limits)
     assert trajectory.failure is not None
 
