@@ -11,11 +11,13 @@ import secrets
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Final
 
 from rlenv._base.paths import remove
 from rlenv.concurrency.processes import ended
@@ -288,16 +290,27 @@ async def _gone(ending: asyncio.Future[int], mark: str) -> None:
     await asyncio.to_thread(sweep, mark)
 
 
+_LOOKS, _LOOK_S = 10, 0.001
+_bare: Final[set[int]] = set()
+"""Processes that have shown no environment all the time."""
+
+
 def sweep(mark: str) -> None:
     """Kills what left the process group (a daemon): it is known by the mark in the environment it was started with."""
     wanted = f"{MARK}={mark}".encode()
-    for _ in range(100):  # what is killed may have started another meanwhile
-        found = [pid for pid in _own_processes() if _has(pid, wanted)]
+    for again in range(100):  # what is killed may have started another meanwhile
+        read = {pid: _environment(pid) for pid in _own_processes()}
+        found = [pid for pid, environment in read.items() if wanted in environment.split(b"\0")]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if not found:
-            return
+            # One that becomes another program shows none for a moment; so do, for good, some that are not the call's.
+            bare = {pid for pid, environment in read.items() if not environment and os.path.exists(f"/proc/{pid}/exe")}
+            if again >= _LOOKS or bare <= _bare:
+                _bare.update(bare)
+                return
+            time.sleep(_LOOK_S)
 
 
 def _own_processes() -> list[int]:
@@ -307,9 +320,10 @@ def _own_processes() -> list[int]:
         return []
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def _environment(pid: int) -> bytes:
+    """What a process was started with; empty for one of another user too."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return wanted in file.read(1_000_000).split(b"\0")
+            return file.read(1_000_000)
     except OSError:
-        return False
+        return b""

@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -253,6 +254,16 @@ def test_a_daemon_does_not_outlive_the_call() -> None:
     script = f"(setsid sh -c ': {word}; sleep 60; :' >/dev/null 2>&1 </dev/null &); echo started"
     assert run(["sh", "-c", script]).text == "started"
     assert processes_with(word) == []
+
+
+def test_a_process_of_nobodys_call_that_shows_no_environment_is_left_alone() -> None:
+    bare = subprocess.Popen(["sleep", "60"], env={})
+    try:
+        assert [run(["echo", "here"]).text for _ in range(3)] == ["here"] * 3
+        assert bare.poll() is None
+    finally:
+        bare.kill()
+        bare.wait()
 
 
 def test_a_cancelled_call_takes_its_program_along() -> None:
