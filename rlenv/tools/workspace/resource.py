@@ -36,9 +36,8 @@ _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
 """The files below `/logs/verifier` that tests write their number to; the first that is there counts."""
 _PATCH: Final = "git apply /tests/patch 2>/dev/null || patch -p1 --batch --no-backup-if-mismatch < /tests/patch"
-_SAID: Final = 300
 _WORKDIR: Final = "/app"
-_SETUP_S: Final = 600.0
+_SAID, _SETUP_S = 300, 600.0
 _BY_ROW: Final = ("cwd", "user", "env", "setup", "memory_mb", "disk_mb", "live")
 _TRIES, _MOST_LOST = 2, 8  # boots that fail before the files are at fault, and those that are killed before the host is
 _FEW: Final = 64
@@ -357,7 +356,8 @@ class WorkspaceResource:
             copied = self.source("path", context.task, context.vars)
             image, tests_image = await _threads.finish(lambda: self.images(context.task, context.vars))
             user = self.user_of(image, spec)
-            folder = await _threads.finish(starters.made_here)
+            await _threads.finish(starters.swept_once)
+            folder = starters.made_here()  # at once: who is cancelled while it is made would lose it
         except (TemplateError, RefusedPath, OSError) as error:
             raise ResourceError(f"the machine '{self.name}' cannot be made: {error}") from error
         limits = starters.MachineLimits(spec.processes, int(spec.memory_mb), int(spec.disk_mb))

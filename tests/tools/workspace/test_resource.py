@@ -20,6 +20,7 @@ from rlenv._base.paths import remove
 from rlenv.cli.main import main
 from rlenv.concurrency.processes import work_of
 from rlenv.errors import ResourceError, UsageError
+from rlenv.resources.base import ResourceContext
 from rlenv.runs.recorded import recorded
 from rlenv.tools.workspace.machine import MachineFailed
 from rlenv.tools.workspace.resource import Workspace
@@ -264,6 +265,27 @@ def test_a_machine_that_is_cancelled_while_it_starts_leaves_no_descriptor(reacha
 
     opened(reachable, work)
     assert children() == []
+
+
+def test_an_episode_that_is_cancelled_while_it_opens_leaves_no_folder(
+    reachable: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(reachable))
+
+    async def main() -> None:
+        resource = compiled(reachable)
+        for steps in range(1, 12):
+            opening = asyncio.ensure_future(resource.open(ResourceContext()).__aenter__())
+            for _ in range(steps):
+                await asyncio.sleep(0.001)
+            opening.cancel()
+            await asyncio.wait((opening,))
+            if not opening.cancelled():
+                await opening.result().aclose()
+
+    asyncio.run(main())
+    assert [path.name for path in reachable.iterdir() if "machine" in path.name] == []
 
 
 def test_a_cancelled_command_leaves_no_shell_half_way(reachable: Path) -> None:  # noqa: F811
