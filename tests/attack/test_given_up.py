@@ -32,13 +32,13 @@ GOOD = {"prompt_tokens": 100, "completion_tokens": 10}
 CASES: dict[str, tuple[dict[str, str], dict[str, tuple[int, int]]]] = {
     "a tool's own limit": ({"ENDPOINT_OF_TOOL": "mute"}, {"tool help": (2, 2)}),
     "a judge's own limit": (
-        {"JUDGE": "judges: [{endpoint: good}, {endpoint: mute, timeout_s: 1}], quorum: 1"},
+        {"JUDGE": "judges: [{endpoint: good}, {endpoint: mute, timeout_s: 4}], quorum: 1"},
         {"judge good": (6, 4)},  # asked about harmless characters too
     ),
-    "the limit of rewards": ({"JUDGE": "endpoint: mute", "LIMITS": "reward_s: 1"}, {"judge good": (4, 4)}),
+    "the limit of rewards": ({"JUDGE": "endpoint: mute", "LIMITS": "reward_s: 5"}, {"judge good": (4, 4)}),
     "the limit of episodes": ({"ENDPOINT_OF_TOOL": "mute", "LIMITS": "episode_s: 0.5"}, {"tool help": (2, 2)}),
     "a panel without a quorum": (
-        {"JUDGE": "judges: [{endpoint: mute}, {endpoint: good}, {endpoint: mute, timeout_s: 0.5}]"},
+        {"JUDGE": "judges: [{endpoint: mute}, {endpoint: good}, {endpoint: mute, timeout_s: 4}]"},
         {"judge good": (6, 4)},
     ),
 }
@@ -75,5 +75,6 @@ def test_what_is_given_up_is_a_failed_try(name: str, tmp_path: Path, capsys: pyt
         found[one["role"]] += one["requests"]
         failed[one["role"]] += one["failed"]
         assert (one["prompt_tokens"] or 0) == 100 * (one["requests"] - one["failed"])
-    assert usage["requests"] == made.total()
+    # A harmless question is given up within a tenth of a second, which may be before the server has it.
+    assert made.total() <= usage["requests"] <= made.total() + made["mute"]
     assert {role: (found[role], failed[role]) for role in expected} == expected

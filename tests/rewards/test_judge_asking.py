@@ -171,7 +171,7 @@ def test_a_text_that_keeps_a_judge_busy_for_all_the_time_makes_no_reward_invalid
     async def main() -> list[Any]:
         async with asyncio.timeout(300), FakeEndpoint(answer) as server:
             scope = Scope()
-            judges = [{"endpoint": "writer", "timeout_s": 20.0}]
+            judges = [{"endpoint": "writer", "timeout_s": 40.0}]
             compared = {"judges": judges, "endpoint": None, "prompt": "Which is kinder?"}
             terms = [
                 compiled(Server([], address=server.base_url), **keys)

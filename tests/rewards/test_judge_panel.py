@@ -389,7 +389,7 @@ def test_an_answer_that_keeps_the_judge_busy_makes_no_others_late(
         return verdict("tie") if left_out else higher(body)
 
     first, hung, second, third = values(
-        contest(tmp_path, Server([answer]), ["3", "0", "2", "1"], set={"limits.reward_s": 20})
+        contest(tmp_path, Server([answer]), ["3", "0", "2", "1"], set={"limits.reward_s": 40})
     )
     assert hung == own
     assert [first, second, third] == pytest.approx(others)

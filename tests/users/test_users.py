@@ -376,7 +376,7 @@ def test_a_text_that_keeps_a_model_busy_for_all_the_time_ends_the_dialogue(
             await asyncio.Event().wait()
         return "It is A17."
 
-    limits = {"episode_s": 20.0, "timeout_s": 20.0}
+    limits = {"episode_s": 40.0, "timeout_s": 40.0}
     _, trajectory, server = with_server(make_environment, monkeypatch, of_what_was_said, ["Which?"], tools, **limits)
     assert sum("Which?" in one["messages"][-1]["content"] for one in server.requests) == 1 or not tools
     assert (trajectory.failure, trajectory.reason) == (None, "user")
