@@ -219,17 +219,30 @@ class _Form:
 
 def _held(value: Any) -> dict[str, Any]:
     """What an object holds: its attributes, its items, or what `copy` would make it again from."""
-    names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    kind = type(value)
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
     if names or hasattr(value, "__dict__"):
         own = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        if any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__")):
+            with contextlib.suppress(Exception):  # what a class in C holds is in no attribute; some forbid it
+                own["(made)"] = _made(value)
         return own | {str(name): part for name, part in getattr(value, "__dict__", {}).items()}
     if isinstance(value, Iterable) and not isinstance(value, Iterator):
         return {"items": list(itertools.islice(value, _MOST_PARTS))}
     with contextlib.suppress(TypeError):
-        made = value.__reduce_ex__(4)
-        if isinstance(made, str) or made[1:] != ((type(value),), None, None, None):
+        made = _made(value)
+        if made[1:] != [(kind,), None, None, None]:
             return {"made": made}
     raise RewardError(f"nothing says what the state of a {type(value).__name__} is; give 'function' one that does")
+
+
+def _made(value: Any) -> list[Any]:
+    """What `copy` would make an object again from, its items too. Raises TypeError: it cannot be."""
+    made = value.__reduce_ex__(4)
+    if isinstance(made, str):
+        return [made]
+    items = (None if part is None else list(itertools.islice(part, _MOST_PARTS)) for part in made[3:5])
+    return [*made[:3], *items]
 
 
 def _compile(name: str, spec: StateSpec, context: TermCompileContext) -> Term:

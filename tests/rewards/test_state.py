@@ -7,9 +7,9 @@ import copy
 import dataclasses
 import datetime
 import enum
-import itertools
 import json
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -384,6 +384,10 @@ class Person:
     friends: Any = ()
 
 
+class Shelf(deque[int]):
+    """Has attributes, and holds nothing in them."""
+
+
 class Colour(enum.Enum):
     RED = "red"
 
@@ -410,7 +414,10 @@ def _friends(count: int, kind: type) -> list[Person]:
         (Decimal("1.5"), Decimal("1.6")),
         (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
         (deque([1, 2]), deque([1, 3])),
-        (itertools.count(1), itertools.count(2)),
+        (random.Random(1), random.Random(2)),
+        (Shelf([1]), Shelf([2])),
+        (ValueError("a"), ValueError("b")),
+        (iter([1, 2]), iter([1, 3])),
         (Person("a"), {"name": "a", "friends": []}),
         (Colour.RED, "red"),
         (uuid.UUID(int=7), str(uuid.UUID(int=7))),
