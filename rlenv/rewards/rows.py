@@ -16,6 +16,7 @@ __all__ = ["Table", "order_keys", "orders_rows", "read_table", "row_key", "same_
 # Both bound the time that a comparison takes.
 _MAX_CELLS = 200_000
 _MAX_SEARCHED = 10_000  # pairs of rows
+_MAX_DEPTH = 100  # of lists and mappings in a cell
 
 _DIRECTION = re.compile(r"\s(?:asc|desc)?\s*(?:nulls\s+(?:first|last))?\s*$", re.IGNORECASE)
 _DOTTED = re.compile(r"[\w.]+")
@@ -239,14 +240,30 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None  # SQL knows no NaN; it stores NULL
     if isinstance(value, (list, dict)):
-        return repr(value)
+        return _text(value)
     return value
+
+
+def _text(value: Any) -> str:
+    """A cell's text. Raises RecursionError: it is nested deeper than any column, and to write it takes time by the
+    square of its depth, from Python 3.13 on without an end."""
+    parts = [value]
+    for _ in range(_MAX_DEPTH):
+        parts = [
+            part
+            for one in parts
+            if isinstance(one, (list, tuple, dict))
+            for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not parts:
+            return repr(value)
+    raise RecursionError("a cell is nested too deep")
 
 
 def _cell_order(value: Any) -> tuple[int, float, str]:
     if _hashable(value) is None:
         return (0, 0.0, "")
-    return (1, value, "") if is_number(value) else (2, 0.0, repr(value))
+    return (1, value, "") if is_number(value) else (2, 0.0, _text(value))
 
 
 def _near(mine: Row, gold: Row, tolerance: float) -> bool:

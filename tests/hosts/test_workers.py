@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from tests.support.environments import BASE
 
+psutil = pytest.importorskip("psutil")  # comes with the trainer
 SESSIONS = 12
 
 
