@@ -302,11 +302,14 @@ def walked(folder: Path, *, at_once: int = 20_000) -> Iterator[tuple[str, os.sta
             with os.scandir(f"{folder}{place}") as entries:
                 while some := sorted(islice(entries, at_once), key=lambda one: one.name):
                     for entry in some:
-                        status = entry.stat(follow_symlinks=False)
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:  # it has gone meanwhile, and must not hide those behind it
+                            continue
                         if stat.S_ISDIR(status.st_mode):
                             rest.append(f"{place}/{entry.name}")
                         yield f"{place}/{entry.name}", status
         except FileNotFoundError:
-            pass  # it has gone meanwhile
+            pass  # so has the folder
         except OSError as error:
             yield place, error
