@@ -31,7 +31,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import EndpointError, RewardError
 
-__all__ = ["ROUNDS", "Answered", "Ask", "Held", "Known", "Pace", "Refused", "Untold", "in_time", "in_turn"]
+__all__ = ["ROUNDS", "Answered", "Ask", "HeldUp", "Known", "Pace", "Refused", "Untold", "in_time", "in_turn"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
@@ -67,7 +67,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Refused):
+class HeldUp(Refused):
     """Tries that had no answer in all the time that there was, while what is known to work soon had one each time."""
 
 
@@ -143,7 +143,7 @@ class _Turns(Generic[_T]):
                 turn_s = self.limit.clock_s - begun
             if isinstance(tried, Answered):
                 return tried.value
-            if isinstance(tried, Held):
+            if isinstance(tried, HeldUp):
                 return None
             self.refused += isinstance(tried, Refused)
             if failed is not None:
@@ -366,7 +366,7 @@ async def in_time(
 
 async def _beside(
     known: Ask[Any], request: Callable[[], Awaitable[_T]], most: int, within_s: float, pace: Pace
-) -> Answered[_T] | Held | None:
+) -> Answered[_T] | HeldUp | None:
     """What tries come to that are made beside one that takes long; None where nobody can tell."""
     alone_s, beside_s = _ALONE * within_s, _BESIDE * within_s
     await asyncio.sleep(alone_s)
@@ -397,4 +397,4 @@ async def _beside(
         given = await in_turn(soon, once, most=most, within_s=beside_s, took_s=slice_s, tries=pace.tries)
     except RewardError:
         return None
-    return Held(no_answer) if given is None else Answered(given)
+    return HeldUp(no_answer) if given is None else Answered(given)

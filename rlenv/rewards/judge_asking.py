@@ -31,7 +31,7 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, Held, Pace, Refused, Untold, in_time, in_turn
+from rlenv.rewards.asking_again import Answered, HeldUp, Pace, Refused, Untold, in_time, in_turn
 from rlenv.rewards.verdict import Fence, Health, JudgeVerdict, Legibility, Material, ReplySchema, UnreadableReply
 
 __all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
@@ -227,9 +227,9 @@ class _Asking:
             most = _ROUNDS if limit == sizes[-1] else _LARGER_ROUNDS
             if not isinstance(found := await self._tried(client, material, limit, most=most), Refused):
                 return found
-            if isinstance(found, Held):
+            if isinstance(found, HeldUp):
                 break
-        if blamed := await self._blamed(client, is_held=isinstance(found, Held)):
+        if blamed := await self._blamed(client, is_held=isinstance(found, HeldUp)):
             return JudgeReply(None, self.attempts, self.usage, blamed)
         return Failed("the judge gave no answer in time")
 
@@ -245,12 +245,12 @@ class _Asking:
             return found.value
         if isinstance(found, Untold):
             return Failed(found.why)
-        if isinstance(found, Held):
+        if isinstance(found, HeldUp):
             return found
 
         async def again() -> Answered[Any] | Refused | Untold:
             tried = await self._asked(client, material, limit)
-            return Answered(tried) if isinstance(tried, Held) else tried
+            return Answered(tried) if isinstance(tried, HeldUp) else tried
 
         known = partial(self._without, client, self._everyone)
         try:
@@ -420,7 +420,7 @@ def _failed(error: EndpointError) -> Refused | Untold:
     is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or error.is_late
     why = f"the judge did not answer: {error}"
     if error.is_held:
-        return Held(why)
+        return HeldUp(why)
     return Refused(why) if is_unclear else Untold(why, is_last=True)
 
 

@@ -218,7 +218,7 @@ class _Form:
 
 
 def _held(value: Any) -> dict[str, Any]:
-    """What an object holds: its attributes, its items, or what `copy` would make it again from."""
+    """What an object holds: its attributes and what `copy` would make it again from, or its items."""
     kind = type(value)
     names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
     if names or hasattr(value, "__dict__"):

@@ -26,7 +26,7 @@ from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.rewards.asking_again import Answered, Held, Pace, Refused, Untold, in_time, in_turn
+from rlenv.rewards.asking_again import Answered, HeldUp, Pace, Refused, Untold, in_time, in_turn
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -106,7 +106,7 @@ class _ModelSession:
         # What the policy said may keep a user from a reply. One who has one without it has nothing left to say to it.
         known = partial(self._tried, opening, 0, deadline)
         found = await very()
-        if isinstance(found, Held):
+        if isinstance(found, HeldUp):
             return None
         if isinstance(found, Refused):
             within_s = deadline - time.monotonic()
@@ -136,7 +136,7 @@ class _ModelSession:
         except EndpointError as error:
             why, status = f"the simulated user: {error}", error.status or 0
             if error.is_held:
-                return Held(why)
+                return HeldUp(why)
             is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled or error.is_late
             return Refused(why) if is_of_text else Untold(why, is_last=True)
         return Answered(text) if text else Refused("the simulated user gave no reply")
