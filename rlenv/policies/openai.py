@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv.dialects.base import CHARS_PER_TOKEN
@@ -12,7 +13,7 @@ from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, counted
 from rlenv.errors import EndpointError, PolicyError, UsageError
 from rlenv.language.spec import SamplingSpec
-from rlenv.messages import Message, Sampled
+from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.policies.base import PolicyContext
 from rlenv.secrets import host_of
 
@@ -30,6 +31,12 @@ _FULL: Final = re.compile(
     r"(?i)context[ _](?:length|size|window)|(?:model|allowed|input) length|must have less than|max_new_tokens"
 )
 """What vLLM, SGLang, TGI, llama.cpp and OpenAI say of a request that has no room, where nobody counts its tokens."""
+
+_UNCLEAR: Final = frozenset((*REFUSED, 403, 451, 500))
+"""What a server answers to a conversation whose words it cannot take, as a filter or a template that fails at them. It
+answers so to every conversation where it is set up wrongly."""
+
+_HARMLESS: Final = "ok"
 
 
 class OpenAIPolicy:
@@ -137,7 +144,10 @@ class _Session:
         self._seed = context.seed if sampling.seed is None and policy.seeded else sampling.seed
         self._most = sampling.max_tokens
         self._text = ""
-        self._acted = False
+        self._first = 0
+        """How many messages the episode began with, once they were answered."""
+        self._is_over = False
+        self._actions = ""
         self._seen = 0
         self._before = 0
         """Tokens of the first prompt, as far as the server counts them."""
@@ -148,19 +158,20 @@ class _Session:
         new = messages[self._seen :] if self._seen else ()
         self._seen = len(messages) + 1  # what is said now is known then
         most = self._left(new)
-        if most is not None and most < 1:
+        if self._is_over or (most is not None and most < 1):
             return Sampled("", "length")
         try:
             with counted(self._context.account, "policy"):
                 answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
         except EndpointError as error:
             is_full = error.is_full or (error.status in REFUSED and _FULL.search(str(error)) is not None)
-            if is_full and self._acted:
-                # Its own words have filled the context. Were its reward invalid, it could leave out its own sample.
+            if self._first and (is_full or await self._is_own(error, messages, most)):
+                # Its own words cannot be continued. Were its reward invalid, it could leave out its own sample.
+                self._is_over = not is_full
                 return Sampled("", "length")
             # A request that is refused for what it holds is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
-        self._acted = True
+        self._first = self._first or len(messages)
         usage = answer.usage
         if usage.prompt_tokens:
             self._before = self._before or usage.prompt_tokens
@@ -182,6 +193,34 @@ class _Session:
         left = whole - self._used - sum(len(message.content) for message in new) // CHARS_PER_TOKEN
         return left if self._most is None else min(left, self._most)
 
+    async def _is_own(self, error: EndpointError, messages: Sequence[Message], most: int | None) -> bool:
+        """True where a server refuses a conversation for the policy's words in it.
+
+        It takes the same turns with harmless words in them, so that it is well and set up for such turns, and refuses
+        those in which the policy's words alone are kept.
+        """
+        if error.status not in _UNCLEAR:
+            return False
+        try:
+            with counted(self._context.account, "policy"):
+                await self._asked_with(messages, most, keeps_own=False)
+        except EndpointError:
+            return False
+        try:
+            with counted(self._context.account, "policy"):
+                await self._asked_with(messages, most, keeps_own=True)
+        except EndpointError as again:
+            return again.status in _UNCLEAR
+        return False
+
+    async def _asked_with(self, messages: Sequence[Message], most: int | None, *, keeps_own: bool) -> None:
+        if self._is_text:
+            await self._continued(self._context.prompt_text + (self._actions if keeps_own else _HARMLESS), most)
+            return
+        names = [str(tool["function"]["name"]) for tool in self._tools]
+        later = _reworded(messages[self._first :], names, keeps_own=keeps_own)
+        await self._chat([*messages[: self._first], *later], most)
+
     async def _chat(self, messages: Sequence[Message], most: int | None) -> Completion:
         # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
         said = [broken_message(message) for message in messages]
@@ -195,13 +234,45 @@ class _Session:
             self._text = context.prompt_text
         if new:
             self._text += context.render_observation(new)
-        answer = await self._client.raw_text.complete(
-            self._text,
+        answer = await self._continued(self._text, most)
+        self._text += answer.message.content
+        self._actions += answer.message.content
+        return answer
+
+    async def _continued(self, text: str, most: int | None) -> Completion:
+        context = self._context
+        return await self._client.raw_text.complete(
+            text,
             max_tokens=MAX_TOKENS if most is None else most,
             is_whole=context.prompt_is_whole,
             stops=context.stops,
             ends=context.turn_ends,
             sampling=SamplingSpec(seed=self._seed),
         )
-        self._text += answer.message.content
-        return answer
+
+
+def _reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: bool) -> list[Message]:
+    """The same turns with harmless words in place of all others, or of all but the policy's own (`keeps_own`).
+
+    Without its own an assistant makes one call at most, of the first tool: how many it makes, and of what, are words of
+    its own. Images stay: whether a server takes any is no question of words.
+    """
+    out: list[Message] = []
+    kept: set[str | None] = set()
+    for message in messages:
+        if message.role == "assistant":
+            if not keeps_own:
+                one = message.tool_calls[:1] if names else ()
+                calls = tuple(ToolCall(names[0], {}, id=call.id) for call in one)
+                message = replace(
+                    message, content="" if calls else _HARMLESS, tool_calls=calls, thinking="", authored=()
+                )
+            kept.update(call.id for call in message.tool_calls)
+        elif message.role == "tool" and message.tool_call_id not in kept:
+            if out and out[-1].role != "assistant":
+                continue
+            message = Message("user", _HARMLESS, images=message.images)
+        else:
+            message = replace(message, content=_HARMLESS, authored=())
+        out.append(message)
+    return out

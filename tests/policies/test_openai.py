@@ -258,3 +258,106 @@ def test_a_key_is_sent_as_one_login() -> None:
     endpoint = OpenAIPolicy("http://h/v1", "toy", api_key="k").client.endpoint
     assert endpoint.headers == {"Authorization": "Bearer k"}
     assert (endpoint.retries, endpoint.timeout_s, endpoint.concurrency) == (3, 120.0, 64)
+
+
+def _texts(body: dict[str, Any], role: str) -> str:
+    return json.dumps([one for one in body["messages"] if one["role"] == role])
+
+
+def _calls(*expressions: str, name: str = "calculate") -> dict[str, Any]:
+    calls = [
+        {
+            "id": f"c{index}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps({"expression": one})},
+        }
+        for index, one in enumerate(expressions)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _once_it_spoke(first: dict[str, Any], is_refused: Callable[[dict[str, Any]], bool], status: int = 400) -> Handler:
+    """A server that says `first` and refuses what follows by a rule of its own."""
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await request.json()
+        if len(body["messages"]) > 2 and is_refused(body):
+            return web.Response(status=status, text="cannot take this")
+        return chat(first if "assistant" not in _texts(body, "assistant") else {"role": "assistant", "content": "no"})
+
+    return handler
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 451, 500])
+@pytest.mark.parametrize(
+    ("first", "is_refused"),
+    [
+        (_calls("666"), lambda body: "666" in _texts(body, "assistant")),  # a content filter
+        (_calls("1", "2", "3"), lambda body: "c2" in _texts(body, "tool")),
+        (_calls("1", name="no such"), lambda body: "no such" in _texts(body, "assistant")),  # names have a pattern
+    ],
+    ids=["a word", "a number of calls", "a name"],
+)
+def test_words_of_the_policys_that_its_server_refuses_leave_its_sample_in(
+    make_environment: Any, first: dict[str, Any], is_refused: Any, status: int
+) -> None:
+    trajectory = run(make_environment(), _once_it_spoke(first, is_refused, status), retries=0)
+    assert (trajectory.failure, trajectory.reward.total) == (None, 0.0)
+    assert len(trajectory.turns) == 2
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 500, 429, 502, 503])
+@pytest.mark.parametrize(
+    "is_refused",
+    [
+        lambda body: True,  # an outage, or a template that takes no second turn
+        lambda body: "tool_call" in _texts(body, "assistant"),  # one that takes no calls
+        lambda body: "1333" in _texts(body, "tool"),  # a filter that meets what the policy has not written
+    ],
+    ids=["all", "calls", "a tool's words"],
+)
+def test_a_server_that_refuses_any_such_turn_makes_the_reward_invalid(
+    make_environment: Any, is_refused: Any, status: int
+) -> None:
+    trajectory = run(make_environment(), _once_it_spoke(_calls("1330+3"), is_refused, status), retries=0)
+    assert trajectory.reward.total is None
+    assert trajectory.failure is not None
+
+
+def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(make_environment: Any) -> None:
+    refused = 0
+
+    def once(body: dict[str, Any]) -> bool:
+        nonlocal refused
+        refused += 1
+        return refused == 1
+
+    trajectory = run(make_environment(), _once_it_spoke(_calls("1"), once, 500), retries=0)
+    assert trajectory.reward.total is None
+
+
+def test_an_episode_of_refused_words_asks_no_more(make_environment: Any) -> None:
+    asked = 0
+
+    def is_refused(body: dict[str, Any]) -> bool:
+        nonlocal asked
+        asked += 1
+        return "666" in _texts(body, "assistant")
+
+    run(make_environment(), _once_it_spoke(_calls("666"), is_refused), retries=0)
+    assert asked == 3  # the turn, with harmless words, with its own words alone
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_raw_text_that_its_server_refuses_is_told_alike(make_environment: Any, is_own: bool) -> None:
+    call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "1330+3"}}\n</tool_call>'
+    bad = "1330+3" if is_own else "1333"
+
+    async def handler(request: web.Request) -> web.Response:
+        prompt = (await request.json())["prompt"]
+        if bad in prompt:
+            return web.Response(status=400, text="cannot take this")
+        return web.json_response({"choices": [{"text": call}]})
+
+    trajectory = run(make_environment(), handler, path="/v1/completions", mode="text", retries=0)
+    assert trajectory.reward.total == (0.0 if is_own else None)
