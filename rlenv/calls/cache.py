@@ -247,6 +247,8 @@ class CallCache:
 _log = logging.getLogger("rlenv.tools")
 _BUSY_S = 2.0
 _SWEEP_EVERY = 64
+_DISK_BYTES = 100_000
+"""What results have room for on disk, on average: 1 GB for 10,000 of them."""
 
 
 def default_path() -> Path:
@@ -257,7 +259,8 @@ def default_path() -> Path:
 class DiskStore:
     """Results of one tool in a file. A file that cannot be read or written only costs the results: it never raises.
 
-    `owner` is the tool's identity; `max_entries` bounds its entries, the oldest are dropped first.
+    `owner` is the tool's identity; `max_entries` bounds its entries and `max_bytes` their size together, 100 kB for each
+    entry by default; the oldest are dropped first, after every 64 results.
     """
 
     is_slow = True
@@ -268,12 +271,14 @@ class DiskStore:
         *,
         owner: str,
         max_entries: int,
+        max_bytes: int | None = None,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._owner = owner
         self._max_entries = max_entries
+        self._max_bytes = max_entries * _DISK_BYTES if max_bytes is None else max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -325,9 +330,10 @@ class DiskStore:
         if self._ttl_s is not None:
             raw.execute("DELETE FROM kept WHERE owner = ? AND at <= ?", (self._owner, self._clock() - self._ttl_s))
         raw.execute(
-            "DELETE FROM kept WHERE owner = :owner AND rowid IN "
-            "(SELECT rowid FROM kept WHERE owner = :owner ORDER BY at DESC, rowid DESC LIMIT -1 OFFSET :most)",
-            {"owner": self._owner, "most": self._max_entries},
+            "DELETE FROM kept WHERE rowid IN (SELECT id FROM (SELECT rowid AS id, row_number() OVER newest AS place, "
+            "sum(length(packed)) OVER newest AS bytes FROM kept WHERE owner = ? "
+            "WINDOW newest AS (ORDER BY at DESC, rowid DESC)) WHERE place > ? OR bytes > ?)",
+            (self._owner, self._max_entries, self._max_bytes),
         )
 
     def _connection(self) -> sqlite3.Connection:

@@ -133,6 +133,20 @@ def test_a_disk_store_is_shared_by_its_owners_name_and_forgets_alike(tmp_path: P
     second.close()
 
 
+def test_a_disk_store_drops_the_oldest_beyond_its_bytes(tmp_path: Path) -> None:
+    clock = Clock()
+    other = DiskStore(tmp_path / "kept.sqlite", owner="other", max_entries=9, clock=clock)
+    other.put(b"0", b"x" * 99)
+    store = DiskStore(tmp_path / "kept.sqlite", owner="tool", max_entries=99, max_bytes=20, clock=clock)
+    for number in range(65):  # the last one sweeps
+        store.put(b"%d" % number, b"x" * 10)
+        clock.now += 1
+    assert [number for number in range(65) if store.get(b"%d" % number)] == [63, 64]
+    assert other.get(b"0") == b"x" * 99
+    for one in (store, other):
+        one.close()
+
+
 def test_a_file_that_is_no_cache_costs_the_results_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
