@@ -259,8 +259,8 @@ def default_path() -> Path:
 class DiskStore:
     """Results of one tool in a file. A file that cannot be read or written only costs the results: it never raises.
 
-    `owner` is the tool's identity; `max_entries` bounds its entries and `max_bytes` their size together (by default 100 kB
-    an entry); the oldest are dropped first, after every 64 results.
+    `owner` is the tool's identity; `max_entries` bounds its entries and `max_bytes` their size together (by default
+    100 kB an entry); the oldest are dropped first, after every 64 results.
     """
 
     is_slow = True
