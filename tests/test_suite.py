@@ -255,8 +255,6 @@ def test_a_suite_is_collected_where_its_mark_is_named_alone(
 
 REAL_RUNS = {"verl_runs/test_judge.py", "verl_runs/test_sft.py", "vllm_serve/test_faults.py"}
 """Suites of their own, which start real trainers and servers and look at how long those take."""
-SLOW_ON_PURPOSE = {"support/hostile_mcp_server.py", "support/hostile_tool.py"}
-"""What is attacked with: it does not answer in time, which no test waits for."""
 _CLOCK = re.compile(r"time\.(monotonic|time|perf_counter)(_ns)?|.*loop(\(\))?\.time|.*datetime\.now")
 _CLOCKS = {"monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns", "now"}
 """The last part of what the pattern matches."""
@@ -313,13 +311,13 @@ def _timed(name: str) -> Iterator[str]:
 
 def test_no_test_waits_for_a_fixed_time() -> None:
     """A sleep stands in a loop that ends once something holds; a pass of the loop (`sleep(0)`) is no time."""
-    assert [wait for name in NAMES if name not in REAL_RUNS | SLOW_ON_PURPOSE for wait in _fixed_waits(name)] == []
+    assert [wait for name in NAMES if name not in REAL_RUNS for wait in _fixed_waits(name)] == []
 
 
 @pytest.mark.slow
 def test_no_test_looks_how_long_something_took() -> None:
     """By the wall clock, that is: processor time is the code's own, whatever else the machine does."""
-    assert [wait for name in NAMES if name not in REAL_RUNS | SLOW_ON_PURPOSE for wait in _timed(name)] == []
+    assert [wait for name in NAMES if name not in REAL_RUNS for wait in _timed(name)] == []
 
 
 def test_of_a_sweep_the_first_cases_are_played_with_every_change(request: pytest.FixtureRequest) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -18,11 +17,11 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RewardError, SpecError, UsageError
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.testing.dialects import check_reading, pieces
+from rlenv.testing.hostile import HostileMcpServer
 from rlenv.testing.hostile_policy import KINDS, material
 from rlenv.testing.rewards import measure, reward_context
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER = ROOT / "tests" / "support" / "hostile_mcp_server.py"
 
 
 class Target(Protocol):
@@ -269,7 +268,7 @@ class Mcp:
         ]  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "env.yaml"
-        path.write_text(MCP.replace("COMMAND", str([sys.executable, "-B", str(SERVER), "as told"])), encoding="utf-8")
+        path.write_text(MCP.replace("COMMAND", str(HostileMcpServer("as told").command)), encoding="utf-8")
         self._runner = asyncio.Runner()
         self._environment = load(path)
 

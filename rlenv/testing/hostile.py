@@ -1,8 +1,13 @@
-"""The hostile policy, and the check that an environment stands up to it.
+"""The hostile policy, model, server and tool, and the check that an environment stands up to them.
 
 check_hostile(spec)      attacks an environment with a hostile policy and states what gave way
 HostilePolicy            the policy: actions that hang, fill, void, mask and forge, made for the spec's tools
+HostileEndpoint          a model server for `endpoints:`, in the OpenAI wire format
+HostileMcpServer         an MCP server for `tools: kind: mcp`, over stdio or HTTP
+hostile_tool             a Python tool for `tools: kind: python`
 hostile_actions          texts for any parser, without an environment
+
+An MCP server that misbehaves, to be put into a spec: over stdio, or over HTTP on loopback.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import gc
 import random
 import resource
 import selectors
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +32,64 @@ from rlenv.episodes.rollout import Job, drive, play
 from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.runs import files as record
+from rlenv.testing import hostile_mcp_server
+from rlenv.testing.endpoint import HostileEndpoint
+from rlenv.testing.hostile_mcp_server import HTTP_MODES, LISTING, MODES
 from rlenv.testing.hostile_policy import HostileAction, HostilePolicy, HostileSession, hostile_actions
+from rlenv.testing.hostile_tool import hostile_tool
 from rlenv.testing.laws import environment_of
 from rlenv.trajectory import Trajectory
 
-__all__ = ["HostileAction", "HostilePolicy", "HostileReport", "attack", "check_hostile", "hostile_actions"]
+__all__ = ["HTTP_MODES", "LISTING", "MODES", "HostileAction", "HostileEndpoint", "HostileMcpServer", "HostilePolicy"]
+__all__ += ["HostileReport", "attack", "check_hostile", "hostile_actions", "hostile_tool"]
+
+
+class HostileMcpServer:
+    """A hostile server to put into a spec; what it does is in `rlenv.testing.hostile_mcp_server`.
+
+    Over stdio, give its `command`; over HTTP, enter it and give its `url`:
+
+        server = {"kind": "mcp", "command": HostileMcpServer("garbage").command}
+        check_hostile("env.yaml", set={"tools.odd": server})
+
+        with HostileMcpServer("gzip bomb") as server:
+            check_hostile("env.yaml", set={"tools.odd": {"kind": "mcp", "url": server.url}})
+
+    Args:
+        mode: a name of MODES, LISTING or (over HTTP) HTTP_MODES, or `any`.
+    """
+
+    def __init__(self, mode: str = "any") -> None:
+        known = {"any", *MODES, *LISTING, *HTTP_MODES}
+        if mode not in known:
+            raise ValueError(f"mode: found '{mode}'; expected one of {', '.join(sorted(known))}")
+        self.mode = mode
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def command(self) -> list[str]:
+        """The server's command line over stdio."""
+        return [sys.executable, "-B", str(Path(hostile_mcp_server.__file__).resolve()), self.mode]
+
+    @property
+    def url(self) -> str:
+        """The server's address over HTTP."""
+        assert self._port, "use `with HostileMcpServer(...) as server`"
+        return f"http://127.0.0.1:{self._port}/mcp"
+
+    def __enter__(self) -> HostileMcpServer:
+        command = [*self.command, "--http", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self._process.stdout is not None
+        self._port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._port = 0
 
 
 _NOTED_S: Final = 0.02  # shorter passes of the loop are nobody's stall

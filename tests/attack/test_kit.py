@@ -14,12 +14,16 @@ import pytest
 
 from rlenv.messages import Message, ToolCall
 from rlenv.runs import files as record
-from rlenv.testing.hostile import HostilePolicy, check_hostile, hostile_actions
+from rlenv.testing.endpoint import MODES as ENDPOINT_MODES
+from rlenv.testing.hostile import (
+    HostileEndpoint,
+    HostileMcpServer,
+    HostilePolicy,
+    check_hostile,
+    hostile_actions,
+)
 from rlenv.testing.hostile_policy import KINDS, SUBJECTS, material, subject_of
-from tests.support import hostile_tool as odd_tool
-from tests.support.hostile_servers import MODES as ENDPOINT_MODES
-from tests.support.hostile_servers import HostileEndpoint, HostileMcpServer
-from tests.support.hostile_tool import OUTPUTS, hostile_tool
+from rlenv.testing.hostile_tool import OUTPUTS, hostile_tool
 
 OWN = """
 rlenv: 1
@@ -159,7 +163,7 @@ def test_a_parameter_is_attacked_in_the_language_that_its_name_tells() -> None:
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("run_in", ["loop", "thread"])
 def test_whatever_a_python_tool_gives_the_call_ends_as_a_bounded_result(make_environment: Any, run_in: str) -> None:
-    tool = {"kind": "python", "function": f"{odd_tool.__file__}:hostile_tool", "timeout_s": 0.3, "run_in": run_in}
+    tool = {"kind": "python", "function": "rlenv.testing.hostile_tool:hostile_tool", "timeout_s": 0.3, "run_in": run_in}
     environment = make_environment(tools__odd=tool, observation__max_chars=2_000)
     # A function that may run on the loop was declared to be quick; a Ctrl-C arrives there.
     left_out = {"hang", "spin", "raises KeyboardInterrupt"} if run_in == "loop" else set()

@@ -16,9 +16,8 @@ from rlenv.hosts.wires import as_chat
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.testing.endpoint import FakeEndpoint, Reply
+from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply
 from tests.support.asked import Asks, Speaker, asking, plays, written
-from tests.support.hostile_servers import HostileEndpoint
 from tests.support.hosts import CALLS, RIGHT, SPEC, encoder_of, finished, gated, gateway, seat_of
 
 

@@ -1,6 +1,6 @@
 """The program of `HostileMcpServer`: it misbehaves over stdio, or over HTTP on loopback.
 
-    python tests/support/hostile_mcp_server.py MODE [--http PORT]
+    python -m rlenv.testing.hostile_mcp_server MODE [--http PORT]
 
 It offers two tools: `echo`, which always answers as it should, and `odd`, which does what MODE says (`any`: another
 thing each time). A few modes spoil the start or the listing instead. Only the standard library is used, so that any

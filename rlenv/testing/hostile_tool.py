@@ -3,7 +3,7 @@
 In a spec, beside the tools that are real or in the place of one:
 
     tools:
-      odd: {kind: python, function: "tests/support/hostile_tool.py:hostile_tool", timeout_s: 2}
+      odd: {kind: python, function: "rlenv.testing.hostile_tool:hostile_tool", timeout_s: 2}
 """
 
 from __future__ import annotations
