@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,7 +146,7 @@ def _validated(
         return None
 
 
-def in_order(faults: list[Finding], document: SourceDocument) -> list[Finding]:
+def in_order(faults: Iterable[Finding], document: SourceDocument) -> list[Finding]:
     """Faults by file (overrides first, then the document's own), then by place, without repeats."""
     ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
     unique = dict.fromkeys(faults)
