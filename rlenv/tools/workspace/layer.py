@@ -33,7 +33,7 @@ from rlenv.tools.workspace.images import MOST_READ, OPAQUE, MachineImage, conten
 
 _threads: Final = ThreadPool(size=8)
 GIVEN: Final = ("/logs", "/logs/artifacts")  # folders that each machine has at first; the last is the user's own
-_LEAST: Final = 1_024
+_LEAST, _SAID = 1_024, 300  # bytes that a file counts for; characters of what a program says
 _DEEPEST: Final = 4_000  # bytes of a path that the kernel takes, nearly
 _MOST_FOLDERS: Final = 200
 """Folders within each other that a copy has: the system finds each path anew, so that depth costs its square."""
@@ -42,6 +42,11 @@ _HIDDEN: Final = (["tests"], ["logs", "verifier"], ["proc"], ["dev"])  # what on
 _MOST_PACKED: Final = 100_000_000
 _MOST_WALKED, _MOST_CHANGED, _MOST_HASHED = 20_000, 500, 100_000_000  # files looked at, listed; bytes of them read
 _MOST_DIFFED, _MOST_DIFF, _MOST_DIFFS = 256_000, 8_000, 64_000  # bytes of a file; characters of its diff, of all
+_COUNT: Final = rf"""find "$1" -printf '%n%y %i %b\n' 2>/dev/null | awk -v most="$2" '
+$1 !~ /^1.$|d$/ && seen[$2]++ {{next}}  # another name of a file
+{{size += $3 < 2 ? {_LEAST} : $3 * 512}}
+size > most {{exit}}
+END {{printf "%.0f", size}}'"""
 _UNPACKABLE: Final = (OSError, ValueError, RecursionError, tarfile.TarError)  # of `packed_layer` and `unpacked`
 
 
@@ -127,9 +132,10 @@ def _target(path: Sequence[str], lowers: Sequence[str]) -> str:
 def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
     """Bytes below a folder, each file and folder with what it takes at least; beyond `most` it is not exact.
 
-    What lies too deep for a path, and more files and folders than `looks` or room for them, count as beyond it.
+    What lies too deep for a path, and more files and folders than `looks` or room for them, count as beyond it; where
+    `looks` are given, what cannot be looked at does too.
     """
-    size, seen, at_once = 0, set[int](), min(looks, _MOST_WALKED)
+    size, seen, at_once, odd = 0, set[int](), min(looks, _MOST_WALKED), OSError if looks < sys.maxsize else ()
     for _, status in chain([("", folder.lstat())], walked(folder, at_once=at_once)):
         if isinstance(status, os.stat_result):
             is_folder = stat.S_ISDIR(status.st_mode)
@@ -138,9 +144,19 @@ def written_to(folder: Path, most: int, *, looks: int = sys.maxsize) -> int:
                 size += max(status.st_blocks * 512, _LEAST)
             if status.st_nlink > 1 and not is_folder:
                 seen.add(status.st_ino)
-        if looks < 0 or size > most or _is_too_deep(status):
+        if looks < 0 or size > most or _is_too_deep(status) or isinstance(status, odd):
             return most + 1
     return size
+
+
+def is_beyond(folder: Path, most: int) -> bool:
+    """True where a folder has more than `most` bytes, as `written_to` counts them, closed folders too.
+
+    Programs count: a walk over many files here would keep the other threads waiting.
+    """
+    inside = ["unshare", "--map-root-user"] if os.geteuid() else []  # who is root inside enters what is closed here
+    size = int(run_on(*inside, "sh", "-c", _COUNT, "sh", str(folder), str(most)).stdout or 0)
+    return size > most if size else written_to(folder, most) > most  # a `find` that cannot tell sizes
 
 
 def kept_of(target: Path, keep: Sequence[str], layer: Path, exclude: Sequence[str] = ()) -> Path:
@@ -207,15 +223,18 @@ def _where_it_is_the_policys() -> Iterator[None]:
             raise
 
 
-def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
-    """Copies what is in a folder into another, as it is, with second names and holes; False where that cannot be done.
+def duplicate(source: Path, copy: Path, *, is_live: bool = False, user: Sequence[str] = ()) -> str:
+    """Copies what is in a folder into another, as it is, with second names and holes; what was in its way, or "".
 
-    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out.
+    Where it `is_live`, and programs write there, `cp` sees nothing but the two and programs: no link leads it out. A
+    `user` inside gets the copies, and has `copy` already.
 
     Raises:
         OSError: this machine's disk, memory or files are used up.
     """
     argv = ["env", "LC_ALL=C", "cp", "-a", "--remove-destination", f"{source}/.", str(copy)]
+    if user and os.geteuid() == 0:
+        argv = [*starters.as_user(user), *argv[:-2], "--no-preserve=ownership", *argv[-2:]]
     if is_live:
         jail = [word for one in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", one, one)]
         jail += ["--ro-bind", str(source), str(source), "--bind", str(copy), str(copy), "--cap-add", "CAP_DAC_OVERRIDE"]
@@ -225,7 +244,7 @@ def duplicate(source: Path, copy: Path, *, is_live: bool = False) -> bool:
         is_said = any(line.endswith(f": {os.strerror(number)}".encode()) for line in ran.stderr.splitlines())
         if is_said and (number != errno.ENOSPC or is_disk_full(copy)):  # a file's marks may have no room in another
             raise OSError(number, os.strerror(number))
-    return ran.returncode == 0
+    return ran.stderr.decode(errors="replace")[:_SAID] or f"status {ran.returncode}" if ran.returncode else ""
 
 
 def packed(folder: Path) -> str:

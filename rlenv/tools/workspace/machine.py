@@ -39,8 +39,13 @@ whose child was killed, or which this machine refuses a namespace."""
 _BOOT_S: Final = 30.0
 _NS_GET_USERNS: Final = 0xB701  # of ioctl_ns(2)
 _GRACE_S: Final = 2.0  # seconds that what was interrupted may take to end
-WATCH_S: Final = 1.0
-"""Seconds between two looks at the layer's size while a command or what it has started runs."""
+WATCH_S, _MOST_WATCH_S, _SHARE = 1.0, 30.0, 10
+"""Seconds between two looks at the layer's size while a command or what it has started runs; see `pause_s`."""
+
+
+def pause_s(took_s: float) -> float:
+    """Seconds until the next look after one that took so long: looks at many files take a tenth of the time at most."""
+    return min(max(WATCH_S, _SHARE * took_s), _MOST_WATCH_S)
 
 
 class MachineFailed(ResourceError):
@@ -131,7 +136,7 @@ class Machine:
     """One boot. `boot()`, any number of `run()`, one at a time, and `end()`, whatever happened.
 
     Args:
-        is_full: tells whether it has written more than it may; asked each second of a command, and at its end.
+        is_full: tells whether it has written more than it may; asked while a command runs, and at its end.
     """
 
     def __init__(self, start: starters.Start, is_full: Callable[[], Awaitable[bool]]) -> None:
@@ -267,17 +272,19 @@ class Machine:
 
     async def _watched(self, found: _Output, mark: bytes, seconds: float) -> int | None:
         """The answer within that time; None too where it writes beyond its limit meanwhile."""
-        end = time.monotonic() + seconds
+        end, next_s = time.monotonic() + seconds, WATCH_S
         while True:
             left_s = end - time.monotonic()
             try:
-                async with asyncio.timeout(min(left_s, WATCH_S)):
+                async with asyncio.timeout(min(left_s, next_s)):
                     return await self._answer(found, mark)
             except TimeoutError:
+                began = time.monotonic()
                 if await self._is_full():
                     return None
-                if left_s <= WATCH_S:
+                if left_s <= next_s:
                     raise
+                next_s = pause_s(time.monotonic() - began)
 
     async def _answer(self, found: _Output, mark: bytes) -> int | None:
         """The status that follows the mark; None where the shell has ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +29,7 @@ from rlenv.tools._process import is_disk_full
 from rlenv.tools.workspace import layer as layers
 from rlenv.tools.workspace import starters
 from rlenv.tools.workspace.images import ENGINE, MachineImage, content, prepared, user_in
-from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, RowTests, Verified
+from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, RowTests, Verified, pause_s
 
 _threads: Final = ThreadPool(size=8)
 RESULTS: Final = ("reward.json", "reward.txt")
@@ -146,19 +145,20 @@ class Workspace(layers.Told):
         most = self.limits.disk_mb * 1_000_000
         if layers.written_to(layer, most, looks=_FEW) <= most:  # quicker than another thread
             return False
-        return await _threads.finish(lambda: layers.written_to(layer, most)) > most
+        return await _threads.finish(lambda: layers.is_beyond(layer, most))
 
     async def _look(self) -> None:
         """Between two commands: ends a machine whose background jobs write beyond its limit."""
         await asyncio.sleep(WATCH_S)
         while (machine := self._machine) is not None and machine.has_jobs():
+            began = time.monotonic()
             if await self._is_full(machine.start.upper):
                 if self._joins:  # tests run, and hold the lock
                     await machine.end()
                 async with self._lock:
                     if self._machine is machine:
                         await self._end()
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(pause_s(time.monotonic() - began))
 
     async def _booted(
         self, lowers: Sequence[Path], upper: Path, user: Sequence[str], joins: Sequence[str] = ()
@@ -198,7 +198,7 @@ class Workspace(layers.Told):
         remove(copy)  # what an earlier try has left
         copy.mkdir()
         try:
-            return machine.signal_all("STOP") and layers.duplicate(self.layer, copy, is_live=True)
+            return machine.signal_all("STOP") and not layers.duplicate(self.layer, copy, is_live=True)
         finally:
             machine.signal_all("CONT")
 
@@ -306,10 +306,10 @@ class Workspace(layers.Told):
         target = layer / self.workdir.strip("/")
         if self.source or self.image.binds or not os.path.lexists(self.image.folder / self.workdir.strip("/")):
             target.mkdir(parents=True, exist_ok=True)
-        if self.source is not None:
-            shutil.copytree(self.source, target, symlinks=True, dirs_exist_ok=True)
         for path in (layer, *layer.rglob("*")):
-            starters.own(path, self.user if path.is_relative_to(target) and path != layer else starters.ROOT)
+            starters.own(path, self.user if path == target != layer else starters.ROOT)
+        if self.source is not None and (said := layers.duplicate(self.source, target, user=self.user)):
+            raise OSError(said)
         return layer
 
     async def aclose(self) -> None:
@@ -369,7 +369,7 @@ class WorkspaceResource:
         try:
             try:
                 await _threads.finish(workspace.fill)
-            except (OSError, shutil.Error) as error:
+            except OSError as error:
                 raise ResourceError(f"the machine '{self.name}' cannot be filled: {error}") from error
             if spec.setup and (ran := await workspace.run(f"(\n{spec.setup}\n)", _SETUP_S)).code != 0:
                 said = ran.output.decode(errors="replace").strip()[-_SAID:]

@@ -315,6 +315,13 @@ def own(path: Path, user: Sequence[str | int] = ROOT) -> None:
             os.chmod(path, mode & 0o7777)
 
 
+def as_user(user: Sequence[str]) -> list[str]:
+    """The beginning of a command whose files are a user's inside, and which no mode stops, where rlenv is root."""
+    uid, gid = (str(OUTSIDE_ROOT + int(one) % USERS) for one in user[:2])
+    caps = (f"--{kind}-caps=-all,+dac_override,+fowner" for kind in ("inh", "ambient"))
+    return ["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", *caps]
+
+
 def made_here() -> Path:
     """A new folder for a machine, named after this process."""
     swept_once()

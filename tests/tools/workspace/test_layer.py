@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import os
+import shutil
 import stat
 import struct
+import subprocess
 import tarfile
 import time
 import tracemalloc
@@ -25,6 +27,7 @@ from rlenv.tools.workspace.layer import (
     changes,
     copied,
     duplicate,
+    is_beyond,
     kept_of,
     packed_layer,
     unlink_hidden,
@@ -338,7 +341,7 @@ def test_a_duplicate_has_second_names_holes_and_marks_and_no_link_is_followed(tm
     os.mkfifo(copy / "pipe")  # of a copy that was killed half-way
     os.truncate(os.open(source / "large", os.O_CREAT | os.O_WRONLY), 1 << 30)
     os.setxattr(source / "d", "user.overlay.opaque", b"y")
-    assert duplicate(source, copy, is_live=is_live)
+    assert duplicate(source, copy, is_live=is_live) == ""
     assert ((copy / "a").stat().st_ino, (copy / "a").read_text()) == ((copy / "b").stat().st_ino, "1")
     assert (os.readlink(copy / "link"), (copy / "large").stat().st_blocks < 100) == ("/etc/passwd", True)
     assert os.getxattr(copy / "d", "user.overlay.opaque") == b"y"
@@ -347,7 +350,7 @@ def test_a_duplicate_has_second_names_holes_and_marks_and_no_link_is_followed(tm
 def test_a_duplicate_that_cannot_be_whole_says_so(tmp_path: Path) -> None:
     (tmp_path / "copy").write_text("no folder")
     (tmp_path / "source").mkdir()
-    assert not duplicate(tmp_path / "source", tmp_path / "copy")
+    assert "copy" in duplicate(tmp_path / "source", tmp_path / "copy")
 
 
 def test_marks_that_have_no_room_in_another_order_are_no_full_disk(tmp_path: Path) -> None:
@@ -378,6 +381,35 @@ def test_a_look_at_a_few_files_is_short_however_many_there_are(tmp_path: Path) -
     finally:
         tracemalloc.stop()
     assert written_to(tmp_path, 1_000_000_000) >= 3_000_000
+
+
+SIZES = {
+    "small files": "for i in 1 2 3; do : > $i; done",
+    "a large one": "head -c 50000 /dev/zero > large",
+    "a hole": "truncate -s 1G hole; head -c 9000 /dev/zero > full",
+    "second names": "head -c 70000 /dev/zero > a; ln a b; ln a c; ln -s a d; ln ../outside e",
+    "names of all kinds": "mkdir -p 'x y/-z'; : > 'x y/-z/1f 2 3'; : > '$(a)'; touch 'new\nline' \"quo'te\"",
+    "what is no file": "mkfifo p; ln -s /etc/passwd l",
+}
+
+
+@pytest.mark.parametrize("made", SIZES)
+def test_programs_count_what_this_process_counts(tmp_path: Path, made: str) -> None:
+    (folder := tmp_path / "layer").mkdir()
+    (tmp_path / "outside").write_text("x" * 20_000)
+    subprocess.run(["sh", "-ec", SIZES[made]], cwd=folder, check=True)
+    size = written_to(folder, 1_000_000_000)
+    assert [is_beyond(folder, most) for most in (size, size - 1)] == [False, True]
+
+
+def test_without_programs_that_count_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "programs").mkdir()
+    for name in ("sh", "unshare"):
+        (tmp_path / "programs" / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    (folder := tmp_path / "layer").mkdir()
+    size = written_to(folder, 1_000_000_000)
+    assert [is_beyond(folder, most) for most in (size, size - 1)] == [False, True]
 
 
 def test_what_leads_to_the_tests_is_taken_out_of_closed_folders_too(reachable: Path) -> None:  # noqa: F811

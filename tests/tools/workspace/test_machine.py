@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.tools.workspace.images import prepared
-from rlenv.tools.workspace.machine import Machine, MachineFailed, Ran
+from rlenv.tools.workspace.machine import WATCH_S, Machine, MachineFailed, Ran, pause_s
 from rlenv.tools.workspace.starters import MachineLimits, Start, own
 from tests.support.machines import reachable  # noqa: F401 - a fixture
 
@@ -217,3 +217,7 @@ def test_a_machine_that_lacks_open_files_outside_is_nobodys_doing_inside(reachab
         assert os.listdir("/proc/self/fd") == held
 
     booted(reachable, work)
+
+
+def test_looks_at_its_files_take_a_tenth_of_the_time_however_many_there_are() -> None:
+    assert [pause_s(took_s) for took_s in (0.0, 2.0, 1_000.0)] == [WATCH_S, 20.0, 30.0]

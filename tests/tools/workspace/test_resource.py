@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,38 @@ def test_it_starts_with_a_folder_and_the_rows_values(reachable: Path) -> None:  
     assert (reachable / "data" / "a" / "sub" / "file").read_text() == "content\n"
     with pytest.raises(ResourceError, match="machine"):
         opened(reachable, work, task={"id": "none", "n": 5}, **keys)
+
+
+def test_a_folder_that_it_starts_with_keeps_modes_links_and_times_and_is_the_users(reachable: Path) -> None:  # noqa: F811
+    (folder := reachable / "data" / "closed").mkdir(parents=True)
+    (folder / "program").write_text("echo ran\n")
+    (folder / "link").symlink_to("/etc/passwd")
+    os.utime(folder / "program", (1, 1_000_000_000))
+    (folder / "program").chmod(0o4711)
+    folder.chmod(0o711)
+
+    async def work(workspace: Workspace) -> None:
+        look = (
+            "stat -c '%n %a %u %Y' . closed closed/program; readlink closed/link; touch closed/n; stat -c %u closed/n"
+        )
+        uid = "1000" if os.geteuid() == 0 else "0"
+        told = f". 750 {uid} \nclosed 711 {uid} \nclosed/program 4711 {uid} 1000000000\n/etc/passwd\n{uid}\n"
+        assert re.sub(r"(\d) \d+$", r"\1 ", await said(workspace, look), count=2, flags=re.M) == told
+
+    (reachable / "data").chmod(0o750)
+    user: dict[str, Any] = {"user": 1000} if os.geteuid() == 0 else {}
+    opened(reachable, work, path="data", **user)
+
+
+def test_a_folder_that_cannot_be_copied_whole_is_no_start(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    (reachable / "data").mkdir()
+    (reachable / "data" / "file").write_text("content\n")
+    (programs := reachable / "programs").mkdir()
+    (programs / "cp").write_text("#!/bin/sh\necho cp: no such luck >&2\nexit 1\n")
+    (programs / "cp").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with pytest.raises(ResourceError, match="no such luck"):
+        opened(reachable, lambda _: None, path="data")
 
 
 def test_what_stands_beside_a_spec_below_the_programs_is_hidden(tmp_path: Path) -> None:
@@ -172,6 +205,16 @@ def test_what_grows_beyond_its_disk_is_stopped(reachable: Path) -> None:  # noqa
         assert await said(workspace, fill) == "full"
         assert await said(workspace, "ls; rm f*; ls") == "f1\nf2\nf3\n"
         assert await said(workspace, "echo on > a; cat a") == "on\n"
+
+    opened(reachable, work, disk_mb=2)
+
+
+def test_what_grows_in_a_closed_folder_is_counted_too(reachable: Path) -> None:  # noqa: F811
+    """Who is root inside enters it, and outside is a user whom it keeps out."""
+
+    async def work(workspace: Workspace) -> None:
+        fill = "mkdir closed; chmod 000 closed; for i in 1 2 3; do head -c 900000 /dev/zero > closed/f$i; done"
+        assert await said(workspace, fill) == "full"
 
     opened(reachable, work, disk_mb=2)
 
