@@ -22,9 +22,11 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from rlenv._base.bounded import sendable
+from rlenv._base.bounded import plain, sendable
 from rlenv._base.text import did_you_mean
+from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.hover import complete, hover
+from rlenv.checks.editor.shape import form
 from rlenv.checks.editor.tree import EditorPlaces
 from rlenv.checks.editor.validator import Mark, Validator, diagnose, marks
 from rlenv.errors import RlenvError, SpecError, UsageError
@@ -64,6 +66,10 @@ def add_routes(app: web.Application) -> None:
         ("POST", "/api/language/diagnose", _diagnose),
         ("POST", "/api/language/complete", _complete),
         ("POST", "/api/language/hover", _hover),
+        ("POST", "/api/language/form", _form),
+        ("POST", "/api/language/edit", _edit),
+        ("POST", "/api/language/rename", _rename),
+        ("POST", "/api/language/delete", _delete),
         ("POST", "/api/language/compile", _compile),
         ("POST", "/api/play", _play),
         ("GET", "/api/play/{id}", _state),
@@ -247,6 +253,38 @@ async def _hover(request: web.Request) -> web.Response:
     line, column = _position(body, EditorPlaces(text))
     found = await asyncio.to_thread(hover, text, line, column, path=path)
     return _json({} if found is None else {"markdown": found.markdown})
+
+
+async def _form(request: web.Request) -> web.Response:
+    body = await _body(request)
+    _, text = _text(request, body)
+    return _json(await asyncio.to_thread(form, text, _given(body, "group", str)))
+
+
+async def _edit(request: web.Request) -> web.Response:
+    """A text with one entry changed; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name = _given(body, "group", str), _given(body, "name", str)
+    values, order = _given(body, "values", dict), tuple(json_schema()["properties"])
+    made = await asyncio.to_thread(lambda: edit(text, group=group, name=name, values=values, order=order))
+    return _json({"text": made})
+
+
+async def _rename(request: web.Request) -> web.Response:
+    """A text with one entry under another name, and the places that still have the old one; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name, to = (_given(body, key, str) for key in ("group", "name", "to"))
+    return _json(plain(await asyncio.to_thread(lambda: rename(text, group=group, name=name, to=to))))
+
+
+async def _delete(request: web.Request) -> web.Response:
+    """A text without one entry, and the places that still name it; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name = _given(body, "group", str), _given(body, "name", str)
+    return _json(plain(await asyncio.to_thread(lambda: delete(text, group=group, name=name))))
 
 
 async def _compile(request: web.Request) -> web.Response:

@@ -508,6 +508,35 @@ def test_a_run_is_started_and_its_log_read(watched: Watched) -> None:
     assert "validate" in text(page, "table.jobs")
 
 
+def test_a_tool_is_added_and_changed_by_a_form_and_the_comments_stay(watched: Watched) -> None:
+    page = watched.go("/w", ".cm-content")
+    page.click("#tab-tools")
+    page.click(".forms >> role=button[name='Add a tool']")
+    page.fill("#form-name", "lookup")
+    page.select_option("#form-kind", "search")
+    page.fill(".forms label >> text=path", "data/arithmetic/train.jsonl")
+    page.fill(".forms label >> text=top_k", "3")
+    page.click(".forms >> role=button[name=Add]")
+    page.wait_for_selector(".cm-content >> text=lookup: {kind: search, path: data/arithmetic/train.jsonl, top_k: 3}")
+    page.click(".forms >> role=button[name=clock]")
+    page.click(".forms summary")
+    assert faults_of(page) == []
+    page.fill(".forms label >> text=description", "Tells: the time")
+    page.click(".forms >> role=button[name=Change]")
+    page.wait_for_selector('.cm-content >> text=run_in: loop, description: "Tells: the time"}')
+    page.wait_for_selector(".cm-content >> text=# A tool that never helps")
+    page.click(".forms >> role=button[name=lookup]")
+    page.fill(".forms [aria-label='New name']", "find")
+    page.click(".forms >> role=button[name=Rename]")
+    page.wait_for_selector(".cm-content >> text=find: {kind: search, path")
+    page.click(".forms >> role=button[name=Delete]")
+    until(page, "!document.querySelector('.cm-content').textContent.includes('find: {kind')")
+    page.click(".cm-content")
+    for _ in range(4):
+        page.keyboard.press("Control+z")
+    until(page, "!document.querySelector('.cm-content').textContent.includes('lookup')")
+
+
 # By keyboard alone
 
 

@@ -116,6 +116,36 @@ def test_completions_and_hovers_are_served(root: Path) -> None:
     served((root,), play)
 
 
+def test_an_entry_is_changed_in_a_text_that_is_not_saved(root: Path) -> None:
+    async def play(ask: Asks) -> None:
+        body = {"path": "small.yaml", "text": SMALL, "group": "tools"}
+        told = await ask.fine("POST", "/api/language/form", body)
+        assert told["entries"] == {"calculate": {"kind": "calculator"}}
+        change = {**body, "name": "calculate", "values": {"retries": 2}}
+        made = (await ask.fine("POST", "/api/language/edit", change))["text"]
+        assert made == SMALL.replace("{kind: calculator}", "{kind: calculator, retries: 2}")
+        assert (root / "small.yaml").read_text(encoding="utf-8") == SMALL
+        assert "values: expected an object" in await ask.refused("POST", "/api/language/edit", {**change, "values": 1})
+        assert await ask.refused("POST", "/api/language/edit", {**change, "text": "a: ["})
+        assert "not below" in await ask.refused("POST", "/api/language/edit", {**change, "path": "/etc/hosts.yaml"})
+
+    served((root,), play)
+
+
+def test_an_entry_is_renamed_and_deleted_in_a_text_that_is_not_saved(root: Path) -> None:
+    async def play(ask: Asks) -> None:
+        body = {"path": "small.yaml", "text": SMALL, "group": "tools", "name": "calculate"}
+        made = await ask.fine("POST", "/api/language/rename", {**body, "to": "sum"})
+        assert made == {"text": SMALL.replace("calculate:", "sum:"), "left": made["left"]}
+        assert "to: expected text" in await ask.refused("POST", "/api/language/rename", body)
+        gone = await ask.fine("POST", "/api/language/delete", body)
+        assert "calculate" not in gone["text"]
+        assert "no such entry" in await ask.refused("POST", "/api/language/delete", {**body, "name": "none"})
+        assert (root / "small.yaml").read_text(encoding="utf-8") == SMALL
+
+    served((root,), play)
+
+
 @pytest.mark.slow
 def test_a_text_is_compiled_without_being_saved(root: Path) -> None:
     async def play(ask: Asks) -> None:

@@ -52,6 +52,7 @@ export interface Wiring {
 }
 export interface Editor {
   text: () => string;
+  replace: (text: string) => void;
   faults: (faults: SpecFault[]) => void;
   go: (line: number, column: number) => void;
   focus: () => void;
@@ -210,6 +211,20 @@ export function mount(parent: HTMLElement, wiring: Wiring): Editor {
   scheme.addEventListener("change", follow);
   return {
     text: () => view.state.doc.toString(),
+    replace: text => {
+      const old = view.state.doc.toString(),
+        most = Math.min(old.length, text.length);
+      let from = 0,
+        same = 0; // only what differs is replaced, so that the cursor stays and one undo takes it back
+      while (from < most && old[from] === text[from]) from++;
+      while (same < most - from && old[old.length - 1 - same] === text[text.length - 1 - same]) same++;
+      const to = old.length - same;
+      view.dispatch({
+        changes: { from, to, insert: text.slice(from, text.length - same) },
+        effects: EditorView.scrollIntoView(from, { y: "nearest", yMargin: 60 }),
+        userEvent: "input",
+      });
+    },
     faults: faults => {
       const doc = view.state.doc;
       const found = faults.map((fault): Diagnostic => {

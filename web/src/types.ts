@@ -430,6 +430,20 @@ export interface Diagnosis {
   faults: SpecFault[];
   superseded?: boolean;
 }
+export interface FormField {
+  name: string;
+  doc: string;
+  type: string;
+  input: "choice" | "integer" | "number" | "text" | "any" | "json";
+  choices: Plain[];
+  default: Plain;
+  required: boolean;
+  shared: boolean;
+}
+export interface Forms {
+  entries: Record<string, Record<string, Plain>>;
+  kinds: Record<string, { doc: string; fields: FormField[] }>;
+}
 export interface Compiled {
   superseded?: boolean;
   prompt: { role: string; content: string }[];

@@ -19,6 +19,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from rlenv.checks.editor.tree import read_tree
 from rlenv.checks.sites import names_at
 from rlenv.dialects.built_in import ALIASES
 from rlenv.errors import SpecError, UsageError
@@ -108,6 +109,15 @@ def type_of(shape: Shape) -> str:
     return " or ".join(words)
 
 
+def types_of(shape: Shape) -> set[str]:
+    """The types of JSON that a place takes, without `null`; empty where it takes any."""
+    found: set[str] = set()
+    for flat in _flat(shape, None):
+        named = flat.get("type", ())
+        found.update([named] if isinstance(named, str) else named)
+    return found - {"null"}
+
+
 def _child(data: Any, key: str | int) -> Any:
     if isinstance(data, Mapping):
         return data.get(str(key))
@@ -147,6 +157,66 @@ def _holds(condition: Shape, data: Any) -> bool:
         return jsonschema_rs.is_valid(dict(condition), data)
     except ValueError:  # what JSON has no word for, such as a number that is not finite
         return False
+
+
+def form(text: str, group: str) -> dict[str, Any]:
+    """The data of a form that adds or changes an entry of a group, in a text that need not be readable as a whole.
+
+    `entries` are the values by name, as far as they can be read. `kinds` are by name what the kind is (`doc`) and its
+    `fields` in the language's order, each with `name`, `doc`, `type` in words, `input` (`choice`, `integer`, `number`,
+    `text`, `any` for JSON or else a text, `json`), `choices`, `default`, `required`, and `shared`: every kind has it.
+
+    Raises:
+        UsageError: the group's entries have no kinds.
+    """
+    named = fields(shapes_at({group: {"entry": {}}}, (group, "entry"))).get("kind")
+    kinds = [str(one) for one in choices([named[0]])] if named is not None else []
+    if not kinds:
+        raise UsageError(f"the entries of '{group[:40]}' have no kinds", key="group", hint="such as tools")
+    by_kind = {kind: fields(shapes_at({group: {"entry": {"kind": kind}}}, (group, "entry"))) for kind in kinds}
+    shared = set.intersection(*(set(found) for found in by_kind.values()))
+    held = read_tree(text).plain().get(group)
+    entries = held.items() if isinstance(held, Mapping) else ()
+    return {
+        "entries": {name: value for name, value in entries if isinstance(value, Mapping)},
+        "kinds": {
+            kind: {
+                "doc": _doc(group, kind),
+                "fields": [
+                    _field(name, shape, required=required, shared=name in shared)
+                    for name, (shape, required) in found.items()
+                    if name != "kind"
+                ],
+            }
+            for kind, found in by_kind.items()
+        },
+    }
+
+
+def _doc(group: str, kind: str) -> str:
+    shapes = shapes_at({group: {"entry": {"kind": kind}}}, (group, "entry"))
+    return next((str(one["description"]) for one in reversed(shapes) if "description" in one), "")
+
+
+def _field(name: str, shape: Shape, *, required: bool, shared: bool) -> dict[str, Any]:
+    types = types_of(shape)
+    listed = choices([shape])
+    if listed and types <= {"string", "boolean"}:
+        kind = "choice"
+    elif len(types) == 1 and types <= {"integer", "number", "string"}:
+        kind = next(iter(types)).replace("string", "text")
+    else:
+        kind = "any" if not types or "string" in types else "json"
+    return {
+        "name": name,
+        "doc": str(shape.get("description", "")),
+        "type": type_of(shape),
+        "input": kind,
+        "choices": list(listed) if kind == "choice" else [],
+        "default": shape.get("default"),
+        "required": required,
+        "shared": shared,
+    }
 
 
 _MAX_LINE = 1_000_000

@@ -5,10 +5,11 @@ import { go, param, post, put, query, say, useData, useKeys, type Refusal } from
 import type { Editor } from "../editor";
 import { Untrusted, UntrustedBlock } from "../text";
 import type { Compiled, Diagnosis, Job, Plain, SpecFault } from "../types";
+import { ToolForms } from "./forms";
 import { JobLog } from "./jobs";
 import { Play } from "./play";
 
-const TABS = ["compiled", "play", "checks"] as const;
+const TABS = ["compiled", "tools", "play", "checks"] as const;
 const nonce = (): string => document.querySelector<HTMLMetaElement>("meta[name=rlenv-nonce]")?.content ?? "";
 
 export function Workbench({ search }: { search: string }) {
@@ -219,6 +220,17 @@ function Bench({
                 text={now}
                 still={state !== "checking" && !wrong.length}
                 state={wrong.length ? "" : state}
+              />
+            ) : tab === "tools" ? (
+              <ToolForms
+                key={path}
+                path={path}
+                text={now}
+                onText={(next, was) => {
+                  if (editor.current?.text() !== was) return false;
+                  editor.current.replace(next);
+                  return true;
+                }}
               />
             ) : tab === "play" ? (
               <Play spec={path} text={now} />
