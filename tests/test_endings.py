@@ -106,7 +106,7 @@ TRUNCATED: dict[str, Way] = {
     "before the first turn": ([], {}),
 }
 FAILED: dict[str, Way] = {
-    "resource": ([], {"resources.world.function": "tools.py:gone"}),
+    "resource": ([], {"resources.world.factory": "tools.py:gone"}),
     "prompt": ([], {"prompt.user": "{{ task.there_is_none }}"}),
     "backend": ([CALL, CALL.replace("calculate", "outage").replace('"expression": "2 + 3"', "")], {}),
 }

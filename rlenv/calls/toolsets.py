@@ -21,6 +21,7 @@ from rlenv.errors import EpisodeError, UsageError
 from rlenv.language.functions import failure
 from rlenv.language.spec import EnvSpec, ToolSpec
 from rlenv.language.templates import Template, TemplateError, compile_template, template_of, texts_in
+from rlenv.language.yamlwords import former_names
 from rlenv.messages import ToolResult
 from rlenv.tools.base import Ends, RowTools, Tool, ToolContext, ends_once, policy_of
 
@@ -42,6 +43,8 @@ def options_of(entry: ToolSpec, *, vars: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(url := options.get("url"), str):
         # A constant may hold the server, and a part of the path with it.
         options["url"] = _SERVER.sub("", _CONSTANT.sub(lambda one: _constant(one, vars), url), count=1)
+    was = former_names("tools", entry.kind)  # by which tapes know them
+    options = {was.get(key, key): value for key, value in options.items()}
     read = {name: value for text in texts_in(options) for name, value in _read(text, vars)}
     return {**options, "vars": read} if read else options
 

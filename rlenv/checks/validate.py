@@ -155,7 +155,7 @@ def validate_loaded(loaded: LoadedSpec, *, plays: bool = True, reader: Endpoint 
 
 
 def _report(document: SourceDocument, found: Iterable[Finding], not_checked: tuple[str, ...]) -> Report:
-    ordered = in_order(found, document)
+    ordered = in_order([*found, *document.former()], document)
     warnings = dict.fromkeys(one for one in ordered if one.level == "warning" and not document.allows(one))
     return Report(1, tuple(one for one in ordered if one.level == "fault"), not_checked, tuple(warnings))
 

@@ -7,12 +7,15 @@ on another one (`extends`) and be overridden key by key; each value keeps the fi
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlenv._base.bounded import abridged
 from rlenv._base.paths import is_file, is_folder, leads_out, names_in, read_file
@@ -20,6 +23,7 @@ from rlenv._base.text import did_you_mean
 from rlenv.errors import Finding, SpecError
 from rlenv.language.shipped import harbor_splits, of_harbor
 from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text, text_span
+from rlenv.language.yamlwords import rename
 
 __all__ = ["SourceDocument", "Span", "override_value", "parse_source", "read_source"]
 
@@ -70,6 +74,23 @@ class SourceDocument:
     def overridden(self) -> tuple[str, ...]:
         """The dotted paths that overrides have replaced, sorted; one under another that came later is not told."""
         return tuple(sorted(".".join(map(str, keys)) for keys, span in self._values.items() if _is_set(keys, span)))
+
+    def written(self) -> dict[str, Any]:
+        """The data with each key by the name that its file gives it."""
+        former = sorted((keys for keys, span in self._keys.items() if span.was), key=len, reverse=True)
+        data = copy.deepcopy(dict(self.data)) if former else dict(self.data)
+        for keys in former:
+            holder: Any = functools.reduce(operator.getitem, keys[:-1], cast(Any, data))
+            holder[self._keys[keys].was] = holder.pop(keys[-1])
+        return data
+
+    def former(self) -> list[Finding]:
+        """A warning for each key that is written by a name that it had."""
+        found = [(keys, span.was, str(keys[-1])) for keys, span in self._keys.items() if span.was]
+        return [
+            self.warning(keys, f"'{was}' is called '{name}' now", f"write '{name}'", "former-name", at="key")
+            for keys, was, name in found
+        ]
 
     def key_span(self, path: PathLike) -> Span:
         """The place of the key at `path`, or else of the nearest parent that exists."""
@@ -278,6 +299,7 @@ def read_source(
     root = _read_tree(file, chain=(), files=files, shown=os.fspath(path), text=text)
     for key, value in (set or {}).items():
         _override(root, key, override_value(key, value) if isinstance(value, str) else value)
+        rename(root)
     root = _below_it(root)
     _write_out(root, "", files)
     return _flatten(root, file, tuple(files))
@@ -328,6 +350,7 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
     assert isinstance(root.value, dict)
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
+        rename(root)
         return root
     parents = extends.value if isinstance(extends.value, list) else [extends]
     below = Node({}, root.span)
@@ -336,7 +359,9 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
         assert isinstance(one.value, dict)
         one.value.pop("extends", None)
         below = _merge(below, one, ())
-    return _merge(below, root, ())
+    merged = _merge(below, root, ())
+    rename(merged)
+    return merged
 
 
 def _parent(named: Node, path: Path, seen: tuple[Path, ...], files: list[Path]) -> Node:

@@ -84,7 +84,7 @@ def loaded_of(document: SourceDocument) -> LoadedSpec:
         SpecError: with every fault of the document, in order of place.
     """
     spec = type_document(document)
-    content = {key: value for key, value in document.data.items() if key != "extends"}
+    content = {key: value for key, value in document.written().items() if key != "extends"}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
 

@@ -62,6 +62,8 @@ class Span:
     end: int = 0
     style: str = ""
     source: _Text | None = None
+    was: str = ""
+    """Of a key: the former name under which it was written."""
 
     def quote(self, line: int) -> str:
         """A line of the file without its newline, "" where there is none."""

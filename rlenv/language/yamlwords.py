@@ -1,16 +1,25 @@
-"""Words that are not the language's own: PyYAML's errors, converted here alone."""
+"""Words that are not the language's own: PyYAML's errors, converted here alone, and keys that had another name."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from rlenv.errors import SpecError
+
+if TYPE_CHECKING:
+    from rlenv.language.yamltree import Node
+
 WORDS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """What is said of faults, as data."""
+FORMER: Final[Mapping[str, Mapping[str, str]]] = WORDS["former"]
+"""Names that keys had, with the present ones, by the place of their mapping; behind `:` its kinds, or the rule."""
 
 
 def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
@@ -28,3 +37,48 @@ def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
             return message.format(*match.groups()), told["fix"].format(), mark
     context = f" ({error.context})" if error.context else ""
     return f"this is not YAML: {problem}{context}", "check the indentation and the quotes here", mark
+
+
+def rename(root: Node) -> None:
+    """Gives each key of a tree that has a former name its present one; the key's place says how it `was` written.
+
+    Raises:
+        SpecError: a file has both names in one mapping.
+    """
+    for place, words in FORMER.items():
+        for path, node in _at(root, place.split("."), ()):
+            assert isinstance(node.value, dict)
+            held: dict[str, Node] = {}
+            for key, child in node.value.items():
+                name, at = words.get(key, key), child.key
+                if name in held and at and (other := held[name].key) and at.file == other.file:
+                    message = f"found '{at.was or key}' beside '{other.was or name}'; both are '{name}'"
+                    raise SpecError([at.fault(".".join((*path, key)), message, "remove one of them")])
+                held[name] = child
+                if name != key and at:
+                    child.key = replace(at, was=key)
+            node.value = held
+
+
+def former_names(place: str, kind: str) -> dict[str, str]:
+    """The former names of an entry's keys by their present ones, such as those of `tools` of kind `command`."""
+    found = [words for at, words in FORMER.items() if at.startswith(f"{place}.*:") and kind in re.split(r"[:|]", at)]
+    return {name: was for words in found for was, name in words.items()}
+
+
+def _at(node: Node, parts: list[str], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The mappings at a place of `FORMER`, with their paths."""
+    if not parts:
+        if isinstance(node.value, dict):
+            yield path, node
+        return
+    name, _, kinds = parts[0].partition(":")
+    held = node.value.items() if isinstance(node.value, dict) else ()
+    for key, child in enumerate(node.value) if isinstance(node.value, list) else held:
+        if name in (key, "*") and (not kinds or _kind(child.value) in kinds.split("|")):
+            yield from _at(child, parts[1:], (*path, str(key)))
+
+
+def _kind(value: Any) -> Any:
+    named = [value[key].value for key in ("rule", "kind") if key in value] if isinstance(value, dict) else []
+    return named[0] if named else ""

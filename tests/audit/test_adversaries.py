@@ -193,7 +193,7 @@ REFUNDS = {
 }
 GUESSES = {"more": "tools: {guess: {kind: python, function: 'tools.py:guess', inject: [task]}}\nlimits: {turns: %d}"}
 CALC = "tools: {calculate: {kind: calculator}}"
-PYTHON = "{kind: rule, function: 'tools.py:%s'}"
+PYTHON = "{kind: rule, python: 'tools.py:%s'}"
 NUMBER = "{kind: rule, rule: numeric_match}"
 FORM = f"{NUMBER}\n  form: {{kind: rule, rule: answered, weight: 0.05}}"
 COST = "{kind: rule, rule: numeric_match}\n  cost: {kind: rule, function: 'tools.py:calls', weight: %s}"

@@ -136,7 +136,7 @@ def test_a_tool_that_nobody_is_offered_is_called_by_rewards_alone(make_environme
 def test_a_row_declares_tools_of_its_own(make_environment: Any, form: str) -> None:
     tools: Any = [WEATHER] if form == "list" else json.dumps([WEATHER])
     text = SPEC[: SPEC.index("  add:")] + (
-        '  row: {kind: python, function: "tools.py:api", inject: [task], tools: "{{ task.tools }}"}\n'
+        '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "{{ task.tools }}"}\n'
         'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     environment = make_environment(text, tools=FUNCTIONS)
@@ -150,7 +150,7 @@ def test_a_row_declares_tools_of_its_own(make_environment: Any, form: str) -> No
 
 def test_arguments_that_do_not_fit_may_be_left_to_the_api(make_environment: Any) -> None:
     text = SPEC[: SPEC.index("  add:")] + (
-        '  row: {kind: python, function: "tools.py:api", inject: [task], tools: "{{ task.tools }}", strict: false}\n'
+        '  row: {kind: python, function: "tools.py:api", inject: [task], schemas: "{{ task.tools }}", strict: false}\n'
         'rewards: {seen: {kind: rule, function: "tools.py:seen"}}\n'
     )
     environment = make_environment(text, tools=FUNCTIONS)
@@ -240,7 +240,7 @@ rlenv: 1
 name: kept
 tasks: {train: {rows: [{id: 0}]}}
 prompt: {user: "Go."}
-tools: {api: {kind: python, function: "tools.py:api", tools: "{{ task.tools }}", %s}}
+tools: {api: {kind: python, function: "tools.py:api", schemas: "{{ task.tools }}", %s}}
 rewards: {length: {kind: rule, rule: turn_count, max: 9}}
 """
 COUNTED = """

@@ -78,7 +78,7 @@ def test_the_tools_that_a_row_declares_are_listed_called_and_checked(
 ) -> None:
     path = tmp_path / "rows.yaml"
     rows = "[{question: a, tools: [{name: a.b}]}, {question: b, tools: [{name: c}]}]"
-    entry = '{kind: python, function: "tools.py:api", tools: "{{ task.tools }}"}'
+    entry = '{kind: python, function: "tools.py:api", schemas: "{{ task.tools }}"}'
     path.write_text(
         SPEC.replace('[{question: "What is 2 + 3?", answer: 5}]', rows).replace("{kind: calculator}", entry)
     )

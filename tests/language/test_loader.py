@@ -11,6 +11,7 @@ from rlenv.language.document import read_source
 from rlenv.language.loader import load_spec
 from rlenv.language.schema import json_schema
 from rlenv.language.type_faults import ELSEWHERE, found, listed
+from rlenv.language.yamlwords import FORMER
 from rlenv.tools.calculator import CalculatorSpec
 
 TEXT = """
@@ -123,6 +124,70 @@ def test_values_of_any_type_are_faults_and_never_other_errors(tmp_path: Path, ke
         for fault in error.faults:
             assert fault.message
             assert fault.path
+
+
+FORMER_TEXT = """
+rlenv: 1
+name: small
+tasks: {train: {rows: [{answer: "1"}]}}
+prompt: {user: "?"}
+tools: {say: {kind: command, ARGV: [echo, hi], STATUS: [0]}}
+rewards: {correct: {kind: rule, rule: contains, MATCH: MODE}}
+"""
+OLD = {"ARGV": "argv", "STATUS": "expect_exit", "MATCH": "match"}
+NEW = {"ARGV": "command", "STATUS": "expect", "MATCH": "mode"}
+
+
+def named(folder: Path, *tables: dict[str, str], name: str = "spec.yaml") -> Path:
+    text = FORMER_TEXT
+    for was, word in [pair for table in tables for pair in table.items()]:
+        text = text.replace(was, word)
+    return write(folder, text, name)
+
+
+def test_a_key_is_read_by_the_name_that_it_had(tmp_path: Path) -> None:
+    old, new = (
+        load_spec(named(tmp_path, names, {"MODE": "all"}, name=f"{names['ARGV']}.yaml")) for names in (OLD, NEW)
+    )
+    assert old.spec == new.spec
+    found = old.document.former()
+    assert [(one.line, one.level, one.code) for one in found] == [(6, "warning", "former-name")] * 2 + [
+        (7, "warning", "former-name")
+    ]
+    assert "'argv' is called 'command' now" in found[0].message
+    assert not new.document.former()
+    assert old.document.written()["tools"]["say"]["argv"] == ["echo", "hi"]
+
+
+def test_a_fault_below_a_former_name_is_at_its_place(tmp_path: Path) -> None:
+    faults = []
+    for names in (OLD, NEW):
+        with pytest.raises(SpecError) as caught:
+            load_spec(named(tmp_path, {**names, "MATCH": "mode" if names is NEW else "match"}, {"MODE": "some"}))
+        faults.append([(one.line, one.message, one.hint) for one in caught.value.faults])
+    assert faults[0] == faults[1]
+
+
+def test_the_later_name_of_a_key_wins_whatever_name_it_has(tmp_path: Path) -> None:
+    named(tmp_path, NEW, {"MODE": "all"}, name="base.yaml")
+    child = write(tmp_path, "extends: base.yaml\ntools: {say: {argv: [ls]}}\n", "child.yaml")
+    assert load_spec(child).spec.tools["say"].command == ("ls",)  # type: ignore[attr-defined]
+    loaded = load_spec(child, set={"tools.say.argv": ["pwd"]})
+    assert loaded.spec.tools["say"].command == ("pwd",)  # type: ignore[attr-defined]
+    assert loaded.document.overridden == ("tools.say.command",)
+
+
+def test_a_mapping_has_a_key_once(tmp_path: Path) -> None:
+    path = write(tmp_path, FORMER_TEXT.replace("ARGV: [echo, hi]", "argv: [a], command: [b]"))
+    with pytest.raises(SpecError, match="found 'command' beside 'argv'; both are 'command'"):
+        load_spec(path)
+
+
+def test_every_former_name_leads_to_a_key_and_is_none() -> None:
+    known = {key for entry in json_schema()["$defs"].values() for key in entry.get("properties", ())}
+    for words in FORMER.values():
+        assert set(words.values()) <= known
+        assert not set(words) & set(words.values())
 
 
 def test_a_key_of_another_library_is_told_where_this_language_says_it(tmp_path: Path) -> None:

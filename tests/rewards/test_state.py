@@ -125,7 +125,7 @@ def test_the_state_is_that_after_the_gold_calls(
     assert books(environment, actions, gold, circle=circle).value == value
 
 
-@pytest.mark.parametrize("keys", [", of: [shop.orders]", ', function: "tools.py:orders"'])
+@pytest.mark.parametrize("keys", [", of: [shop.orders]", ', by: "tools.py:orders"'])
 def test_a_part_alone_may_be_compared(make_environment: Any, keys: str) -> None:
     environment = make_environment(SPEC % keys, tools=FUNCTIONS)
     noted = [call("note", text="x"), call("cancel", order="a")]
@@ -216,7 +216,7 @@ def test_a_part_that_no_row_makes_is_a_fault_of_the_spec(
 def test_a_plain_function_of_a_state_is_called_in_a_thread(make_environment: Any) -> None:
     functions = FUNCTIONS.replace("return sorted(", "assert threading.current_thread() is not MAIN\n    return sorted(")
     functions = "import threading\nMAIN = threading.current_thread()\n" + functions
-    assert books(make_environment(SPEC % ', function: "tools.py:orders"', tools=functions), [], []).value == 1
+    assert books(make_environment(SPEC % ', by: "tools.py:orders"', tools=functions), [], []).value == 1
 
 
 def test_faults_that_the_spec_puts_in_spare_the_gold_calls(make_environment: Any) -> None:

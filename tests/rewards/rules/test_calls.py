@@ -20,7 +20,7 @@ rlenv: 1
 name: calls
 tasks: {train: {rows: [{n: 0}]}}
 prompt: {user: "Do it."}
-tools: {api: {kind: python, function: "tools.py:api", tools: "{{ task.tools }}"}}
+tools: {api: {kind: python, function: "tools.py:api", schemas: "{{ task.tools }}"}}
 limits: {turns: 1}
 rewards: {right: {kind: rule, rule: calls_match%s}}
 """

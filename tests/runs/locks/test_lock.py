@@ -314,7 +314,7 @@ def test_the_images_of_every_row_count(folder: Path) -> None:
 
 
 def test_the_order_of_parameters_counts_since_the_prompt_shows_it(folder: Path) -> None:
-    tool = {"kind": "command", "command": ["echo"]}
+    tool = {"kind": "command", "argv": ["echo"]}
     a, b = ({"tools.say": {**tool, "parameters": {x: "string?", y: "string?"}}} for x, y in ("xy", "yx"))
     assert differences(locked(folder, set=a), locked(folder, set=b)) == {"prompts: tools"}
 

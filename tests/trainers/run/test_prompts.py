@@ -27,7 +27,7 @@ rlenv: 1
 name: rows
 tasks: {{train: {{rows: {rows}}}}}
 prompt: {{user: "Go."}}
-tools: {{row: {{kind: python, function: "tools.py:api", tools: "{{{{ task.tools }}}}"}}}}
+tools: {{row: {{kind: python, function: "tools.py:api", schemas: "{{{{ task.tools }}}}"}}}}
 rewards: {{calls: {{kind: rule, rule: valid_calls}}}}
 """,
         tools="def api(name: str, arguments: dict) -> str:\n    return name\n",
