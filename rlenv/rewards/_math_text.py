@@ -15,7 +15,21 @@ _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
 _RUN = re.compile(r"\s{3,}")
 _LARGE = re.compile(r"[eE]\s*[+-]?\d{4}")
-_DASHES = str.maketrans("\u2013\u2014", "--")
+_COMMANDS = {
+    "·": "cdot",
+    "×": "times",
+    "÷": "div",
+    "±": "pm",
+    "≤": "le",
+    "≥": "ge",
+    "≠": "ne",
+    "∞": "infty",
+    "∪": "cup",
+}
+_SIGNS = str.maketrans({"\u2013": "-", "\u2014": "-", **{sign: f"\\{name} " for sign, name in _COMMANDS.items()}})
+_RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_ROOT_OF = re.compile(r"√\s?(?:(\d{1,40}|[A-Za-z])|(?=\())")
+_ENDING = re.compile(r"(?<=\d)(?:\s?[€£¥¢]|\s?\^\s?(?:\{\s?)?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\}?)")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"[+-]?\s*[1-9]\d{0,2}(?: \d{3}){1,20}(?:\.\d*)?")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
@@ -78,7 +92,13 @@ _BASED = re.compile(
 _ABOUT = re.compile(r"(?:\\(?:approx|approxeq|sim|simeq|cong)(?![A-Za-z])|≈|~)\s*")
 _ONLY_ONE = re.compile(r"\[([^\[\],]*)\]|\\\{([^{},]*)\\\}")
 _PLAIN_WORD = re.compile(r"(?<![\\A-Za-z])(pi|theta|alpha|beta|gamma|infinity|infty)(?![A-Za-z])")
-_NAME = re.compile(r"[A-Za-z](?:_?\{?\w{0,12}\}?)?(?:\([A-Za-z0-9, ]{0,24}\))?'{0,3}|\\[A-Za-z]+(?:_\{?\w{0,12}\}?)?")
+_GREEK = (
+    r"(?:var)?(?:[aA]lpha|[bB]eta|[gG]amma|[dD]elta|[eE]psilon|[zZ]eta|[eE]ta|[tT]heta|[iI]ota|[kK]appa|[lL]ambda|[mM]u|"
+    r"[nN]u|[xX]i|[pP]i|[rR]ho|[sS]igma|[tT]au|[uU]psilon|[pP]hi|[cC]hi|[pP]si|[oO]mega|ell)"
+)
+_NAME = re.compile(
+    rf"[A-Za-z](?:_?\{{?\w{{0,12}}\}}?)?(?:\([A-Za-z0-9, ]{{0,24}}\))?'{{0,3}}|\\{_GREEK}(?:_\{{?\w{{0,12}}\}}?)?"
+)
 
 
 def bare(text: str) -> str:
@@ -88,16 +108,17 @@ def bare(text: str) -> str:
     its sum.
     """
     if not text.isascii():
-        text = ascii_form(text.translate(_DASHES))
+        text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_RAISED_DIGITS)}}}", text.translate(_SIGNS))
+        text = ascii_form(_ROOT_OF.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else "sqrt", text))
     # Between two optional parts a run of spaces can be split at any place, and there are many such pairs below.
     text = _unwrapped(_OF_DEGREES.sub(_in_radians, _RUN.sub("  ", text)))
     if (repeats := _REPEATS.fullmatch(text)) is not None:
         return _written(_repeating(repeats))
-    text = _BASED.sub(_in_ten, text)
-    text = re.sub(r"^([+-]?)\s*\\?\$\s*", r"\1", text)
+    text = _BASED.sub(_in_ten, text).replace("°", r"^{\circ}").replace("**", "^")
+    text = _unended(re.sub(r"^([+-]?)\s*(?:\\?\$|[€£¥])\s*", r"\1", text))
     text = _THOUSANDS.sub("", text)
     text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
-    percent = re.fullmatch(r"([^%]*?)\s*\\?%", text)
+    percent = re.fullmatch(r"([^%]*?)\s*(?:\\?%|percent)", text)
     if percent is not None:
         text = percent[1].strip()
         number = plain_number(text) if _LARGE.search(text) is None else None
@@ -111,6 +132,14 @@ def bare(text: str) -> str:
         return text
     text = _PLAIN_WORD.sub(lambda found: "\\infty " if found[1] == "infinity" else f"\\{found[1]} ", text)
     return _rooted(_EXPONENT.sub(r"\1*10^{\2}", text))
+
+
+def _unended(text: str) -> str:
+    """Without what may follow an expression: a sign of money, the ending of an ordinal, a mark, spaces of TeX's."""
+    text = text.rstrip(",;~\\ ")
+    *_, last = [None, *_ENDING.finditer(text)]
+    text = text[: last.start()] if last is not None and last.end() == len(text) else text
+    return text[:1] + text[1:].replace("~", " ")  # at the beginning it says that a number is near
 
 
 def _sum(mixed: re.Match[str]) -> Fraction | None:
@@ -239,7 +268,7 @@ def is_prose(text: str, *, allowed: frozenset[str]) -> bool:
 
     `allowed` are the words that it may hold.
     """
-    if _BESIDE.search(_MIXED.sub(lambda mixed: str(_sum(mixed) or mixed[0]), text)):
+    if _BESIDE.search(_MIXED.sub(lambda mixed: str(_sum(mixed) or mixed[0]), _TEXT.sub(r" \1 ", text))):
         return True
     flat = _flat(text)
     for match in _WORD.finditer(flat):

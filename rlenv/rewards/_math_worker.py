@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import socket
 import warnings
 from collections.abc import Callable
@@ -23,14 +24,17 @@ _MEMORY_BYTES = 1 << 30
 # Decimals are compared to so many places: one that is right to twelve was computed, not guessed.
 _PLACES = 12
 _GOLDS_KEPT = 512
+_INNER = re.compile(r"\$|\\(?:boxed|fbox)|(?<!\\)\\[(\[]")
+"""What the library takes an expression out of, and leaves the rest."""
 
 
 def _parse(text: str) -> list[Any]:
     """The meaning of `text` as one expression, [] where it cannot be read."""
-    if "$" in text or "\\boxed" in text:
+    if _INNER.search(text):
         return []
     library: Any = importlib.import_module("math_verify")  # it has no types
-    found = list(library.parse(f"${text}$", parsing_timeout=None, fallback_mode="no_fallback"))
+    whole = [library.LatexExtractionConfig()]  # in its other ways it takes a number out of what it cannot read
+    found = list(library.parse(f"${text}$", whole, parsing_timeout=None, fallback_mode="no_fallback"))
     if "i" in text:
         sympy: Any = importlib.import_module("sympy")
         found = [_with_unit(one, sympy) if isinstance(one, sympy.Basic) else one for one in found]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlenv.errors import RewardError
 from rlenv.testing.rewards import measure, reward_context
 
 pytest.importorskip("math_verify", reason="the extra `math` is not installed")
@@ -89,11 +90,26 @@ x+i | i+x
 \{1,2\} | \{2,1\}
 [0,1) | [0, 1)
 7 | 7.0
+7, | 7
+7~\text{cm} | 7
+7\, | 7
+7^{\text{th}} | 7
+5€ | 5
+10 percent | 0.1
+45° | 45
+7² | 49
+x⁻² | x^{-2}
+2√3 | 2\sqrt{3}
+√(x+1) | \sqrt{x+1}
+7·8 | 56
+7 × 8 | 56
+x ≤ 7 | x \le 7
+2**3 | 8
+\theta = 7 | 7
 """
 
 DIFFERENT = r"""
 1 00 | 100
-0,001,500 | 1500
 2ix | 2x
 \sin 60^\circ | \sin 60
 \sin 30^\circ | 1
@@ -148,6 +164,26 @@ def test_a_notation_means_what_it_means(value: float, table: str) -> None:
         != value
     ]
     assert wrong == []
+
+
+READ_IN_PART = r"""
+7|8 7||8 7\\8 7\8 7?8 7@8 7#8 7&8 7`8 7^ 7_ 7{8 7}8 7) 7] 7> 7| 7/ 7* 7+ 7- 7>8 7!=8 7... 7\cdot 7\pm 7\ge 7\neq 7\not
+7\%8 7\color{red}8 7\cancel{8} 7\hspace{1cm}8 7\tag{8} 7\text{8} 7\mathbf{8} 7\in{A} 8\fbox{7} \fbox{7}8 \fbox{7},8
+\not=7 \ne=7 \ge=7 \lnot=7 \sim=7 \pm=7 \log=7 !=7 \ne{7} \not{7} \neg{7} \lnot{7} \ge{7} x\equiv7\pmod{9}
+\(7\)\(8\) 8\(7\) \[8\]\[7\] \begin{equation}7\end{equation}8
+"""
+
+
+def test_what_is_read_in_part_is_not_that_part() -> None:
+    texts = [*READ_IN_PART.split(), "8\n\\(7\\)", "\\[7\\]\n8", "7 or 8", "0,001,500"]
+    expect = ["7", "1500", "0.001"]
+    assert [text for text in texts if measure("math_equal", reward_context(answer=text), expect=expect).value] == []
+
+
+@pytest.mark.parametrize("gold", [r"2k\pi, k\in\mathbb{Z}", r"1, 2, \dots, n", "0,001,500", "7|8"])
+def test_a_gold_value_that_can_be_read_in_part_alone_is_refused(gold: str) -> None:
+    with pytest.raises(RewardError, match="cannot be read"):
+        measure("math_equal", reward_context(answer="2"), expect=gold)
 
 
 @pytest.mark.parametrize("answer", [r"\approx 7", "≈7", r"\sim 7", "~7"])
