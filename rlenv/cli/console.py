@@ -72,6 +72,11 @@ class Console(rich.console.Console):
             is_text = all(isinstance(one, str | Text) for one in objects)
             super().print(*objects, **{**({"soft_wrap": True} if is_text else {}), **options})
 
+    def say(self, *lines: str) -> None:
+        """Prints each line as it stands: no markup is read in it."""
+        for line in lines:
+            self.print(line, markup=False)
+
     def show(self, table: Table, *, spare: Sequence[str] = ()) -> None:
         """Prints a table of which no word is cut.
 
@@ -249,4 +254,4 @@ def show_spending(console: Console, spending: Spending) -> None:
 def show_spending_line(console: Console, spending: Spending) -> None:
     """The sums alone; nothing where nothing was asked."""
     if line := spending_line(spending):
-        console.print(line, markup=False, soft_wrap=True)
+        console.say(line)

@@ -199,9 +199,9 @@ def _show_worst(console: Console, done: Evaluation, out: str | None) -> None:
         total = one.reward.total
         what = f"reward {figure(total)}" if total is not None else "invalid"
         place = f"{one.split}/{one.task_index} seed {one.seed}"
-        console.print(f"{what}  {place}  {command} {id}", markup=False, soft_wrap=True)
+        console.say(f"{what}  {place}  {command} {id}")
     if out:
-        console.print(f"episodes and summary in {out}: {command}", markup=False)
+        console.say(f"episodes and summary in {out}: {command}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ def _show_bench(
     console.print(table)
     for name, times in latency.items():
         marks = " / ".join(f"{value * 1000:.2f}" for value in (times.p50_s, times.p90_s, times.p99_s))
-        console.print(f"{name}: {marks} ms at p50 / p90 / p99, {rows[-1].concurrency} episodes at once", markup=False)
+        console.say(f"{name}: {marks} ms at p50 / p90 / p99, {rows[-1].concurrency} episodes at once")
 
 
 _LISTED = 5

@@ -137,7 +137,7 @@ async def _run(
         if out is not None:
             id = out.append(trajectory, stage.facts_of(trajectory, mode=actor.mode))
             if id:
-                console.print(f"rlenv view {shlex.quote(args.out or '')} {id}", markup=False, soft_wrap=True)
+                console.say(f"rlenv view {shlex.quote(args.out or '')} {id}")
     return 1 if out is not None and out.lost else 0
 
 

@@ -406,7 +406,7 @@ def _diff(args: LockCommand, a: Lock, b: Lock) -> int:
         console.print(f"no difference: {a.hash12}")
         return 0
     for side, name in zip("AB", args.of, strict=True):
-        console.print(f"{side} {name}", markup=False)
+        console.say(f"{side} {name}")
     table = Table("", "", "A", "B", box=None)
     for column, style in zip(table.columns[:2], ("bold", "cyan"), strict=True):
         column.style, column.no_wrap = style, True

@@ -72,8 +72,7 @@ class PreflightCommand(Options):
             write_json(report.as_dict(), indent=2)
             return 0 if report.is_ready else 1
         console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        for line in lines_of(report):
-            console.print(line, markup=False)
+        console.say(*lines_of(report))
         show_spending_line(console, so_far())
         console.print(f"[{'green' if report.is_ready else 'red'}]{report.outcome}[/]")
         return 0 if report.is_ready else 1
@@ -236,26 +235,24 @@ def _fields(report: CollectReport) -> dict[str, object]:
 
 def _show(report: CollectReport, console: Console) -> None:
     manifest = report.manifest
-    console.print(
-        f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}",
-        markup=False,
+    console.say(
+        f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}"
     )
     for reason, count in sorted(manifest.rejected.items(), key=lambda one: -one[1]):
-        console.print(f"  rejected  {count:>6}  {reason}", markup=False)
+        console.say(f"  rejected  {count:>6}  {reason}")
     shown = list(manifest.kinds.items())
     for kind, count in shown[:_MOST_KINDS]:
-        console.print(f"  taken     {count:>6}  {manifest.balance}={kind}", markup=False)
+        console.say(f"  taken     {count:>6}  {manifest.balance}={kind}")
     if len(shown) > _MOST_KINDS:
-        console.print(f"  and {len(shown) - _MOST_KINDS} more values of {manifest.balance}", markup=False)
-    console.print(
+        console.say(f"  and {len(shown) - _MOST_KINDS} more values of {manifest.balance}")
+    console.say(
         f"{manifest.rows} rows, {manifest.tokens:,} tokens, {manifest.tokens_trained:,} of them trained; "
-        f"the longest row has {manifest.longest:,}",
-        markup=False,
+        f"the longest row has {manifest.longest:,}"
     )
     turns = manifest.turns_recorded + manifest.turns_anew
-    console.print(f"ids as sampled in {manifest.turns_recorded} of {turns} turns, else those of the text", markup=False)
+    console.say(f"ids as sampled in {manifest.turns_recorded} of {turns} turns, else those of the text")
     if manifest.differences:
         console.print(f"[red]{manifest.differences} observations after which the template would write otherwise[/red]")
     if "test" in manifest.splits:
-        console.print("these are episodes of the split 'test', on which `rlenv train` validates", markup=False)
-    console.print(f"rows in {report.folder}", markup=False)
+        console.say("these are episodes of the split 'test', on which `rlenv train` validates")
+    console.say(f"rows in {report.folder}")

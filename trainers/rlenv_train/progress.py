@@ -91,7 +91,7 @@ class Underway:
         self._update(line)
         if not self._console.is_terminal and now - self._last >= self._patience:
             self._last, self._patience = now, min(2 * self._patience, _MOST_PATIENCE_S)
-            self._console.print(line, markup=False)
+            self._console.say(line)
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ def train(arguments: argparse.Namespace, console: Console) -> int:
     )
 
     def prepared() -> None:
-        console.print(f"run folder  {folder}", markup=False)
+        console.say(f"run folder  {folder}")
         model, _ = first_model(arguments, specs, folder, console, limit_s=arguments.time_limit)
         facts = {"trainer": "trl", "seed": asked.seed, "asked": asdict(asked)}
         facts |= {"sources": [spec.source for spec in specs], "set": list(arguments.set)}
@@ -131,15 +131,15 @@ class _Run:
     def tried(self, model: str, *, step: int = 0) -> int:
         """Shows what a run would be, once TRL has accepted it; nothing is written or started."""
         asked, config, console = self.asked, self.config, self.console
-        console.print(f"run folder  {self.folder}\npolicy      {model}", markup=False)
+        console.say(f"run folder  {self.folder}\npolicy      {model}")
         for spec in self.specs:
             sizes = [(asked.own[f"{which}_split"], which) for which in ("train", "validation")]
             rows = [f"{len(spec.environment.tasks(split))} tasks of {split} ({which})" for split, which in sizes]
-            console.print(f"spec        {spec.name}: {', '.join(rows)}", markup=False)
+            console.say(f"spec        {spec.name}: {', '.join(rows)}")
         for part, values in (("run.", asked.own), ("", merged(asked.keys, self.folder, asked.seed, _on_cpu()))):
             for key, value in values.items():
-                console.print(f"  {part}{key}={value if part else getattr(config, key)}", markup=False)
-        console.print(f"nothing was started or written; steps {step} to {config.max_steps}", markup=False)
+                console.say(f"  {part}{key}={value if part else getattr(config, key)}")
+        console.say(f"nothing was started or written; steps {step} to {config.max_steps}")
         return 0
 
     def driven(self, prepare: Callable[[], None], unprepared: RunInfo | None = None, **options: Any) -> int:
@@ -211,9 +211,9 @@ class _Run:
             write_info(folder, info)
             facts: dict[str, Any] = {"shuffles": asked.shuffles, "held_out_tasks": len(held_out)}
             summarise(folder, info, how=follower.ended or "finished", seconds=time.monotonic() - started, **facts)
-        console.print(plot_text(curves_of(folder)), markup=False)
+        console.say(plot_text(curves_of(folder)))
         where = f"trained policy: {folder / 'trained'}" if state == "ended" else f"{folder / STOP} asked for the end"
-        console.print(f"{where}; summary.json stands in {folder}", markup=False)
+        console.say(f"{where}; summary.json stands in {folder}")
         return 0 if state == "ended" else 130
 
 
@@ -246,7 +246,7 @@ def _resumed(trl: Any, arguments: argparse.Namespace, console: Console) -> int:
     begun = replace(info, command=arguments.command, state="running", ended=0.0)
 
     def prepared() -> None:
-        console.print(f"run folder  {folder}\ngoes on from step {step}", markup=False)
+        console.say(f"run folder  {folder}\ngoes on from step {step}")
         _cut_metrics(folder / "metrics.jsonl", step)
         run.begin(begun, begun.policy, from_step=step)
 
@@ -351,7 +351,7 @@ def _follower(folder: Path, console: Console, *, limit_s: float | None) -> Any:
             shown = [f"{label} {value:.3f}" for label, value in figures(logs or {})]
             if shown:
                 seconds = time.monotonic() - started
-                console.print(f"step {state.global_step}  {', '.join(shown)}, {seconds:.0f} s", markup=False)
+                console.say(f"step {state.global_step}  {', '.join(shown)}, {seconds:.0f} s")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             if (folder / STOP).exists():

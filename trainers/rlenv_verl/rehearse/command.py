@@ -126,11 +126,9 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
     with stages.timed("everything"):
         with stages.timed("files, vocabulary and network"):
             scene = _prepared(arguments, mark)
-        console.print(f"run folder  {scene.plan.run.folder}", markup=False)
-        for line in scene.lines():
-            console.print(line, markup=False)
-        for line in lines_of(scene.preflight) if scene.preflight is not None else ():
-            console.print(line, markup=False)
+        console.say(f"run folder  {scene.plan.run.folder}")
+        console.say(*scene.lines())
+        console.say(*(lines_of(scene.preflight) if scene.preflight is not None else ()))
         folder = scene.plan.run.folder
         with locked(folder, wait_s=0.0) as lock, driving(folder), watched(_MARK, mark) as peak:
             ended = _played(scene, arguments, console, run_plan, lock, stages)
@@ -138,8 +136,7 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
             checks = [*_looked_at(scene), *_checked(scene, ended)]
     report = _report(scene, stages, peak, checks)
     (scene.plan.run.folder / "rehearsal.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    for line in _lines(report):
-        console.print(line, markup=False)
+    console.say(*_lines(report))
     return 0 if report["is_ok"] else 1
 
 
@@ -287,15 +284,14 @@ def _played(
         run, more = resumed(plan.run, steps=scene.before + 1)
         run.save()
         plan = plan_of(run, *more)
-        console.print(f"starts again from the checkpoint of step {run.attempts[-1].from_step}", markup=False)
+        console.say(f"starts again from the checkpoint of step {run.attempts[-1].from_step}")
         left = max(limit - (time.monotonic() - started), 0.0)
         with stages.timed("veRL, from the checkpoint"):
             ending, steps = run_plan(plan, console, time_limit_s=left, lock=lock)
     summarise(plan.run, ending, steps, seconds=time.monotonic() - started)
     if ending.how != "finished":
         log = plan.run.folder / "verl.log"
-        for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
-            console.print(line, markup=False)
+        console.say(*ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)))
     return plan
 
 

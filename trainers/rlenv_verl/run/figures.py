@@ -273,26 +273,24 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
         (first, start), (last, end) = points[0], points[-1]
         then = f"{start:.3f} at step {first}, " if len(points) > 1 else ""
         terms = "".join(f", {name} {value:.3f}" for name, value in summary["held_out_terms"].get(label, {}).items())
-        console.print(
-            f"held-out success, {label}: {then}{end:.3f} at step {last} ({summary['held_out_tasks']} tasks{terms})",
-            markup=False,
+        console.say(
+            f"held-out success, {label}: {then}{end:.3f} at step {last} ({summary['held_out_tasks']} tasks{terms})"
         )
     if summary["training"]:
         console.print(_training_table(summary["training"]))
     if summary["time_by_phase"]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_by_phase"].items() if share >= 0.005)
-        console.print(f"time of a step ({summary['mean_step_s']} s): {shares}", markup=False)
+        console.say(f"time of a step ({summary['mean_step_s']} s): {shares}")
     if summary["lost_episodes"]:
-        console.print(
-            f"episodes that are not kept, since the run's folder could not be written: {summary['lost_episodes']}",
-            markup=False,
+        console.say(
+            f"episodes that are not kept, since the run's folder could not be written: {summary['lost_episodes']}"
         )
     if said := summary["usage"]["said"]:
-        console.print(said, markup=False)
+        console.say(said)
     if summary["failed_episodes"]:
-        console.print(f"failed episodes: {summary['failed_episodes']}", markup=False)
+        console.say(f"failed episodes: {summary['failed_episodes']}")
         for reason, count in summary["failure_reasons"].items():
-            console.print(f"  {count} x {reason[:200]}", markup=False)
+            console.say(f"  {count} x {reason[:200]}")
 
 
 def _training_table(training: Mapping[str, Mapping[str, Any]]) -> Table:

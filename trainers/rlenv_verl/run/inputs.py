@@ -258,14 +258,13 @@ def carried_out(
             return work(arguments, console)
     except RlenvError as error:
         said = str(error) if isinstance(error, SpecError) else f"rlenv: {error}"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(said, markup=False)
+        Console(stderr=True, highlight=False, soft_wrap=True).say(said)
         return 2
     except NotReady as error:
-        for line in [*error.args[0], "nothing was started"]:
-            console.print(line, markup=False)
+        console.say(*error.args[0], "nothing was started")
         return EXIT_STATUS["failed"]
     except TimeIsUp:
-        console.print("the time limit was reached before veRL was started", markup=False)
+        console.say("the time limit was reached before veRL was started")
         return EXIT_STATUS["time_limit"]
     except KeyboardInterrupt:
         return EXIT_STATUS["interrupted"]

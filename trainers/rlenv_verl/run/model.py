@@ -26,7 +26,7 @@ from rlenv_verl.settings import tokens_at, value_at
 def heed(stop: Path, console: Console) -> None:
     """Ends the command like a Ctrl-C where the file asks for it."""
     if stop.exists():
-        console.print(f"{stop} asked for the end", markup=False)
+        console.say(f"{stop} asked for the end")
         raise KeyboardInterrupt
 
 
@@ -55,9 +55,9 @@ def first_model(
 
     if models := [f"{spec.name}: {name}" for spec in specs for name in asked_models(spec.environment)]:
         line = f"warm start  {', '.join(models)} would ask a model, and is answered for by “{STAND_IN}” meanwhile"
-        console.print(line, markup=False)
+        console.say(line)
     if not console.is_terminal:
-        console.print("warm start: making a tiny policy", markup=False)
+        console.say("warm start: making a tiny policy")
     with console.status("warm start: making a tiny policy") as status:
         underway = Underway(console, status.update)
 
@@ -67,8 +67,7 @@ def first_model(
 
         environments, settings = [spec.environment for spec in specs], WarmupSettings.within(limit_s)
         report = make_tiny_policy(environments, target, seed=arguments.seed or 0, settings=settings, progress=shown)
-    for line in report.lines:
-        console.print(line, markup=False)
+    console.say(*report.lines)
     return str(target), asdict(report)
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -93,18 +93,17 @@ def _tried(plan: Plan, arguments: argparse.Namespace, console: Console) -> int:
     text = command_text(_command(plan, run.metrics), run_variables(run, run.metrics), cwd=run.cwd)
     if resumed is None:
         (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
-    console.print(text, markup=False)
+    console.say(text)
     is_ready = _looks_ready(plan, resumed or run.folder, console, starts=False)
     left = f"everything is in {run.folder}" if resumed is None else "nothing was written"
-    console.print(f"\nnothing was started; {left}", markup=False)
+    console.say(f"\nnothing was started; {left}")
     return 0 if is_ready else 1
 
 
 def _looks_ready(plan: Plan, folder: Path, console: Console, *, starts: bool) -> bool:
     """Shows what the run would meet with the agent loops of a folder; False where it must not start."""
     report = check_before(plan.run, plan.config, loops=folder / "agent_loop.yaml", needs_weights=starts)
-    for line in lines_of(report):
-        console.print(line, markup=False)
+    console.say(*lines_of(report))
     return report.is_ready
 
 
@@ -130,7 +129,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     if not arguments.dry_run:
         stack.enter_context(driving(folder, _unprepared(arguments, specs)))
 
-    console.print(f"run folder  {folder}", markup=False)
+    console.say(f"run folder  {folder}")
     _say(variables, console)
     limit = arguments.time_limit or preset.run.get("time_limit_s")
     with time_is_up_at(started + limit if limit else None):
@@ -159,7 +158,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
-    locks = attempt_locks(plan.run, plan.config, from_step=0, say=_told(console))
+    locks = attempt_locks(plan.run, plan.config, from_step=0, say=console.say)
     return dataclasses.replace(plan, run=begun(plan.run, 0, locks=locks)), lock
 
 
@@ -192,7 +191,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     if arguments.eval:
         made_again(run)
         tasks, dry_run = arguments.validation_tasks, arguments.dry_run
-        run, more = validation_of(run, arguments.output, tasks=tasks, dry_run=dry_run, say=_told(console))
+        run, more = validation_of(run, arguments.output, tasks=tasks, dry_run=dry_run, say=console.say)
         if not dry_run:
             lock = _driven(run, stack, attempts=0)
     else:
@@ -202,7 +201,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
             run = _taken(arguments, overrides)
         made_again(run)
         run, more = resumed(
-            run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run, say=_told(console)
+            run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run, say=console.say
         )
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
     run = dataclasses.replace(run, environment=variables.values)
@@ -210,12 +209,11 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     trainer = plan.config["trainer"]
     step = step_of(Path(trainer["resume_from_path"]) if trainer["resume_mode"] == "resume_path" else None)
     what = "validates" if arguments.eval else "goes on from"
-    console.print(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}", markup=False)
+    console.say(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}")
     _say(variables, console)
     if not arguments.dry_run:
         run.save()
-        for line in changed_lines(run):
-            console.print(line, markup=False)
+        console.say(*changed_lines(run))
     return plan, lock
 
 
@@ -226,14 +224,9 @@ def _driven(run: Run, stack: ExitStack, *, attempts: int | None = None) -> int:
     return lock
 
 
-def _told(console: Console) -> Callable[[str], None]:
-    """Says what takes long."""
-    return lambda line: console.print(line, markup=False)
-
-
 def _say(variables: Variables, console: Console) -> None:
     for line in variables.said:
-        console.print(f"environment {line}", markup=False)
+        console.say(f"environment {line}")
 
 
 def _taken(arguments: argparse.Namespace, overrides: Sequence[str]) -> Run:
@@ -299,7 +292,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
 
     shutil.rmtree(run.watch, ignore_errors=True)  # what an earlier attempt waited for
     stage = Stage(episodes, run.watch, run.train_split, plan.episodes_a_step)
-    console.print(f"{stage.line()} (its log: {run.folder / 'verl.log'})", markup=False)
+    console.say(f"{stage.line()} (its log: {run.folder / 'verl.log'})")
 
     with console.status("veRL is starting") as status:
         underway, looked = Underway(console, status.update), 0.0
@@ -309,8 +302,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None)
             for read in figures.new():
                 entry = _corrected(read, plan, episodes)
                 steps.append(entry)
-                for line in step_lines(entry, total=plan.total_steps, seconds=seconds):
-                    console.print(line, markup=False)
+                console.say(*step_lines(entry, total=plan.total_steps, seconds=seconds))
                 underway.told()
             if seconds - looked >= _LOOK_EVERY_S:  # each look counts all episodes
                 looked = seconds
@@ -346,26 +338,21 @@ def _masked(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, console: Console) -> None:
-    console.print()
-    console.print(plot_text(series(steps)), markup=False)
-    console.print()
+    console.say("", plot_text(series(steps)), "")
     show_summary(summary, console)
-    console.print(
-        f"{summary['seconds']:.0f} s in all; summary.json, curve.png and its episodes in {folder}", markup=False
-    )
+    console.say(f"{summary['seconds']:.0f} s in all; summary.json, curve.png and its episodes in {folder}")
     if summary["trained"]:
-        console.print(f"trained policy: {summary['trained']}", markup=False)
+        console.say(f"trained policy: {summary['trained']}")
 
 
 def _explain(ending: Ending, run: Run, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
     if ending.how == "interrupted" and run.stop.exists():
-        console.print(f"{run.stop} asked for the end", markup=False)
-    for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
-        console.print(line, markup=False)
+        console.say(f"{run.stop} asked for the end")
+    console.say(*ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)))
     if not run.validation_only:
-        console.print(f"go on with: rlenv train --resume {run.folder}", markup=False)
+        console.say(f"go on with: rlenv train --resume {run.folder}")
 
 
 if __name__ == "__main__":

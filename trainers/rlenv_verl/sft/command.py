@@ -68,8 +68,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
                 run.save()
                 (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
                 left = f"everything is in {run.folder}"
-            console.print(text, markup=False)
-            console.print(f"\nnothing was started; {left}", markup=False)
+            console.say(text, "", f"nothing was started; {left}")
             return 0
         if run.machines > 1:
             raise UsageError(
@@ -77,11 +76,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
             )
         ending = _train(run, console, lock=lock)
         summary = finish(run, ending)
-    console.print()
-    console.print(summary.curve, markup=False)
-    console.print()
-    for line in summary.lines:
-        console.print(line, markup=False)
+    console.say("", summary.curve, "", *summary.lines)
     if ending.how != "finished":
         _explain(ending, run, console)
     return EXIT_STATUS[ending.how]
@@ -118,13 +113,12 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
 
 
 def _say(run: SftRun, console: Console) -> None:
-    console.print(f"run folder  {run.folder}", markup=False)
+    console.say(f"run folder  {run.folder}")
     left = f", {run.skipped} longer ones left out" if run.skipped else ""
     passes = run.steps / run.steps_an_epoch
-    console.print(
+    console.say(
         f"{run.rows} rows{left}, {run.steps} steps of {run.batch}: {passes:.2g} passes"
-        + (f", from step {run.attempts[-1].from_step}" if run.attempts and run.attempts[-1].from_step else ""),
-        markup=False,
+        + (f", from step {run.attempts[-1].from_step}" if run.attempts and run.attempts[-1].from_step else "")
     )
 
 
@@ -157,7 +151,7 @@ def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
             for step in steps if seconds < 0 else steps[:-1]:
                 if step.number not in told:
                     told.add(step.number)
-                    console.print(_line(step, run.steps), markup=False)
+                    console.say(_line(step, run.steps))
             status.update(f"step {steps[-1].number} of {run.steps}, {seconds:.0f} s" if steps else "veRL is starting")
 
         metrics.with_suffix(".store").unlink(missing_ok=True)
@@ -280,10 +274,9 @@ def _line(step: Step, total: int) -> str:
 def _explain(ending: Ending, run: SftRun, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
-    for line in ending_lines(ending, log, last=lambda: _last(log, since=ending.log_from)):
-        console.print(line, markup=False)
+    console.say(*ending_lines(ending, log, last=lambda: _last(log, since=ending.log_from)))
     if run.keeps:
-        console.print(f"go on with: rlenv sft --resume {run.folder}", markup=False)
+        console.say(f"go on with: rlenv sft --resume {run.folder}")
 
 
 def _last(log: Path, *, since: int) -> Iterator[str]:
