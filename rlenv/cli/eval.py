@@ -251,7 +251,20 @@ class BenchCommand(WithSpec, WithPolicy, WithPrices):
             }
             write_json(figures | measured | ({"usage": plain(spending)} if spending.roles else {}))
         else:
-            _show_bench(environment, self.policy, rows, latency, machine)
+            table = Table()
+            for name in ("at once", "episodes", "turns/s", "calls/s", "CPU µs/turn", "overlap", "slowest", "invalid"):
+                table.add_column(name, justify="right")
+            for row in rows:
+                cells = [f"{row.concurrency}", f"{row.episodes}", f"{row.turns_per_s:,.0f}", f"{row.calls_per_s:,.0f}"]
+                cells += [f"{row.cpu_us_a_turn:,.0f}", f"{row.overlap:.2f}", f"{row.slowest_s * 1000:,.1f} ms"]
+                table.add_row(*cells, f"{row.invalid}")
+            console = Console(soft_wrap=True)
+            about = ", ".join(f"{name} {value}" for name, value in machine.items())
+            console.print(f"{environment.id} · {self.policy} · {about}", markup=False, highlight=False)
+            console.print(table)
+            for name, times in latency.items():
+                marks = " / ".join(f"{value * 1000:.2f}" for value in (times.p50_s, times.p90_s, times.p99_s))
+                console.say(f"{name}: {marks} ms at p50 / p90 / p99, {rows[-1].concurrency} episodes at once")
             show_spending_line(Console(highlight=False), spending)
         return 1 if any(row.invalid for row in rows) else 0
 
@@ -302,29 +315,6 @@ async def _once(
         ),
         played,
     )
-
-
-def _show_bench(
-    environment: Environment,
-    policy: str,
-    rows: Sequence[BenchFigures],
-    latency: dict[str, Latency],
-    machine: dict[str, str],
-) -> None:
-    table = Table()
-    for name in ("at once", "episodes", "turns/s", "calls/s", "CPU µs/turn", "overlap", "slowest", "invalid"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        cells = [f"{row.concurrency}", f"{row.episodes}", f"{row.turns_per_s:,.0f}", f"{row.calls_per_s:,.0f}"]
-        cells += [f"{row.cpu_us_a_turn:,.0f}", f"{row.overlap:.2f}", f"{row.slowest_s * 1000:,.1f} ms"]
-        table.add_row(*cells, f"{row.invalid}")
-    console = Console(soft_wrap=True)
-    about = ", ".join(f"{name} {value}" for name, value in machine.items())
-    console.print(f"{environment.id} · {policy} · {about}", markup=False, highlight=False)
-    console.print(table)
-    for name, times in latency.items():
-        marks = " / ".join(f"{value * 1000:.2f}" for value in (times.p50_s, times.p90_s, times.p99_s))
-        console.say(f"{name}: {marks} ms at p50 / p90 / p99, {rows[-1].concurrency} episodes at once")
 
 
 _LISTED = 5

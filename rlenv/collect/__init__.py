@@ -178,7 +178,29 @@ def _finished(
         (folder / f"{ROWS}.part").unlink()
         counts = ", ".join(f"{reason} {count}" for reason, count in rejected.most_common()) or "there were none"
         raise UsageError(f"no episode was kept of {pool.episodes}: {counts}{rows.example()}")
-    manifest = _manifest(environment, encoder, settings, pool, chosen, rows, rejected)
+    manifest = Manifest(
+        environment=environment.id,
+        spec=environment.address or str(environment.loaded.path),
+        digest=environment.loaded.digest,
+        set={key: str(value) for key, value in settings.set.items()},
+        source=settings.source,
+        splits=tuple(pool.splits),
+        keep=settings.keep.expression.source,
+        per_task=settings.per_task,
+        balance=settings.balance,
+        seed=settings.seed,
+        model=settings.model,
+        identity=settings.identity,
+        history=encoder.history,
+        template_kwargs=dict(settings.template_kwargs),
+        episodes=pool.episodes,
+        rejected=dict(sorted(rejected.items())),
+        kinds=dict(sorted(chosen.kinds.items())) if settings.balance is not None else {},
+        tasks=len(rows.tasks),
+        rows_sha256=rows.sha256,
+        versions={"rlenv": rlenv.__version__, "tokenizers": _version("tokenizers")},
+        **rows.figures,
+    )
     os.replace(folder / f"{ROWS}.part", folder / ROWS)
     manifest.write(folder)
     return manifest
@@ -315,40 +337,6 @@ def _chosen(chosen: Chosen, files: Sequence[Path]) -> Iterator[tuple[Candidate, 
 
 def _source(settings: Settings, files: Sequence[Path], candidate: Candidate) -> str:
     return f"{settings.source}:{files[candidate.file].name}" if settings.records else settings.source
-
-
-def _manifest(
-    environment: Environment,
-    encoder: TokenEncoder,
-    settings: Settings,
-    pool: _Pool,
-    chosen: Chosen,
-    rows: _Rows,
-    rejected: Counter[str],
-) -> Manifest:
-    return Manifest(
-        environment=environment.id,
-        spec=environment.address or str(environment.loaded.path),
-        digest=environment.loaded.digest,
-        set={key: str(value) for key, value in settings.set.items()},
-        source=settings.source,
-        splits=tuple(pool.splits),
-        keep=settings.keep.expression.source,
-        per_task=settings.per_task,
-        balance=settings.balance,
-        seed=settings.seed,
-        model=settings.model,
-        identity=settings.identity,
-        history=encoder.history,
-        template_kwargs=dict(settings.template_kwargs),
-        episodes=pool.episodes,
-        rejected=dict(sorted(rejected.items())),
-        kinds=dict(sorted(chosen.kinds.items())) if settings.balance is not None else {},
-        tasks=len(rows.tasks),
-        rows_sha256=rows.sha256,
-        versions={"rlenv": rlenv.__version__, "tokenizers": _version("tokenizers")},
-        **rows.figures,
-    )
 
 
 def _version(package: str) -> str:

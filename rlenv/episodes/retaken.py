@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlenv._base.bounded import cut_end
@@ -238,7 +239,9 @@ def guarded_scorer(environment: Environment, terms: Sequence[Term], lost: str) -
 
 
 def _guarded(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:
-    def unsure(context: RewardContext) -> tuple[RewardContext, _Lost]:
+    @contextmanager
+    def sure(context: RewardContext) -> Iterator[RewardContext]:
+        """A context that tells what is lost; an author's function may catch that, and give a number all the same."""
         lost = _Lost(reason)
 
         async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -248,37 +251,28 @@ def _guarded(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:
             return await context.call(name, arguments)
 
         resources = lost if context.resources else context.resources
-        return dataclasses.replace(context, resources=resources, call=call), lost
-
-    def checked(measured: Measured, lost: _Lost) -> Measured:
-        # An author's function may catch what it is told, and give a number all the same.
+        try:
+            yield dataclasses.replace(context, resources=resources, call=call)
+        except Exception as error:
+            if lost.was_asked:
+                raise RewardError(reason) from error
+            raise
         if lost.was_asked:
             raise RewardError(reason)
-        return measured
 
     measure, measure_async = term.measure, term.measure_async
     if measure is not None:
 
         def quick(context: RewardContext) -> Measured:
-            context, lost = unsure(context)
-            try:
-                return checked(measure(context), lost)
-            except Exception as error:
-                if lost.was_asked:
-                    raise RewardError(reason) from error
-                raise
+            with sure(context) as context:
+                return measure(context)
 
         return dataclasses.replace(term, measure=quick)
     if measure_async is not None:
 
         async def slow(context: RewardContext) -> Measured:
-            context, lost = unsure(context)
-            try:
-                return checked(await measure_async(context), lost)
-            except Exception as error:
-                if lost.was_asked:
-                    raise RewardError(reason) from error
-                raise
+            with sure(context) as context:
+                return await measure_async(context)
 
         return dataclasses.replace(term, measure_async=slow)
     return term

@@ -213,37 +213,21 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _
             hint = did_you_mean(name, others, otherwise="null takes out what a spec extends, and that has none such")
         faults.append(document.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint))
         return None
-    model = _model(document, group, path, value, faults)
-    return None if model is None else _validated(model, value, document, path, faults)
+    kind = _named(document, group, path, "kind", value.get("kind"), faults)
+    if kind is not None and group == "rewards" and value["kind"] == "rule":
+        is_own = "rule" not in value and "function" in value
+        kind = (
+            registry.get("rules", "python")
+            if is_own
+            else _named(document, "rules", path, "rule", value.get("rule"), faults)
+        )
+    return None if kind is None else _validated(kind.spec, value, document, path, faults)
 
 
 def _user(document: SourceDocument, faults: _Faults) -> Spec | None:
     value = document.get("user")
     kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
     return None if kind is None else _validated(kind.spec, value, document, ("user",), faults)
-
-
-def _model(
-    document: SourceDocument,
-    group: registry.Group,
-    path: tuple[str, ...],
-    value: Mapping[str, Any],
-    faults: list[Finding],
-) -> type[Spec] | None:
-    """The class of an entry, by its `kind` and, for a rule, by its `rule`."""
-    kind = _named(document, group, path, "kind", value.get("kind"), faults)
-    if kind is None:
-        return None
-    if group != "rewards" or value["kind"] != "rule":
-        return kind.spec
-    if "rule" not in value and "function" in value:
-        rule = registry.get("rules", "python")
-    else:
-        named = _named(document, "rules", path, "rule", value.get("rule"), faults)
-        if named is None:
-            return None
-        rule = named
-    return rule.spec
 
 
 def _named(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -123,31 +123,23 @@ def marks_of(
         tuple(ids[mark] for mark in ends),
         tuple(changed),
     )
-    return _padded(marks, declared, tokens, texts, {*ends, *written.begins})
+    pad, unknown = _text(declared, texts, "pad"), _text(declared, texts, "unknown")
+    named = sorted(token for token in tokens if _PAD.search(token))
+    texts_end = sorted(token for token in tokens if _TEXT_END.fullmatch(token))
+    free = [
+        one for one in (pad, *named, unknown, *texts_end) if one is not None and one not in (*ends, *written.begins)
+    ]
+    # Where no token is free: the end of a text, which is a lesser loss than the end of a turn.
+    chosen = free[0] if free else texts.get(marks.ends[-1], marks.eos) if marks.ends else None
+    if chosen is None or chosen == pad:
+        return replace(marks, pad=chosen)
+    why = "" if pad is None else f", not {pad}, which begins or ends turns"
+    return replace(marks, pad=chosen, changed=(*marks.changed, f"padding is {chosen}{why}"))
 
 
 def _text(declared: Mapping[str, int | None], texts: Mapping[int, str], name: str) -> str | None:
     number = declared.get(name)
     return None if number is None else texts.get(number)
-
-
-def _padded(
-    marks: EndMarks,
-    declared: Mapping[str, int | None],
-    tokens: Mapping[str, int],
-    texts: Mapping[int, str],
-    taken: Collection[str],
-) -> EndMarks:
-    own, unknown = _text(declared, texts, "pad"), _text(declared, texts, "unknown")
-    named = sorted(token for token in tokens if _PAD.search(token))
-    texts_end = sorted(token for token in tokens if _TEXT_END.fullmatch(token))
-    free = [mark for mark in (own, *named, unknown, *texts_end) if mark is not None and mark not in taken]
-    # Where no token is free: the end of a text, which is a lesser loss than the end of a turn.
-    chosen = free[0] if free else texts.get(marks.ends[-1], marks.eos) if marks.ends else None
-    if chosen is None or chosen == own:
-        return replace(marks, pad=chosen)
-    why = "" if own is None else f", not {own}, which begins or ends turns"
-    return replace(marks, pad=chosen, changed=(*marks.changed, f"padding is {chosen}{why}"))
 
 
 _ANOTHER: Final = "--chat-template FILE gives another, --chat-template chatml one that ships"

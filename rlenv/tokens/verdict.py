@@ -188,45 +188,34 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
         yield first[turn]
     if encoder.same_turn is not None:
         return
-    yield from _unclosed(encoder, story, played, turns)
-    for before, before_rare in turns:
-        if first[before].status == "refused" or (first[before].status != "grows" and encoder.history == "grow"):
-            continue  # nothing comes behind it
-        yield from _later(encoder, story.after(before), before, turns, first, before_rare)
-
-
-def _unclosed(
-    encoder: TokenEncoder, story: Story, played: Played, turns: Sequence[tuple[TurnShape, bool]]
-) -> Iterator[Situation]:
-    """The situations of a policy that thinks and does not close it, and that is answered in words all the same."""
-    kind = "left" if encoder.growth.opens(story) else "cut"
     if played.thinks and any(turn.thinking in ("some", "empty") for turn, _ in turns):
+        # A policy that thinks and does not close it, and that is answered in words all the same.
+        kind = "left" if encoder.growth.opens(story) else "cut"
         for roles in dict.fromkeys(turn.roles for turn, _ in turns if not turn.calls):
             turn = TurnShape(kind, "", roles)
             yield _situation(encoder, story, turn, _named(turn), is_rare=True)
+    for before, before_rare in turns:
+        if first[before].status == "refused" or (first[before].status != "grows" and encoder.history == "grow"):
+            continue  # nothing comes behind it
+        for turn, is_rare in turns:
+            found = _later(encoder, story.after(before), before, turn, before_rare, is_rare)
+            if found.status != first[turn].status and found.status != "grows":
+                yield found
 
 
 def _later(
-    encoder: TokenEncoder,
-    story: Story,
-    before: TurnShape,
-    turns: Sequence[tuple[TurnShape, bool]],
-    first: Mapping[TurnShape, Situation],
-    is_rare: bool,
-) -> Iterator[Situation]:
-    """The situations that differ behind a later turn from those at the beginning, up to the third turn."""
-    for turn, rare in turns:
-        name = f"{_named(turn)}, behind {_named(before)}"
-        found = _situation(encoder, story, turn, name, is_rare=is_rare or rare)
-        if found.status == "grows":
-            found = _situation(encoder, story.after(turn), turn, f"{name}, twice", is_rare=is_rare or rare)
-        if found.status == "grows" and turn == before:
-            long = story
-            for _ in range(LONG):
-                long = long.after(turn)
-            found = _situation(encoder, long, turn, f"{_named(turn)}, behind {LONG + 1} like it", is_rare=rare)
-        if found.status != first[turn].status and found.status != "grows":
-            yield found
+    encoder: TokenEncoder, story: Story, before: TurnShape, turn: TurnShape, before_rare: bool, is_rare: bool
+) -> Situation:
+    """What becomes of a turn behind another one, up to the third turn."""
+    name = f"{_named(turn)}, behind {_named(before)}"
+    found = _situation(encoder, story, turn, name, is_rare=before_rare or is_rare)
+    if found.status == "grows":
+        found = _situation(encoder, story.after(turn), turn, f"{name}, twice", is_rare=before_rare or is_rare)
+    if found.status == "grows" and turn == before:
+        for _ in range(LONG):
+            story = story.after(turn)
+        found = _situation(encoder, story, turn, f"{_named(turn)}, behind {LONG + 1} like it", is_rare=is_rare)
+    return found
 
 
 def _situation(encoder: TokenEncoder, story: Story, turn: TurnShape, name: str, *, is_rare: bool) -> Situation:

@@ -314,24 +314,10 @@ async def make_lesson(
         rng: decides what the edits write.
         other: the oracle's episode of another task.
     """
-    if flaw in EDITS_CALLS:
-        return await _played(environment, oracle, gold, flaw, split=split, rng=rng, other=other)
-    kept = {Flaw.GUESS: 0, Flaw.STOPS_EARLY: len(gold.turns) - 2}.get(flaw, len(gold.turns) - 1)
-    turns = (*gold.turns[:kept], (_final(gold.actions[-1], flaw, gold, other, rng), None))
-    return Lesson(flaw, gold.prompt, gold.tools, turns, (True,) * len(turns))
-
-
-async def _played(
-    environment: Environment,
-    oracle: Policy,
-    gold: Gold,
-    flaw: Flaw,
-    *,
-    split: str,
-    rng: random.Random,
-    other: Gold,
-) -> Lesson | None:
-    """A lesson with edited calls, each of which is stepped through the environment."""
+    if flaw not in EDITS_CALLS:
+        kept = {Flaw.GUESS: 0, Flaw.STOPS_EARLY: len(gold.turns) - 2}.get(flaw, len(gold.turns) - 1)
+        own = (*gold.turns[:kept], (_final(gold.actions[-1], flaw, gold, other, rng), None))
+        return Lesson(flaw, gold.prompt, gold.tools, own, (True,) * len(own))
     script = other if flaw is Flaw.WRONG_ARGUMENT and not _has_operators(gold) else gold
     calls = 1 if flaw is Flaw.WRONG_TOOL else len(script.turns) - 1
     turns: list[tuple[str, Observation | None]] = []
@@ -341,10 +327,10 @@ async def _played(
         session = oracle.start(context_of(episode))
         for index in range(calls):
             try:
-                own = script.actions[index] if script is other else str(await session.act(messages))
+                done = script.actions[index] if script is other else str(await session.act(messages))
             except PolicyError:
                 return None
-            action = _edited(own, flaw, episode.tool_schemas, rng)
+            action = _edited(done, flaw, episode.tool_schemas, rng)
             step = await episode.step(action)
             turns.append((action, step.observation))
             if step.is_last:

@@ -186,7 +186,11 @@ def lacking_of(
         UsageError: there is no such model, or it has no tokenizer.
     """
     path = str(value_at(config, "actor_rollout_ref.model.path"))
-    looked = _lacking(path, specs, config, loops, needs_weights=needs_weights)
+    own = value_at(config, "data.apply_chat_template_kwargs") or {}
+    kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
+    looked = _looked(path, specs, kwargs, needs_weights=needs_weights)
+    if value_at(config, "actor_rollout_ref.model.custom_chat_template"):  # the verdict looks at that one
+        looked = [one for one in looked if one.what not in ("chat template", "tools in the chat template", "end mark")]
     if none := [one for one in looked if one.what in ("model", "tokenizer") and one.stops]:
         raise UsageError("; ".join(one.said for one in none))
     found = [_finding(one) for one in looked]
@@ -203,23 +207,6 @@ def stops_of(model: str, specs: Sequence[TrainedSpec], template_kwargs: Mapping[
 
 def _finding(one: Looked) -> Finding:
     return Finding("error" if one.stops else "warning", f"the model's {one}" if one.what != "model" else str(one))
-
-
-def _lacking(
-    model: str,
-    specs: Sequence[TrainedSpec],
-    config: Mapping[str, Any],
-    loops: Sequence[Mapping[str, Any]],
-    *,
-    needs_weights: bool,
-) -> list[Looked]:
-    """The things that the model lacks for each spec, each once."""
-    own = value_at(config, "data.apply_chat_template_kwargs") or {}
-    kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
-    found = _looked(model, specs, kwargs, needs_weights=needs_weights)
-    if value_at(config, "actor_rollout_ref.model.custom_chat_template"):  # the verdict looks at that one
-        return [one for one in found if one.what not in ("chat template", "tools in the chat template", "end mark")]
-    return found
 
 
 def _looked(
