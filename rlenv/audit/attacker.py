@@ -73,8 +73,6 @@ async def try_attacker(
     """Lets a model attack the reward.
 
     Args:
-        golds: the oracle's episodes; tasks where it earned something are played, spread evenly.
-        endpoint: the attacker's server and model.
         threshold: what it may earn without doing, as a share of the oracle's reward and beyond a plain wrong answer's.
 
     Returns:

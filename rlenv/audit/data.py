@@ -96,12 +96,7 @@ def named(rows: Iterable[PromptRow]) -> str:
 
 
 def check_data(environment: Environment, golds: Sequence[Trajectory]) -> tuple[tuple[Hole, ...], tuple[str, ...]]:
-    """Findings and notes over the rows of the splits that the oracle played.
-
-    Args:
-        environment: an open one.
-        golds: the oracle's episodes, of all splits that are looked at.
-    """
+    """Findings and notes over the rows of the splits that the oracle played."""
     played: dict[str, list[Trajectory]] = defaultdict(list)
     for gold in golds:
         played[gold.split].append(gold)

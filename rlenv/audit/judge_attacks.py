@@ -80,7 +80,6 @@ async def attack_judges(
     """Attacks every judge of a spec.
 
     Args:
-        golds: the oracle's episodes.
         tasks: how many of their tasks are used, spread evenly; a judge gives at most `tasks` · (3 + the number of
             `ATTACKS`) verdicts, and one that is flattered up to as many again. Verdicts that it gave before are known
             and not asked for again.

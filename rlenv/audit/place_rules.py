@@ -56,9 +56,6 @@ def is_mark(text: str, start: int, end: int, transform: str) -> bool:
     Prose that says the gold is what a task reads: "It weighs 5 kg. How heavy is it?"
 
     Args:
-        text: the whole prompt.
-        start: where the value begins.
-        end: where it ends.
         transform: what hides it, "itself" for nothing.
     """
     if text.rfind("<!--", 0, start) > text.rfind("-->", 0, start):
@@ -216,7 +213,6 @@ def learn(
     With fewer than 16 texts a rule is tried on those that it was learnt on.
 
     Args:
-        texts: one of each task.
         golds: their golds, "" where there is none.
         allowed: asked with the text, the place and the transform; False where to read there is what the task asks for.
     """

@@ -138,8 +138,6 @@ class CallCache:
         store: for results that episodes share; None keeps all for one episode only.
         depends_on: what equal results need beside equal arguments. With `episode`, results are never shared between
             episodes and hold only until a tool that mutates has run.
-        make_store: the store of one episode.
-        in_thread: runs a function off the event loop, for a store that is slow.
     """
 
     def __init__(

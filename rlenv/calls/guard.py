@@ -167,8 +167,6 @@ class CallGuard:
     neither reads nor writes kept results, so that which calls are spoiled follows from seeds alone.
 
     Args:
-        attempt: runs the tool once.
-        in_thread: runs a blocking function of the cache's.
         pool: what tools of one pool count and keep together; {} for a tool of its own.
     """
 

@@ -214,8 +214,6 @@ class ToolSets:
     """The tools of each episode: those that its spec offers to its row, and those that the row declares.
 
     Args:
-        tools: those of the spec, by name.
-        rows: by entry, the tools that rows declare.
         executor: who runs the spec's tools, those that only rewards call included.
         change: what each tool of rows is replaced by.
         most: how many tools of rows are kept.
@@ -250,9 +248,6 @@ class ToolSets:
 
     def of(self, task: Mapping[str, Any], user_turn: int = 0) -> ToolSet:
         """The tools of a row's episode; equal ones are made once.
-
-        Args:
-            user_turn: how many replies the user has given.
 
         Raises:
             EpisodeError: the row does not say which, or declares what is no tool (`tools`).

@@ -108,7 +108,6 @@ class TextDialect:
     bounded number of times.
 
     Args:
-        name: how the dialect is called.
         spec: the whole row, `base` filled in already.
     """
 

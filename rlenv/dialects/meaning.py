@@ -36,12 +36,7 @@ def bodies_of(key: str) -> tuple[str, ...]:
 
 
 def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[RowFault]:
-    """The contradictions within a row.
-
-    Args:
-        given: the keys that the author wrote.
-        row: the whole row, in which `base` has filled what was left out.
-    """
+    """The contradictions within a row."""
     yield from placeholder_findings(row)
     for index, form in enumerate(calls_of(row)):
         path = place_of_form(row, index)

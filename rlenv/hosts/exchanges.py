@@ -60,10 +60,6 @@ def named_by(offered: Any, tools: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
     Agents put the server's name before a tool's (`mcp__rlenv__search`). A tool of the agent's own may end in the same
     word, so that the arguments must have the same names, too.
-
-    Args:
-        offered: the `tools` of a request.
-        tools: the parameters of the environment's, by name.
     """
     found: dict[str, str | None] = {}
     for tool in offered if isinstance(offered, list) else ():

@@ -204,10 +204,6 @@ class Door:
     ) -> tuple[Socket, dict[str, Any]]:
         """A socket with an episode, and what the server says of its beginning.
 
-        Args:
-            connect: gives a socket without an episode, for at most as long as it is told.
-            data: of the reset.
-
         Raises:
             EpisodeError: the server took none in time, or does not begin this one.
         """

@@ -77,8 +77,6 @@ def check_positional(
     """Refuses a `function` that cannot be called by position with one argument for each name in `gives`.
 
     Args:
-        function: what `target` names.
-        target: as the spec names it.
         gives: what each argument is, as a parameter would be called: ["mine", "gold"].
         named: arguments that are given by name besides.
 
@@ -107,9 +105,7 @@ def named_parameters(function: Callable[..., Any], *, key: str, offered: Sequenc
     """The names of `offered` that `function` takes, in its order; the others it does without.
 
     Args:
-        function: a function of the spec's author, which is called by name.
         key: the key of the spec that names it, for messages.
-        offered: what can be given, by name.
 
     Raises:
         UsageError: it needs a parameter that nothing gives, or one that cannot be given by name.

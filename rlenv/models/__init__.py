@@ -271,8 +271,6 @@ def looked_at(
     """All that was looked at, what is well too. No weights are loaded, and the hub is asked for small files only.
 
     Args:
-        chat_template: as for `local_model`.
-        template_kwargs: what the chat template is given, such as `enable_thinking`.
         prompts: first messages of the environment's episodes: whether they fit into the model's context is said.
         response_tokens: the most tokens of a response; the spec's own limit where None.
         needs_weights: False where nothing starts here: that weights or their configuration are not there stops

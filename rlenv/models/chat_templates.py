@@ -51,8 +51,6 @@ def written_by(source: str, tokens: Mapping[str, int], values: Mapping[str, str]
     """The marks that a template writes around an assistant's turn; `TurnMarks()` where it refuses a plain conversation.
 
     Args:
-        source: the template's text.
-        tokens: the control tokens and their ids.
         values: `bos_token` and `eos_token`, as far as they are known.
     """
     user, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": _SAID}
@@ -95,7 +93,6 @@ def marks_of(
 
     Args:
         declared: ids by their names; `pad`, `bos` and `unknown` end no turn, `eos` and all others (`eot`, …) do.
-        tokens: the control tokens and their ids.
         texts: tokens by their ids, of all that `declared` names.
         written: what the template writes (`written_by`); `TurnMarks()` without a template.
     """

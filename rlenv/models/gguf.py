@@ -52,7 +52,6 @@ def byte_level(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str
     """The `tokenizers.Tokenizer` of a byte-level BPE vocabulary.
 
     Args:
-        tokens: the vocabulary, an id a place.
         types: of each token (`tokenizer.ggml.token_type`): 3 is a control token, 4 one that was added by hand.
         merges: pairs as `left right`, in their order.
         pre: how text is split; one of `SPLITS`.

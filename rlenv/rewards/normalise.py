@@ -305,8 +305,6 @@ def same_json(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
     """True if two JSON values are equal: 1 is 1.0, true is not 1, keys have no order, lists have one.
 
     Args:
-        mine: one value.
-        gold: the other.
         tolerance: numbers may differ by this share of the larger one, or by this much near zero; whole numbers may
             not.
     """

@@ -47,8 +47,6 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
     """Compiles a JSON-like value with templates over `task`, `vars`, `resources`, `answer` and `item`.
 
     Args:
-        value: the value as it stands in the spec.
-        where: the key that holds it, for messages.
         names: those of the names above that have a value here; `turn` (the number of the last, from 0) and `said` (what
             the policy said in all, outside thinking and calls) may be among them.
 
@@ -243,10 +241,7 @@ def load_function(target: str, *, key: str, gives: Sequence[str], context: Compi
     """The function that `target`, written under `key`, names: `file.py:function` or `module:function`.
 
     Args:
-        target: as the spec names it.
-        key: the key that holds it, for messages.
         gives: what it is called with, by position.
-        context: where the spec stands.
 
     Raises:
         UsageError: the file or the function is not there, the import fails, it is not a function, or it cannot be

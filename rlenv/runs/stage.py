@@ -43,13 +43,9 @@ class Stage:
 
     Args:
         out: the folder; None keeps nothing.
-        resume: play what the run in the folder lacks.
-        overwrite: replace the run in the folder.
         record: keep also what tools of this process give. What leaves the process is kept with every episode.
         tape: the recorded run that answers tools and models; with `record` they are asked for what it lacks.
         prices: what tokens cost, or the file that says it.
-        max_cost: end the run once it has cost more.
-        set: what replaces keys of the spec.
         say: is told what a person should know while the run is played, line by line.
 
     Raises:
@@ -369,7 +365,6 @@ def actor_of(
 
     Args:
         policy: a name, a choice, a policy, or an async function of the messages so far that gives the next action.
-        say: is told what takes long.
 
     Raises:
         UsageError: as `PolicyChoice.make`; or the function is not async.

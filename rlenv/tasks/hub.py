@@ -52,7 +52,6 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
 
     Args:
         name: a folder relative to `base`, or `organisation/name`.
-        base: the folder of the spec.
         revision: of the hub's; None is its main branch.
 
     Raises:

@@ -89,11 +89,6 @@ def said_of(text: str, parsed: ParsedAction, *, thinking: Sequence[tuple[str, st
 
     Content, thinking and calls are what the dialect read. A call that cannot be read has no structured form: the whole
     text behind the thinking is the content then, as it is with such a server.
-
-    Args:
-        text: the action.
-        parsed: its reading.
-        thinking: the marks around thinking.
     """
     if all(isinstance(call, ToolCall) for call in parsed.calls):
         return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)

@@ -338,7 +338,6 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
 
     Args:
         encoder: of the tokenizer that sampled it; its history is "keep" or "rows".
-        tools: the schemas that the prompt shows.
 
     Raises:
         UnsupportedTemplate: exact ids cannot be promised for the record's messages.

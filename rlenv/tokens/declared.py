@@ -30,8 +30,6 @@ class TemplatedDialect:
     roles, as token-exact observations are.
 
     Args:
-        dialect: reads and writes calls.
-        source: the template's Jinja text.
         name: how errors call the template.
         values: names that the template reads beside the conversation, such as `bos_token`.
         stop: the mark, or the marks, that end an assistant's turn, where the template's is not a common one.
@@ -284,12 +282,7 @@ def roles_that_answer(*, has_tools: bool, has_user: bool) -> list[tuple[str, ...
 def rendering_findings(
     declared: Declared, prompts: Sequence[Sequence[Message]], tools: Sequence[Any]
 ) -> Iterator[RowFault]:
-    """The faults of the environment's own prompts as the template writes them.
-
-    Args:
-        prompts: first messages of episodes.
-        tools: the schemas of the environment's tools.
-    """
+    """The faults of the environment's own prompts as the template writes them."""
     assert declared.dialect is not None
     for messages in prompts:
         try:

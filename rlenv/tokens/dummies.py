@@ -160,12 +160,7 @@ FORMS: Final = (
 
 
 def turn_message(form: CallForm, way: Way, turn: TurnShape, number: int, first: int) -> dict[str, Any]:
-    """The assistant's message of a turn, with marks for all that it says.
-
-    Args:
-        number: of the turn in its conversation.
-        first: the number of its first call in the conversation.
-    """
+    """The assistant's message of a turn, with marks for all that it says."""
     calls = turn.calls
     message: dict[str, Any] = {"role": "assistant", "content": said_mark(number) if turn.text else ""}
     if calls and form.is_plain:

@@ -96,9 +96,7 @@ class Grown:
     """A story that was told, and one turn more.
 
     Args:
-        told: the turns that follow the story's first messages.
         layout: what the template writes behind `turn` in a short conversation.
-        form: how the turns' calls are given.
     """
 
     def __init__(

@@ -38,9 +38,7 @@ class Growth:
     """Looks conversations up by shape, and renders one of each new shape; shared by all trajectories of a process.
 
     Args:
-        template: the chat template.
         derive: the layout of roles and images, for first messages and tools (None: made-up ones).
-        added: the tokenizer's added tokens and their ids.
         thinking: pairs of marks that the policy may write around thinking.
         place: the placeholder of an image.
     """

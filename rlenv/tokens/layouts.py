@@ -176,7 +176,6 @@ class Deriver:
         Args:
             images: how many images each of the messages has; () where none has any.
             before: the first messages; None: a user's message, and made-up tools where the template asks for some.
-            tools: the schemas that stand with `before`.
 
         Raises:
             UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.

@@ -129,9 +129,7 @@ def written_parts(
     rendering in which the contents spell nothing.
 
     Args:
-        given: the messages as templates take them.
         authored: for each message, the parts of its content that the spec's author wrote.
-        tools: their schemas.
         signs: what control tokens are written with.
         now: the time that the template is told; None: the clock's.
         hides: the first message from which on an assistant's words are text too; None: they are its own.

@@ -74,7 +74,6 @@ class Independent:
         """The ids of a rendering.
 
         Args:
-            text: what the template wrote.
             hidden: the same of contents that `hide` changed; None where they spell nothing.
 
         Returns:

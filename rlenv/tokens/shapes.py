@@ -59,7 +59,6 @@ class Reader:
         """The shape of a turn.
 
         Args:
-            roles: those of the messages that answer it; results answer calls.
             is_open: whether the prompt has opened a block of thinking.
         """
         has_calls = "tool" in roles
@@ -280,7 +279,6 @@ def end_of(encoder: TokenEncoder, story: Story, turn: TurnShape, *, is_last: boo
     """The id with which the template ends a turn: behind it stands what answers it, or nothing.
 
     Args:
-        story: the conversation before the turn.
         turn: its shape, with the roles of what answers it; that of a user's message for the last one.
         is_last: whether nothing answers it. A template may end such a turn otherwise (gpt-oss: `<|return|>`).
 

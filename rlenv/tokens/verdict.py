@@ -359,7 +359,6 @@ def verdict_of(
     """The verdict on a chat template for what an environment plays; never raises for a template's sake.
 
     Args:
-        encoder: as it will train, or what makes it.
         prompts: first messages of its episodes, one for each form (`Prompts`).
     """
     tools, answers = environment.tool_schemas, answers_of(environment)

@@ -291,9 +291,7 @@ def compile_filling(
     """Compiles `value`, in which every string is a template; secrets named in it are put in.
 
     Args:
-        key: the key that holds it, for messages.
         parameters: the tool's parameters, whose names `args` has.
-        resources: the names of the spec's resources.
 
     Raises:
         UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.

@@ -99,7 +99,6 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
     """The index of a JSON Lines file, from the process or the folder where it was built before.
 
     Args:
-        corpus: one JSON object a line.
         fields: the names of the columns `id`, `title` and `text`; only the text has to be there.
         cache: the folder that processes share; the user's cache folder by default.
 

@@ -192,7 +192,6 @@ def outcome_of(
     """The outcome of an episode that ended, valid or not.
 
     Args:
-        trajectory: the record.
         terms: the spec's reward terms; each becomes a key of `info`.
         rows: what was sampled and observed; empty where the episode failed before it had a prompt.
         filler_id: the masked token that stands where there is none.

@@ -36,7 +36,6 @@ class Segments:
     one that was cut in the middle of a sync its bucket of weights (256 MB, until the machine's next start).
 
     Args:
-        mark: the run's.
         folder: where the system shows shared memory as files.
     """
 

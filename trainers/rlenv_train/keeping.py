@@ -155,11 +155,7 @@ def nothing_of(environment: Environment, task: SampleTask, *, seed: int) -> Reco
 
 @dataclass(slots=True)
 class KeptEpisodes:
-    """The episodes in a run's folder now; each question reads those that have come since the last one.
-
-    Args:
-        folder: the run's.
-    """
+    """The episodes in a run's folder now; each question reads those that have come since the last one."""
 
     folder: Path
     _reader: RunReader | None = None
@@ -334,7 +330,6 @@ def read_waits(folder: Path, *, now: float | None = None) -> list[Wait]:
     """The waits of all processes of a run, the same ones added up, longest first; empty while nothing takes long.
 
     Args:
-        folder: the run's `watch_dir`.
         now: seconds of the system's clock; files of processes that are gone are left out by it.
     """
     now = time.time() if now is None else now

@@ -74,7 +74,6 @@ def run_to_end(
         command: the driver; `{ray_dir}` in an argument becomes a folder for Ray's files and `{mark}` the run's mark.
             The folder is removed at the end.
         log: the file to which all output is appended.
-        environment: the driver's whole environment.
         time_limit_s: after this many seconds of wall time the run is stopped.
         on_poll: called several times a second with the seconds so far.
         cwd: the driver's working directory; this process's own otherwise.

@@ -307,12 +307,8 @@ async def make_lesson(
 
     Args:
         environment: the compiled spec; it is played for a flaw that `EDITS_CALLS`, and no other.
-        oracle: what played the gold episodes.
-        gold: the oracle's episode of the task.
         flaw: what to get wrong; it `has_room`.
-        split: the split of the task.
         rng: decides what the edits write.
-        other: the oracle's episode of another task.
     """
     if flaw not in EDITS_CALLS:
         kept = {Flaw.GUESS: 0, Flaw.STOPS_EARLY: len(gold.turns) - 2}.get(flaw, len(gold.turns) - 1)

@@ -367,10 +367,8 @@ class Curriculum:
     alone, so that a run that is taken up asks what it would have asked.
 
     Args:
-        rows: the task of each row of a pass.
         keys: by spec, what its `order` gives for a task and what was measured of it.
         trained: the file of `trained_tasks`, one entry a line.
-        batch: the rows of a step.
     """
 
     def __init__(

@@ -295,7 +295,6 @@ class Sibling:
         """The trajectory with its group terms measured; waits for the other samples only where there are such terms.
 
         Args:
-            trajectory: as the episode left it.
             environment: the same for all of a group.
             counts: False for a sample that will be masked; the others are compared without it.
 

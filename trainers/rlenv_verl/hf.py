@@ -36,7 +36,6 @@ def load_policy(
     """The policy in a folder of transformers (weights, configuration, tokenizer with a chat template).
 
     Args:
-        folder: the model.
         environment: what it plays in: its dialect says how a turn reads, and where it thinks.
         temperature: 0, the default, is greedy.
         top_p: mass that sampling keeps; all by default.

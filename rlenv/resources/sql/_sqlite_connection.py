@@ -228,7 +228,6 @@ class SqliteConnection:
 
         Args:
             until: when to stop it, on the clock of `time.monotonic()`.
-            max_rows: how many rows are fetched at most.
             max_size: how many characters their cells may take together, as JSON; no row is cut.
             cpu_s: processor time after which it is stopped.
 

@@ -80,7 +80,6 @@ class Database:
 
         Args:
             deadline: when to stop it, on the clock of `time.monotonic()`.
-            max_rows: how many rows are given at most.
             max_size: how many characters their cells may take together, as JSON.
             cpu_s: how much processor time it may use; a quarter of the time to the deadline otherwise.
             is_urgent: before others where several wait, for what a reward asks.

@@ -300,10 +300,6 @@ def weighted_kappa(table: Table, left: Values, right: Values) -> float | None:
     Source: Cohen 1968, "Weighted kappa", Psychological Bulletin 70(4). Of two values, 0 and 1, it is the kappa of Cohen
     1960, "A coefficient of agreement for nominal scales". Of scores as they are it is Lin's concordance too (Lin 1989,
     with 1/n variances).
-
-    Args:
-        left: the values that the rows stand for.
-        right: those of the columns.
     """
     count = float(table.sum())
     if not count:

@@ -96,9 +96,7 @@ def generate(
     """Generate for all prompts at once.
 
     Args:
-        model: a causal language model of transformers in eval mode.
         prompts: token ids, one non-empty list a request.
-        samplings: one a request.
         pad_id: fills short prompts on the left; masked, so any id does.
         generator: the source of all randomness; equal state and equal requests give equal tokens.
         decode: makes text of a row's last tokens, special ones included; needed for stop texts.
@@ -217,11 +215,7 @@ def generate_seeing(
         processor: the model's own; its image processor makes the pixels.
         prompt: token ids, with as many placeholders for each image as the processor writes.
         images: in the order of their placeholders.
-        sampling: as of any request.
-        generator: the source of all randomness.
         processor_kwargs: what the image processor is called with, such as `max_pixels`.
-        is_aborted: asked before every token.
-        decode: see `rlenv_verl.cpu.generate`.
 
     Raises:
         ValueError: the prompt has another number of placeholders than the images make.

@@ -105,7 +105,6 @@ class FileCheckpointEngine(CheckpointEngine):
 
     Args:
         bucket_size: not used; the adapter makes buckets of its own.
-        is_master: whether this is the trainer's first rank.
         limit_s: how long `receive_weights` waits for the file, in seconds.
     """
 

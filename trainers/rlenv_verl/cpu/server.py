@@ -29,10 +29,7 @@ def read_sampling(
 
     Args:
         params: as for vLLM; a parameter that this server would ignore is refused.
-        prompt_tokens: length of the prompt.
-        max_model_len: bound on prompt and response together.
         default_tokens: the response's limit where the request names none.
-        stop_ids: the model's own end tokens.
 
     Raises:
         ValueError: an unknown parameter, a repetition penalty, or no room for a single token.
@@ -76,8 +73,6 @@ class CpuServer:
 
     Args:
         model: a causal language model of transformers in eval mode, float32.
-        pad_id: any token id of the model.
-        max_batch: the most requests of one batch.
         seed: of all sampling; requests carry none. Equal requests in equal batches give equal tokens.
         decode: makes text of token ids, special ones included; needed where requests have stop texts.
         processor: of a model that sees, whose requests are then generated one by one.

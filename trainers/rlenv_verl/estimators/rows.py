@@ -152,7 +152,6 @@ class Advantages:
         """The mean advantage over the trained tokens of each episode that has any; costs nothing where nobody asks.
 
         Args:
-            episodes: of the batch.
             advantages: float, shape (rows, response tokens).
             response_mask: same shape.
         """

@@ -56,7 +56,6 @@ def export_policy(
     it comes from. An adapter of LoRA is merged into the base weights. The folder appears when it is whole.
 
     Args:
-        run: the folder of a run of `rlenv train`.
         target: the folder to write, `RUN/exported/step-N` where None; it is new or empty.
         step: the checkpoint's step; the last one otherwise.
         best: take the step with the highest held-out success instead.
@@ -96,10 +95,7 @@ def write_policy(
     """Write the policy of a checkpoint to a folder, which appears when it is whole.
 
     Args:
-        base: the model that was trained.
         provenance: what `rlenv_export.json` says of it.
-        dtype: as for `export_policy`.
-        adapter: as for `export_policy`.
     """
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)

@@ -257,7 +257,6 @@ def outputs_of(
 
     Args:
         first_version: the version of the weights that is named where nothing was generated.
-        with_logprobs: hand over the rollout's log-probabilities.
         is_validation: the rows are not trained on; veRL reads the episode's whole reward off the last one.
     """
     versions = [version for version in play.versions if version is not None]

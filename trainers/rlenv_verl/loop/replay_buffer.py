@@ -41,9 +41,6 @@ def fitting(size: int, *, rows: int, prompts: int, n: int, workers: int) -> int:
 
     Args:
         size: `ppo_mini_batch_size`, in prompts.
-        rows: training rows of the batch.
-        prompts: prompts of the batch.
-        n: samples a prompt.
         workers: the size that a mini-batch of `size` times `n` rows is divided by.
 
     Returns:

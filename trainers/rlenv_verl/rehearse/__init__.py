@@ -71,8 +71,6 @@ def padded(
 
     Args:
         action: the ids of the action, its end mark included; cut at `most` where it is longer.
-        most: what the request allows.
-        is_last: no action follows it.
     """
     if kind == "limit":
         return filler.drawn(most, rng)
@@ -172,7 +170,6 @@ def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[s
     """All checks of a rehearsal that ended.
 
     Args:
-        evidence: what it left.
         digests: of the weights in each checkpoint that loads, by step.
         rows: by the name of a data file, the rows that it has and those that it should have.
     """

@@ -108,7 +108,6 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
 
     Args:
         arguments: those of `rlenv train`; `--steps` are the steps before the resume.
-        console: where the report goes.
         run_plan: starts veRL for a plan and returns how it ended.
 
     Raises:

@@ -132,10 +132,8 @@ def make_model(
 
     Args:
         model: the folder or the name of the model that will be trained; None for the tiny policy's template.
-        splits: whose prompts are measured.
         prompt_tokens: the limit of a prompt; None adds no filler.
         most_tokens: the longest sequence, prompt and response together.
-        template_kwargs: what the chat template is given.
 
     Raises:
         UsageError: the model's tokenizer cannot be loaded, or a prompt does not fit the limit in this vocabulary.

@@ -211,7 +211,6 @@ def attempt_locks(run: Run, config: Mapping[str, Any], *, from_step: int, say: S
     Args:
         run: in whose folder the agent loops' YAML is, and the checkpoint of `from_step`.
         config: veRL's configuration, as `run.overrides` resolve.
-        say: is told what takes long, such as gigabytes of weights.
 
     Raises:
         UsageError: a split is missing.

@@ -47,13 +47,7 @@ class StepFigures:
 
 
 def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, str]) -> StepFigures:
-    """The figures in one line of the log.
-
-    Args:
-        step: veRL's global step.
-        values: veRL's metrics by name.
-        sources: the data source of each validation, by label.
-    """
+    """The figures in one line of the log."""
     success: dict[str, float] = {}
     terms: dict[str, dict[str, float]] = {}
     invalid = 0.0
@@ -154,11 +148,6 @@ def without_failures(entry: StepFigures, *, failed: int, episodes: int) -> StepF
     """The step's figures with its training reward over the episodes that did not fail.
 
     veRL's mean counts the placeholder 0 of a failed episode like a reward.
-
-    Args:
-        entry: as read from the log.
-        failed: how many of the step's training episodes failed.
-        episodes: how many there were.
     """
     if entry.reward is None or not failed:
         return entry

@@ -67,8 +67,6 @@ def mixed_rows(
 
     Args:
         specs: environments with their weights.
-        split: the split of each.
-        seed: of the shuffles.
         prompts: so many the run asks; a spec without an end gives its share of them, each of them once.
 
     Raises:
@@ -187,12 +185,7 @@ def cluster_overrides(run: Run, metrics: Path) -> list[str]:
 
 
 def run_environment(run: Run, metrics: Path) -> dict[str, str]:
-    """The environment variables of veRL's processes, on top of this process's own.
-
-    Args:
-        run: the run.
-        metrics: the file that veRL's file logger writes.
-    """
+    """The environment variables of veRL's processes, on top of this process's own."""
     # Ray starts its workers by `bash`, and waits for ever where PATH has none: those of the system come last then.
     path = os.environ.get("PATH", os.defpath)
     if shutil.which("bash", path=path) is None:

@@ -118,11 +118,8 @@ def preflight_of(
     """The report on `specs` under a configuration of veRL.
 
     Args:
-        specs: those of the run.
         config: veRL's configuration, interpolations resolved.
         loops: for each spec, the keys of its agent loop: `turn_tokens`, `template_kwargs`, `history`.
-        splits: what the run plays of each.
-        name: how the run is headed.
         names: the keys that messages tell to set.
         sample: at most so many tasks of a split are measured.
         device_bytes: the memory of one device; None looks for it on this machine, and takes `CARD_GB` where a run wants
@@ -336,7 +333,6 @@ def look(
 
     Args:
         model: as `rlenv.models.local_model` takes it; memory is estimated where `config.json` is there.
-        chat_template: as for `local_model`.
         device_gb: the memory of one device in 10⁹ bytes; None looks for it on this machine.
         needs_weights: a folder without weights is an error, and not a warning.
 

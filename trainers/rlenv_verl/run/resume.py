@@ -42,11 +42,7 @@ def resumed(
     run begins again.
 
     Args:
-        run: the run, which no other process trains.
-        steps: another number of steps for the whole run.
-        save_every: another interval of checkpoints.
         dry_run: change nothing in the folder.
-        say: is told what takes long.
 
     Raises:
         UsageError: the run has nothing left to do.
@@ -93,7 +89,6 @@ def validation_of(
         output: the folder of the validation; by default `eval-STEP-TIME` in the run's.
         tasks: held-out tasks a spec; as many as the run's own otherwise.
         dry_run: write nothing; the validation then has no attempt.
-        say: is told what takes long.
 
     Raises:
         UsageError: there is no complete checkpoint, or `output` holds a run already.
@@ -185,8 +180,6 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
     """Gather what the run left, write summary.json, say in run.json what has become of it, and return the summary.
 
     Args:
-        run: the run, with all its attempts.
-        ending: of the last attempt.
         steps: the figures of all attempts, one entry a step.
         seconds: wall time of this attempt, everything included.
     """

@@ -35,11 +35,7 @@ _BYTES: Final = 4  # weights are sent as they are trained, in float32
 
 
 def vllm_findings(config: Mapping[str, Any]) -> list[Finding]:
-    """The obstacles to sampling with vLLM on this machine's CPUs; empty for any other rollout.
-
-    Args:
-        config: veRL's configuration, interpolations resolved.
-    """
+    """The obstacles to sampling with vLLM on this machine's CPUs; empty for any other rollout."""
     rollout = config.get("actor_rollout_ref", {}).get("rollout", {})
     if rollout.get("name") != "vllm" or config.get("trainer", {}).get("device") != "cpu":
         return []
@@ -225,13 +221,7 @@ def _of_the_rollout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def processor_findings(
     config: Mapping[str, Any], environment: Mapping[str, str], *, program: str = _PROGRAM
 ) -> list[Finding]:
-    """The findings about bfloat16 on this machine's processor; nothing is tried where the run has none on a CPU.
-
-    Args:
-        config: veRL's configuration, resolved.
-        environment: the variables of the run's processes.
-        program: as for `bf16_runs`.
-    """
+    """The findings about bfloat16 on this machine's processor; nothing is tried where the run has none on a CPU."""
     keys = bf16_keys(config)
     if not keys:
         return []

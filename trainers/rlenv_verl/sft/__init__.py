@@ -359,9 +359,7 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     Args:
         parquet_files: the files of rows, the name is veRL's; `HELD_OUT` stands before those whose loss is measured.
-        tokenizer: not used: the ids are what is trained.
         config: veRL's `data`.
-        processor: not used.
         max_samples: at most this many rows, -1 for all.
 
     Raises:

@@ -101,7 +101,6 @@ def train_tokenizer(
     Args:
         split: the pre-tokenizer: no merge goes over its cuts.
         control: special tokens, `end` and `pad` among them; `others` are tokens of their own as well, and text.
-        vocab_size: of bytes, control tokens and merges.
         length: the most tokens that the tokenizer says its model reads.
     """
     import transformers
@@ -287,8 +286,6 @@ def warm_up(
         model: a causal language model of transformers, on the CPU in float32.
         clean: gold episodes and drills.
         mixed: the mixture of right and flawed episodes.
-        pad_id: fills the short examples of a batch.
-        seed: order of the examples.
         steps: optimiser steps, at least 2.
         clean_share: the share of steps on clean examples alone.
         batch: examples a step.

@@ -93,10 +93,8 @@ def make_tiny_policy(
 
     Args:
         environments: one or several compiled specs, each with an `oracle` and the hermes dialect.
-        folder: where the policy goes; made where it is missing.
         seed: weights, lessons and their order.
         split: where the lessons' tasks come from; by default `warmup` where a spec has it, else its first split.
-        settings: how much is learned.
         threads: for torch. Two are faster on an idle machine and slower on a busy one.
         progress: called with a line of text after each episode and each optimiser step.
 
