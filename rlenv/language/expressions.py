@@ -145,13 +145,13 @@ class _Parser:
         nodes = [self.both(depth)]
         while self._take("or"):
             nodes.append(self.both(depth))
-        return nodes[0] if len(nodes) == 1 else _any(tuple(nodes))
+        return _joined(nodes, decides=True)
 
     def both(self, depth: int) -> _Node:
         nodes = [self.one(depth)]
         while self._take("and"):
             nodes.append(self.one(depth))
-        return nodes[0] if len(nodes) == 1 else _all(tuple(nodes))
+        return _joined(nodes, decides=False)
 
     def one(self, depth: int) -> _Node:
         negated = False
@@ -248,20 +248,14 @@ def _not(inner: _Node) -> _Node:
     return node
 
 
-def _all(nodes: tuple[_Node, ...]) -> _Node:
+def _joined(nodes: list[_Node], *, decides: bool) -> _Node:
+    """Of several the first alone; else `decides` as soon as one of them is that, and otherwise what is open."""
+
     def node(values: Values) -> bool | None:
         found = [inner(values) for inner in nodes]
-        return False if False in found else None if None in found else True
+        return decides if decides in found else None if None in found else not decides
 
-    return node
-
-
-def _any(nodes: tuple[_Node, ...]) -> _Node:
-    def node(values: Values) -> bool | None:
-        found = [inner(values) for inner in nodes]
-        return True if True in found else None if None in found else False
-
-    return node
+    return nodes[0] if len(nodes) == 1 else node
 
 
 @dataclass(frozen=True, slots=True)

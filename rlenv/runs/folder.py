@@ -286,7 +286,22 @@ class KeptRun:
             # Read under the claim: of two that begin in the same instant, the second sees the first one's attempt.
             before = read_info(self.path)
             self._check(before, info, lock, resume=resume, overwrite=overwrite)
-            self._begin(before if resume else None, info, lock, from_step=from_step, overwrite=overwrite, keep=keep)
+            attempts = before.attempts if before is not None and resume else ()
+            hash12 = lock.hash12 if lock is not None else ""
+            attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
+            self.info = replace(info, attempts=(*attempts, attempt), state="running")
+            try:
+                if overwrite and self._has_run():
+                    clear(self.path)
+                (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
+                if lock is not None:
+                    lock.write(self.path)
+                write_info(self.path, self.info)
+                self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
+            except OSError as error:
+                raise UsageError(
+                    f"{error.filename or self.path} cannot be written: {error.strerror or error}"
+                ) from error
         except BaseException:
             self._release()
             raise
@@ -322,31 +337,6 @@ class KeptRun:
         """
         is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
         return is_here and not (self._claim is not None and self._claim.is_sure)
-
-    def _begin(
-        self,
-        before: RunInfo | None,
-        info: RunInfo,
-        lock: Lock | None,
-        *,
-        from_step: int,
-        overwrite: bool,
-        keep: KeepPolicy | None,
-    ) -> None:
-        attempts = before.attempts if before is not None else ()
-        hash12 = lock.hash12 if lock is not None else ""
-        attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
-        self.info = replace(info, attempts=(*attempts, attempt), state="running")
-        try:
-            if overwrite and before is None and self._has_run():
-                clear(self.path)
-            (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
-            if lock is not None:
-                lock.write(self.path)
-            write_info(self.path, self.info)
-            self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
-        except OSError as error:
-            raise UsageError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
 
     def _release(self) -> None:
         if self._claim is not None:

@@ -160,18 +160,18 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
         details = {"usage": answer.usage.as_dict(), "finish_reason": answer.finish_reason}
         return ToolOutput(text, text, answer.message.images, details)
 
-    given = common(spec)
-    if spec.timeout_s is None:
-        given["timeout_s"] = endpoint.timeout_s  # a model is slower than other tools; its own limit says how slow
+    return _asking(name, spec, f"Ask another model ({name}).", parameters, run, endpoint.timeout_s)
+
+
+def _asking(
+    name: str, spec: ToolSpec, usual: str, parameters: Mapping[str, Any], run: Callable[..., Any], usual_s: float
+) -> tuple[Tool]:
+    """A tool that asks a model: slower than other tools, with a limit that says how slow."""
+    given = {**common(spec), **({"timeout_s": usual_s} if spec.timeout_s is None else {})}
+    description = spec.description or usual
     return (
         Tool(
-            name=name,
-            description=spec.description or f"Ask another model ({name}).",
-            parameters=parameters,
-            run=run,
-            mode="async",
-            reaches_out=True,
-            **given,
+            name=name, description=description, parameters=parameters, run=run, mode="async", reaches_out=True, **given
         ),
     )
 
@@ -285,20 +285,8 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
             )
         return _output(name, played, is_invalid=spec.on_failure == "invalid")
 
-    given = common(spec)
-    if spec.timeout_s is None:
-        given["timeout_s"] = nested.episode_s
-    return (
-        Tool(
-            name=name,
-            description=spec.description or f"Ask an agent ({name}) that works on its own.",
-            parameters=parameters,
-            run=run,
-            mode="async",
-            reaches_out=True,
-            **given,
-        ),
-    )
+    usual = f"Ask an agent ({name}) that works on its own."
+    return _asking(name, spec, usual, parameters, run, nested.episode_s)
 
 
 def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
