@@ -274,8 +274,9 @@ class EndpointError(EpisodeError):
     Whoever asked says whose failure that is. `status` is the HTTP status that the server gave, None where it gave none.
     `is_full` is true where the server counts as many tokens in the request as its context has, or more, `is_garbled`
     where it had the request and broke the connection, or gave what nobody can read: the request may have done it.
-    `is_late` is true where it did not answer in time, `is_held` where it soon answered others meanwhile, again and
-    again. A tape keeps these `facts`: they decide who asks again.
+    `is_cut` is true where it broke the connection at any try. `is_late` is true where it did not answer in time,
+    `is_held` where it soon answered others meanwhile, again and again. A tape keeps these `facts`: they decide who asks
+    again.
     """
 
     reason = "endpoint"
@@ -289,11 +290,12 @@ class EndpointError(EpisodeError):
         is_garbled: bool = False,
         is_late: bool = False,
         is_held: bool = False,
+        is_cut: bool = False,
     ) -> None:
         self.status, self.is_full, self.is_garbled = status, is_full, is_garbled
-        self.is_late, self.is_held = is_late, is_held
+        self.is_late, self.is_held, self.is_cut = is_late, is_held, is_cut
         self.facts = {"status": status, "is_full": is_full, "is_garbled": is_garbled, "is_late": is_late}
-        self.facts |= {"is_held": True} if is_held else {}
+        self.facts |= {name: True for name, holds in {"is_held": is_held, "is_cut": is_cut}.items() if holds}
         super().__init__(message)
 
 

@@ -222,12 +222,12 @@ def left_s() -> float:
     return float("inf") if countdown is None else countdown.left_s
 
 
-def share_of_time(share: float) -> Countdown:
+def share_of_time(share: float, *, most_s: float = float("inf")) -> Countdown:
     """A limit of this share of what is left of the one that the caller runs under, and that stands still when it does.
 
     So whoever works beside the caller under that one, and waits, takes nothing of the caller's share.
     """
-    return Countdown(share * left_s(), beside=_current.get())
+    return Countdown(min(share * left_s(), most_s), beside=_current.get())
 
 
 async def pause(seconds: float) -> None:

@@ -14,8 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -24,7 +23,16 @@ from rlenv.concurrency.deadline import pause
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
-from rlenv.endpoints.account import Completion, UnreadableAnswer, Usage, as_sent, asking, read_chat, usage_of
+from rlenv.endpoints.account import (
+    Completion,
+    UnreadableAnswer,
+    Usage,
+    as_sent,
+    asking,
+    read_chat,
+    seconds_of,
+    usage_of,
+)
 from rlenv.endpoints.raw_text import RawText
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
@@ -121,7 +129,7 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
 
 class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
-    account does: what no model writes for (`/tokenize`) is in none of them.
+    account does: what no model writes for (`/tokenize`) is in none of them. `cuts` are connections that broke.
 
     `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text. `http` are those of
     others too, and are left open; otherwise it has its own.
@@ -132,6 +140,7 @@ class Client:
         self.usage = Usage()
         self.requests = 0
         self.retries = 0
+        self.cuts = 0
         self._places = asyncio.Semaphore(endpoint.concurrency)
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
@@ -147,7 +156,7 @@ class Client:
         is_fitted: bool = False,
         deadline: float = float("inf"),
         asked: Asked | None = None,
-        around: Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None = None,
+        around: Callable[[Callable[..., Awaitable[Completion]]], Awaitable[Completion]] | None = None,
     ) -> Completion:
         """The answer to a conversation.
 
@@ -158,6 +167,7 @@ class Client:
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
             asked: what a tape knows the request by, where the conversation holds what is drawn for each request.
             around: makes the request, or refuses it with an EndpointError; what a tape answers does not go through it.
+                It may give it `retries` in place of the endpoint's, and a `seed`.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -165,12 +175,12 @@ class Client:
         """
         body = self.body(sampling)
 
-        async def request() -> Completion:
-            body["messages"] = [as_sent(message) for message in messages]
+        async def request(*, retries: int | None = None, seed: int | None = body.get("seed")) -> Completion:
+            sent = {**body, "seed": seed, "messages": [as_sent(message) for message in messages]}
             if tools:
-                body["tools"] = list(tools)
-            post = self.post_fitting if is_fitted else self.post
-            answer = await post("/chat/completions", body, deadline=deadline)
+                sent["tools"] = list(tools)
+            post = self.post_fitting if is_fitted else partial(self.post, retries=retries)
+            answer = await post("/chat/completions", sent, deadline=deadline)
             return self.counted(read_chat, answer)
 
         async def ask() -> Completion:
@@ -183,15 +193,16 @@ class Client:
         known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
         return await completed(lane, known_as, ask, model=self.endpoint.model)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf"), retries: int | None = None
+    ) -> dict[str, Any]:
         """The JSON object that the server answers, with at least one choice.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
-        return await self.post_to(
-            self.endpoint.base_url + path, body, path=path, lacking=_without_choices, deadline=deadline
-        )
+        url, lacking = self.endpoint.base_url + path, _without_choices
+        return await self.post_to(url, body, path=path, lacking=lacking, deadline=deadline, retries=retries)
 
     async def aclose(self) -> None:
         """Closes the connections; may be called twice."""
@@ -255,12 +266,13 @@ class Client:
         lacking: _Lacking = lambda answer: "",
         deadline: float = float("inf"),
         is_free: bool = False,
+        retries: int | None = None,
     ) -> dict[str, Any]:
         """The JSON object that the server answers at `url`, which errors call `path`.
 
         Args:
             lacking: what is missing in an answer, "" for a good one.
-            is_free: no model writes for it, and no account counts it.
+            is_free: no model writes for it, and no account counts it. `retries` are in place of the endpoint's.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -269,7 +281,8 @@ class Client:
         data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         problem = _Problem("there was no time to ask the server")
         what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
-        for attempt in range(endpoint.retries + 1):
+        is_cut = False
+        for attempt in range((endpoint.retries if retries is None else retries) + 1):
             if attempt:
                 wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
                 if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
@@ -286,11 +299,12 @@ class Client:
             if not isinstance(answer, _Problem):
                 return answer
             problem = answer
+            is_cut = is_cut or answer.is_cut
             if not problem.may_pass:
                 break
         told = f"{what} ({endpoint.model} at {path}): {problem.text}"
-        late = isinstance(problem.cause, TimeoutError)
-        raise EndpointError(told, status=problem.status, is_garbled=problem.is_garbled, is_late=late) from problem.cause
+        facts = {"is_garbled": problem.is_garbled, "is_late": isinstance(problem.cause, TimeoutError), "is_cut": is_cut}
+        raise EndpointError(told, status=problem.status, **facts) from problem.cause
 
     async def _tried(
         self, url: str, data: bytes, attempt: int, limit_s: float, lacking: _Lacking, *, is_free: bool
@@ -330,7 +344,9 @@ class Client:
             return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False, cause=error)
         except (aiohttp.ClientError, OSError) as error:
             was_sent = not isinstance(error, aiohttp.ClientConnectorError)
-            return _Problem(f"no answer from the server ({type(error).__name__})", cause=error, is_garbled=was_sent)
+            self.cuts += was_sent
+            told = f"no answer from the server ({type(error).__name__})"
+            return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
@@ -339,7 +355,7 @@ class Client:
         if status != 200:
             quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
             text = f"the server answered {status}: {quoted}"
-            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=_seconds(retry_after))
+            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=seconds_of(retry_after))
         try:
             answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
         except TooMuchJson as error:
@@ -388,6 +404,7 @@ class _Problem:
     wait_s: float = 0.0
     cause: Exception | None = None
     is_garbled: bool = False
+    is_cut: bool = False
 
 
 def connections() -> aiohttp.ClientSession:
@@ -431,20 +448,3 @@ async def _read(response: aiohttp.ClientResponse) -> bytes | None:
             return None
         parts.append(part)
     return b"".join(parts)
-
-
-def _seconds(retry_after: str | None) -> float:
-    """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
-    if retry_after is None:
-        return 0.0
-    try:
-        seconds = float(retry_after := retry_after[:100])
-        return max(0.0, seconds) if seconds == seconds else 0.0
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(retry_after)
-    except (ValueError, OverflowError):
-        return 0.0
-    now = datetime.now(UTC)
-    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())

@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 
 from rlenv._base.bounded import SPARSE, UNRECORDED
@@ -371,3 +373,20 @@ def _add(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) ->
 
 def _below(role: str, inner: str) -> str:
     return f"{role} > {inner}" if role and inner else role or inner
+
+
+def seconds_of(retry_after: str | None) -> float:
+    """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
+    if retry_after is None:
+        return 0.0
+    try:
+        seconds = float(retry_after := retry_after[:100])
+        return max(0.0, seconds) if seconds == seconds else 0.0
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except (ValueError, OverflowError):
+        return 0.0
+    now = datetime.now(UTC)
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())

@@ -1,4 +1,4 @@
-"""The process in which reasoning-gym scores an answer. Started by `rlenv.rewards.rules.generated`.
+"""The process in which reasoning-gym scores an answer. Started by `rlenv.rewards.rules.mathematics`.
 
 Some of its generators hand the answer, which a policy wrote, to `eval` (matrices, boards) or to sympy's `parse_expr`
 (countdown, integrals), which evaluates what it reads. Here the first reads literals alone, and the second nothing but

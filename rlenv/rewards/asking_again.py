@@ -19,19 +19,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import comb, inf
-from statistics import median
 from typing import Any, Final, Generic, TypeVar
 
 from rlenv.concurrency.deadline import Countdown, bounded_by_itself, pause, running_under
-from rlenv.concurrency.lanes import entered, here
-from rlenv.concurrency.scope import Scope
-from rlenv.errors import EndpointError, RewardError
+from rlenv.errors import RewardError
 
-__all__ = ["ROUNDS", "Answered", "Ask", "HeldUp", "Known", "Pace", "Refused", "Untold", "in_time", "in_turn"]
+__all__ = ["ROUNDS", "Answered", "Ask", "HeldUp", "Known", "Refused", "Untold", "in_turn", "waits_s"]
 
 _T = TypeVar("_T")
 ROUNDS: Final = 13
@@ -54,9 +51,10 @@ _QUEUE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[_T]):
-    """A try that went well, or that says clearly whose failure it is."""
+    """A try that went well, or that says clearly whose failure it is; of what is known to work, as good as so many."""
 
     value: _T
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,8 @@ class _Turns(Generic[_T]):
     each: int
     """How often the known question goes well for each round, once before it and else after it, whoever asks it."""
     tries: Known
+    at_once: int = 1
+    fewest: int = 1
     limit: Countdown = field(init=False)
     queue_s: float = field(init=False)
     begun: float = field(init=False)
@@ -145,7 +145,7 @@ class _Turns(Generic[_T]):
                 return tried.value
             if isinstance(tried, HeldUp):
                 return None
-            self.refused += isinstance(tried, Refused)
+            self.refused += self.at_once * isinstance(tried, Refused)
             if failed is not None:
                 ends = isinstance(tried, Untold) and tried.is_last
                 await self._wait(tried if ends else failed, "what is known to work failed too")
@@ -163,7 +163,9 @@ class _Turns(Generic[_T]):
     async def _try(self) -> tuple[Answered[_T] | Refused | Untold, float]:
         """What came of asking the other question, and the seconds that it took."""
         begun = self.limit.clock_s
-        return await self.very(), self.limit.clock_s - begun
+        asked = await _each(self.very, self.at_once)
+        told = (one for kind in _TELLING for one in asked if isinstance(one, kind))
+        return next(told, asked[0]), self.limit.clock_s - begun
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -196,7 +198,7 @@ class _Turns(Generic[_T]):
         """True if all this is as unlikely, did both fail by one chance, as that of so many rounds it is the very
         question that fails, and never the known one."""
         fewest = _FEWEST_SLOW if self.turn_s >= _SLOW_S else _FEWEST
-        rounds = self.most if self._has_room else min(self.most, fewest)
+        rounds = self.most if self._has_room else min(self.most, max(fewest, self.fewest))
         failed = self.tries.failed - self.failed_before
         asked = refused + failed + self.tries.well - self.well_before
         return made > 0 and comb(refused + failed, refused) * comb(2 * rounds + 1, rounds) <= comb(asked, refused)
@@ -220,7 +222,8 @@ class _Turns(Generic[_T]):
             if self.rounds and self.limit.is_over:
                 break
             begun, again = time.monotonic(), self.limit.clock_s
-            tried = await self.known()
+            asked = await _each(self.known, self.at_once)
+            tried = next((one for one in asked if not isinstance(one, Answered)), asked[0])
             if isinstance(tried, Answered) or tries.well > self.well_at_round:  # it had come back
                 self.looked_s += self.limit.clock_s - again
             if not isinstance(tried, Answered):
@@ -230,7 +233,8 @@ class _Turns(Generic[_T]):
                     tries.gone_since = begun if gone_since is None else gone_since
                 tries.failed += gone_since is None or tries.gone_since is None
                 return tried
-            tries.well, tries.gone_since, is_first = tries.well + 1, None, False
+            tries.well += sum(one.times for one in asked if isinstance(one, Answered))
+            tries.gone_since, is_first = None, False
         return None
 
     async def _wait(self, tried: Refused | Untold, what: str) -> None:
@@ -238,12 +242,27 @@ class _Turns(Generic[_T]):
 
         Raises RewardError: it was one too many, or there is no more time.
         """
-        seconds = min(_FIRST_WAIT_S * 2**self.untold, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
+        is_last = self.untold == _PATIENCE or (isinstance(tried, Untold) and tried.is_last)
+        seconds = 0.0 if is_last else waits_s()[self.untold] * random.uniform(0.5, 1.5)
         self.untold += 1
-        is_last = isinstance(tried, Untold) and tried.is_last
-        if is_last or self.untold > _PATIENCE or seconds >= self.limit.left_s:
+        if is_last or seconds >= self.limit.left_s:
             raise RewardError(f"{what}: {tried.why}")
         await pause(seconds)
+
+
+_TELLING: Final = (Answered, HeldUp, Untold)
+"""What decides of several tries at once, before one that is refused."""
+
+
+async def _each(ask: Ask[_T], times: int) -> list[Answered[_T] | Refused | Untold]:
+    if times == 1:
+        return [await ask()]
+    return await asyncio.gather(*(ask() for _ in range(times)))
+
+
+def waits_s() -> list[float]:
+    """The seconds to wait after each try that tells nothing, before another one."""
+    return [min(_FIRST_WAIT_S * 2**tries, _LONGEST_WAIT_S) for tries in range(_PATIENCE)]
 
 
 async def in_turn(
@@ -255,146 +274,22 @@ async def in_turn(
     took_s: float = 0.0,
     is_dear: bool = False,
     tries: Known | None = None,
+    at_once: int = 1,
+    fewest: int = 1,
 ) -> _T | None:
     """The answer to `very`, which was refused once, asked in turn with `known`.
 
     None where it is refused `most` times and the known one never, or what is as sure.
 
     Fewer times, one at least, where it took long at first (`took_s`) or fells what it asks (`is_dear`), or where
-    `within_s` seconds have no room for as many. `tries` are those of `known` that others count too.
+    `within_s` seconds have no room for as many. `tries` are those of `known` that others count too. Each time both are
+    asked so many times `at_once`, which has to make no difference to what they are asked. None is as sure as `fewest`
+    rounds, whatever the time.
 
     Raises:
         RewardError: nobody can tell.
     """
     each = _DEAR_KNOWN if most > 1 and (is_dear or took_s >= _SLOW_S) else 1
-    turns = _Turns(known, very, most, within_s, each, tries or Known())
+    turns = _Turns(known, very, most, within_s, each, tries or Known(), at_once, fewest)
     with running_under(turns.limit):
         return await turns.given()
-
-
-_ALONE: Final = 0.2
-"""Of the time for one answer, for the first try alone, and `_BESIDE` for others beside it."""
-_BESIDE: Final = 0.6
-_SLICES: Final = (7, 12)
-"""Of `_BESIDE`, one for each of these tries, where it is a second or more and where it is less: enough of them fit."""
-_SPREAD: Final = 1.5
-"""How many times the usual seconds of others an answer may take that is soon."""
-_TIMES: Final = 12
-"""How many times the usual seconds of others a question that holds a model up takes, at least."""
-_SOON: Final = 0.02
-"""A share of the time for one answer that is soon for what is known to work, however soon others have theirs."""
-_LATEST: Final = 32
-_FEW: Final = 16
-"""So many may wait at once, before as many have to be answered meanwhile."""
-_FIRST: Final = 3
-"""So many may hold a model up of which no answer is known: where all take too long, the limit is too short."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """How soon a model answers, shared by all who ask it alike; of several event loops too."""
-
-    took: tuple[float, ...] = ()
-    """The seconds of the latest answers."""
-    answered: int = 0
-    held: int = 0
-    waiting: dict[object, int] = field(default_factory=dict)
-    """Those without an answer yet, each with how many had one when it was asked."""
-    tries: Known = field(default_factory=Known)
-
-    @classmethod
-    def of(cls, scope: Scope, whose: Hashable) -> Pace:
-        """That of all who share `scope`."""
-        return scope.keep(("pace", whose), cls)
-
-    @property
-    def usual_s(self) -> float:
-        """What half of the latest answers took at most; 0 where that is not known yet."""
-        return median(self.took) if len(self.took) > 1 else 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """True where more wait than were answered meanwhile: it may be the model that is late with them."""
-        waiting = [*self.waiting.values()]
-        most = max(_FEW, self.answered - min(waiting)) if len(self.took) > 1 else _FIRST - self.held
-        return len(waiting) > most
-
-    def told(self, seconds: float) -> None:
-        """Takes note of an answer."""
-        self.took, self.answered = (*self.took[1 - _LATEST :], seconds), self.answered + 1
-
-
-async def in_time(
-    known: Ask[Any], request: Callable[[], Awaitable[_T]], *, most: int = ROUNDS, within_s: float, pace: Pace
-) -> _T:
-    """The answer to a request. One that takes long goes on, and where others are soon answered, it is made again beside
-    itself, in turn with `known`.
-
-    A text that keeps a model busy for all the time that there is would otherwise make its own reward invalid. A model
-    that takes long over most, or has much to do, is asked nothing beside: that would make it late.
-
-    Raises:
-        EndpointError: what the request raises; or `is_held`: none of the tries had an answer when `within_s` seconds
-            were over, while `known` soon had one each time.
-    """
-    begun, mine, lane = time.monotonic(), object(), here()
-    pace.waiting[mine] = pace.answered
-    first = asyncio.ensure_future(request())
-    with entered(lane and lane.at("beside")):  # a replay does not ask these
-        beside = asyncio.ensure_future(_beside(known, request, most, within_s, pace))
-    try:
-        await asyncio.wait({first, beside}, return_when=asyncio.FIRST_COMPLETED)
-        is_early = time.monotonic() - begun < _ALONE * within_s
-        if not first.done() or (not is_early and isinstance(first.exception(), EndpointError)):
-            told = await beside
-            if isinstance(told, Answered):
-                return told.value
-            if told is not None:  # a slow model answers the first try in the end
-                await asyncio.wait({first}, timeout=max(0.0, begun + within_s - time.monotonic()))
-                if not first.done() or isinstance(first.exception(), EndpointError):
-                    pace.held += 1
-                    raise EndpointError(told.why, is_late=True, is_held=True)
-        found = await first
-        pace.told(time.monotonic() - begun)
-        return found
-    finally:
-        del pace.waiting[mine]
-        for task in (first, beside):
-            task.cancel()
-        await asyncio.gather(first, beside, return_exceptions=True)
-
-
-async def _beside(
-    known: Ask[Any], request: Callable[[], Awaitable[_T]], most: int, within_s: float, pace: Pace
-) -> Answered[_T] | HeldUp | None:
-    """What tries come to that are made beside one that takes long; None where nobody can tell."""
-    alone_s, beside_s = _ALONE * within_s, _BESIDE * within_s
-    await asyncio.sleep(alone_s)
-    usual_s = pace.usual_s
-    if pace.is_busy or usual_s * _TIMES > within_s:
-        return None
-    slice_s = max(beside_s / _SLICES[beside_s < _SLICES[0]], _SPREAD * usual_s)
-    no_answer, well = f"no answer within {within_s:.3g} s", pace.tries.well
-
-    async def soon() -> Answered[Any] | Refused | Untold:
-        try:
-            async with asyncio.timeout(max(_SPREAD * usual_s, _SOON * within_s)):
-                return await known()
-        except TimeoutError:  # it is the model that takes long, and no use to ask it more
-            return Untold(no_answer, is_last=pace.tries.well == well)
-
-    async def once() -> Answered[_T] | Refused | Untold:
-        try:
-            async with asyncio.timeout(slice_s):
-                return Answered(await request())
-        except TimeoutError:
-            return Refused(no_answer)
-        except EndpointError as error:
-            is_told = error.status is not None or error.is_garbled or error.is_late
-            return Refused(str(error)) if is_told else Untold(str(error))
-
-    try:
-        given = await in_turn(soon, once, most=most, within_s=beside_s, took_s=slice_s, tries=pace.tries)
-    except RewardError:
-        return None
-    return HeldUp(no_answer) if given is None else Answered(given)

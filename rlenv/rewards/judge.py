@@ -24,7 +24,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, Prose, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.rewards.base import GroupContext, Measured, RewardContext, Term, TermCompileContext, where_of_quotes
-from rlenv.rewards.judge_asking import SYSTEM, Asker, Failed, Member, Question
+from rlenv.rewards.judge_asking import SYSTEM, Asker, Failed, Member
 from rlenv.rewards.judge_panel import (
     CHOICES,
     KEY,
@@ -44,7 +44,7 @@ from rlenv.rewards.judge_panel import (
     play,
     won,
 )
-from rlenv.rewards.verdict import JudgeVerdict, Material, ReplySchema, transcript
+from rlenv.rewards.verdict import JudgeVerdict, Material, Question, ReplySchema, transcript
 from rlenv.tools.model import endpoint_of
 from rlenv.trajectory import Trajectory
 

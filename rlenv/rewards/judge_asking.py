@@ -7,10 +7,8 @@ again, with another seed.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +18,9 @@ from typing import Any, Final
 import orjson
 
 from rlenv._base.bounded import cut_middle, plain
-from rlenv.concurrency.deadline import left_s
+from rlenv.concurrency.deadline import Countdown, pause, share_of_time
 from rlenv.concurrency.lanes import Asked as TapeKey
 from rlenv.concurrency.lanes import Kept, entered, here
-from rlenv.concurrency.scope import Scope
 from rlenv.dialects.built_in import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import Completion, Usage, asking
@@ -31,10 +28,20 @@ from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
-from rlenv.rewards.asking_again import Answered, HeldUp, Pace, Refused, Untold, in_time, in_turn
-from rlenv.rewards.verdict import Fence, Health, JudgeVerdict, Legibility, Material, ReplySchema, UnreadableReply
+from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
+from rlenv.rewards.asking_models import Pace, at_once, if_felled, if_unread, in_time
+from rlenv.rewards.verdict import (
+    Fence,
+    Health,
+    JudgeVerdict,
+    Legibility,
+    Material,
+    Question,
+    ReplySchema,
+    UnreadableReply,
+)
 
-__all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member", "Question"]
+__all__ = ["SYSTEM", "Asker", "Failed", "JudgeReply", "Member"]
 
 SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
 _CACHED = 65_536
@@ -54,8 +61,7 @@ _LARGER_ROUNDS: Final = 3
 """The same before it is shown less of a long text."""
 _FILLER = "(left out)" + " -" * 500
 """As long as what was shown last: a judge that has no room for it would refuse an honest answer too."""
-_HASHED_AT_ONCE: Final = 1 << 20
-"""Characters that are hashed on the event loop; more in a thread."""
+_AWAY_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +75,6 @@ class Member:
     digest: str
     weight: float = 1.0
     limit_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """The material that a judge is asked about, and the episode that it is for.
-
-    `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
-    is the author's. `caller` is the episode, as `rlenv.rewards.verdict.Health.ask` takes it.
-    """
-
-    task: Mapping[str, Any]
-    vars: Mapping[str, Any]
-    material: Mapping[str, Material]
-    parties: tuple[frozenset[str], ...]
-    scope: Scope
-    caller: Hashable
-
-    def without(self, parties: tuple[int, ...], *, filler: str) -> dict[str, Material]:
-        """The material with `filler` in place of what some parties wrote."""
-        names = frozenset[str]().union(*(self.parties[index] for index in parties))
-        return {name: filler if name in names else given for name, given in self.material.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +133,11 @@ class Asker:
         named = [name for name in sorted(self.names) if name in member.names] or list(self.shown)
         # The fence's mark is new for each request, so the key is made of what stands in it.
         whom = [member.digest, member.endpoint.base_url, member.endpoint.model, self._filled(member, question, {})]
-        material = [text for name in named for text in _texts(question.material[name])]
-        is_long = sum(map(len, material)) > _HASHED_AT_ONCE
-        key = await asyncio.to_thread(_key, whom, material) if is_long else _key(whom, material)
+        key = await question.key(whom, named)
         one, lane = _Asking(self, member, question, tuple(named)), here()
         try:
             async with asyncio.timeout(member.limit_s):
-                one.until = time.monotonic() + min(left_s(), member.limit_s or inf)
+                one.limit = share_of_time(1.0, most_s=member.limit_s or inf)
                 with entered(lane and lane.at(place)):
                     found = await self.cache.get(key, one.verdict) if self.is_cached else (await one.verdict(), False)
         except TimeoutError:
@@ -172,23 +155,7 @@ class Asker:
             raise RewardError(f"prompt: {error}") from error
 
 
-def _texts(material: Material) -> list[str]:
-    """All texts of a material, and how it is made of them."""
-    if isinstance(material, str):
-        return ["text", material]
-    return ["list", str(len(material)), *(text for one in material for text in (str(len(one)), *sum(one.items(), ())))]
-
-
-def _key(whom: list[str], material: list[str]) -> bytes:
-    """The key of a question, whose length does not matter and of which nothing is kept."""
-    digest = hashlib.sha256(orjson.dumps(whom))
-    for text in material:
-        given = text.encode("utf-8", "surrogatepass")
-        digest.update(len(given).to_bytes(8, "big") + given)
-    return digest.digest()
-
-
-_Request = Callable[[], Awaitable[Completion]]
+_Request = Callable[..., Awaitable[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +175,7 @@ class _Asking:
     attempts: int = 0
     """Replies to the question."""
     tries: int = 0
-    until: float = inf
+    limit: Countdown = field(default_factory=lambda: Countdown(inf))
     most_chars: int | None = None
     """Of each text in the reply, once one was cut."""
     bound: int | None = None
@@ -254,7 +221,7 @@ class _Asking:
 
         known = partial(self._without, client, self._everyone)
         try:
-            given = await in_turn(known, again, most=most, within_s=_SHARE * (self.until - time.monotonic()))
+            given = await in_turn(known, again, most=most, within_s=_SHARE * self.limit.left_s)
         except RewardError:
             return Failed(found.why)
         return found if given is None else given
@@ -266,7 +233,7 @@ class _Asking:
         nonce = secrets.token_hex(8)
         self.tries += 1
         try:
-            around, shown = partial(self._in_time, client), self.most_chars
+            around, shown = partial(self._in_time, client, nonce, material), self.most_chars
             completion = await self._chat(client, material, nonce, limit, self.tries - 1, around, most_chars=shown)
         except EndpointError as error:
             if error.status in REFUSED and self.most_chars is not None:
@@ -295,24 +262,29 @@ class _Asking:
         if len(everyone) == 1:
             return everyone
         blamed = []
-        limit_s = _SHARE * (self.until - time.monotonic()) / len(everyone) if is_held else None
+        limit_s = _SHARE * self.limit.left_s / len(everyone) if is_held else None
         for index in everyone:
             for _ in range(1 if is_held else _LARGER_ROUNDS):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(limit_s):
-                        if isinstance(await self._without(client, (index,)), Answered):
-                            blamed.append(index)
-                            break
+                        while isinstance(found := await self._without(client, (index,)), Untold) and is_held:
+                            await pause(_AWAY_S)  # another one's material may have felled the server
+                    if isinstance(found, Answered):
+                        blamed.append(index)
+                        break
         return tuple(blamed) or (() if is_held else everyone)  # each is enough to be refused
 
-    async def _without(self, client: Client, parties: tuple[int, ...]) -> Answered[JudgeReply] | Refused | Untold:
-        """The verdict with as many harmless characters in place of some parties' material."""
+    async def _without(
+        self, client: Client, parties: tuple[int, ...], *, is_at_once: bool = False
+    ) -> Answered[JudgeReply] | Refused | Untold:
+        """The verdict with as many harmless characters in place of some parties' material; `is_at_once`: or a failure
+        that counts for nobody, where the server is away."""
         nonce = secrets.token_hex(8)
         given = self.question.without(parties, filler=_FILLER)
         material = {name: given[name] for name in self.named}
         is_known = parties == self._everyone
         try:
-            around = partial(self._around, is_known=is_known)
+            around = partial(self._around, is_known=is_known, is_at_once=is_at_once)
             completion = await self._chat(client, material, nonce, _LIMITS[-1], self.unread, around)
         except EndpointError as error:
             return _failed(error)
@@ -345,14 +317,9 @@ class _Asking:
             titles = {name: f"{name}: " if len(by.shown) > 1 else "" for name in by.shown}
             prompt += "".join(f"\n\n{title}{fenced[name]}" for name, title in titles.items())
         schema = by.reply.asked(nonce, most_chars=most_chars)
-        form = (
-            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
-            f"{orjson.dumps(schema).decode()}\n{by.says}"
-        )
-        messages = [
-            Message("system", SYSTEM.format(fence=fence.instructions, form=form)),
-            Message("user", f"{prompt}{by.ending}"),
-        ]
+        form = "Answer with one JSON object that fits this JSON Schema and nothing else"
+        system = SYSTEM.format(fence=fence.instructions, form=f"{form}: {orjson.dumps(schema).decode()}\n{by.says}")
+        messages = [Message("system", system), Message("user", f"{prompt}{by.ending}")]
         extra = {"response_format": _response_format(schema), **member.sampling.extra}
         sampling = member.sampling.model_copy(update={"seed": by.seed + attempt, "extra": extra})
         asked = None
@@ -376,23 +343,47 @@ class _Asking:
         key = ("judge legibility", self.member.digest, self.member.endpoint, self.by.breaker.reset_s)
         return self.question.scope.keep(key, lambda: Legibility(self.by.breaker.reset_s))
 
-    async def _in_time(self, client: Client, request: _Request) -> Completion:
+    async def _in_time(
+        self, client: Client, nonce: str, material: Mapping[str, Material], request: _Request
+    ) -> Completion:
         """The answer to the question itself, in the time that there is; a tape keeps what all its tries came to."""
-        ask = partial(self._around, request, is_known=False)
-        if self.until == inf:
-            return await ask()
-        pace = Pace.of(self.question.scope, (self.member.digest, self.member.endpoint))
+        scope, begun = self.question.scope, self.limit.clock_s
         share = _SHARE if len(self._everyone) == 1 else _SHARE_OF_TWO
-        within_s = share * (self.until - time.monotonic())
+        ask = partial(self._around, request, is_known=False)
         known = partial(self._without, client, self._everyone)
-        return await in_time(known, ask, most=_ROUNDS, within_s=within_s, pace=pace)
+        if self.limit.left_s == inf:
+            asked = ask()
+        else:
+            pace = Pace.of(scope, (self.member.digest, self.member.endpoint))
+            asked = in_time(known, ask, most=_ROUNDS, within_s=share * self.limit.left_s, pace=pace)
+        try:
+            found = await asked
+        except EndpointError as error:
+            known, within_s = partial(known, is_at_once=True), share * self.limit.left_s
+            return await if_felled(known, request, error, client, scope, most=_ROUNDS, within_s=within_s)
+        if self.tries > max(2, self.by.retries + 1) or (found.finish_reason == "length" and self.most_chars is None):
+            return found
 
-    async def _around(self, request: _Request, *, is_known: bool) -> Completion:
+        async def again() -> Completion:
+            self.tries += 1
+            return await self._around(partial(request, seed=self.by.seed + self.tries - 1), is_known=False)
+
+        def is_read(completion: Completion) -> bool:
+            with suppress(UnreadableReply):
+                return self._read(completion, nonce, material) is not None
+            return False
+
+        took_s, within_s = self.limit.clock_s - begun, share * self.limit.left_s
+        return await if_unread(known, again, found, is_read, most=_ROUNDS, took_s=took_s, within_s=within_s)
+
+    async def _around(self, request: _Request, *, is_known: bool, is_at_once: bool = False) -> Completion:
         """One request, unless asking again is no use; a tape keeps that, since a replay does not know of the others."""
         endpoint, question, legibility = self.member.endpoint, self.question, self._legibility
         if self.why and (legibility.is_lost or self.unread >= legibility.most):
             raise EndpointError(f"nothing of endpoint '{endpoint.name}' can be read, whatever it is shown: {self.why}")
         health = Health.of(endpoint, self.by.breaker, question.scope, limit_s=self.member.limit_s)
+        if is_at_once:
+            return await (at_once(request) if health is None else health.told(partial(at_once, request)))
         return await (request() if health is None else health.ask(request, caller=question.caller, is_known=is_known))
 
     def _answered(
@@ -401,18 +392,25 @@ class _Asking:
         """The verdict in a reply; None where there is none that can be read, and `why` says so."""
         if self.usage is not None:
             self.usage = self.usage + completion.usage if completion.usage.is_known else None
-        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
-        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
-        text, reason = completion.message.content, completion.finish_reason
         try:
-            verdict = self.by.reply.read(text, finish_reason=reason, nonce=nonce, material=texts)
-        except UnreadableReply as error:
+            verdict = self._read(completion, nonce, material)
+        except UnreadableReply:
             client.unread(completion)
-            self.why = str(error)
             return None
         self.unread = 0
         self._legibility.told(is_read=True)
         return Answered(JudgeReply(verdict, self.attempts, self.usage))
+
+    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> JudgeVerdict:
+        """Raises UnreadableReply: there is none that can be read; `why` says so."""
+        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
+        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
+        text, reason = completion.message.content, completion.finish_reason
+        try:
+            return self.by.reply.read(text, finish_reason=reason, nonce=nonce, material=texts)
+        except UnreadableReply as error:
+            self.why = str(error)
+            raise
 
 
 def _failed(error: EndpointError) -> Refused | Untold:

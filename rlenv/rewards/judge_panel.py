@@ -20,8 +20,8 @@ from rlenv.endpoints.account import Account, Usage, counted
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import Float, Int, Spec, Text
 from rlenv.rewards.base import Measured
-from rlenv.rewards.judge_asking import Asker, Failed, JudgeReply, Member, Question
-from rlenv.rewards.verdict import JudgeVerdict, Material
+from rlenv.rewards.judge_asking import Asker, Failed, JudgeReply, Member
+from rlenv.rewards.verdict import JudgeVerdict, Material, Question
 
 NAMES: Final = ("first", "second")
 """The material of a prompt that compares."""

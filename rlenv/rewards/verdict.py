@@ -6,6 +6,7 @@ Whether a judge's endpoint is worth asking, and asking again, shared by all epis
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -35,6 +36,8 @@ Material = str | Sequence[Mapping[str, str]]
 # beyond ASCII.
 _ESCAPES: Final = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"})
 _LEAST: Final = 32
+_HASHED_AT_ONCE: Final = 1 << 20
+"""Characters that are hashed on the event loop; more in a thread."""
 
 
 class Fence:
@@ -115,6 +118,49 @@ def transcript(turns: Sequence[Turn]) -> list[dict[str, str]]:
             said = [message.content for message in turn.observation.messages if message.role == "user"]
             entries += [{"role": "user", "text": text} for text in said]
     return entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The material that a judge is asked about, and the episode that it is for.
+
+    `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
+    is the author's. `caller` is the episode, as `Health.ask` takes it.
+    """
+
+    task: Mapping[str, Any]
+    vars: Mapping[str, Any]
+    material: Mapping[str, Material]
+    parties: tuple[frozenset[str], ...]
+    scope: Scope
+    caller: Hashable
+
+    def without(self, parties: tuple[int, ...], *, filler: str) -> dict[str, Material]:
+        """The material with `filler` in place of what some parties wrote."""
+        names = frozenset[str]().union(*(self.parties[index] for index in parties))
+        return {name: filler if name in names else given for name, given in self.material.items()}
+
+    async def key(self, whom: list[str], named: Sequence[str]) -> bytes:
+        """The key of what `whom` is asked about material of these names."""
+        material = [text for name in named for text in _texts(self.material[name])]
+        is_long = sum(map(len, material)) > _HASHED_AT_ONCE
+        return await asyncio.to_thread(_key, whom, material) if is_long else _key(whom, material)
+
+
+def _texts(material: Material) -> list[str]:
+    """All texts of a material, and how it is made of them."""
+    if isinstance(material, str):
+        return ["text", material]
+    return ["list", str(len(material)), *(text for one in material for text in (str(len(one)), *sum(one.items(), ())))]
+
+
+def _key(whom: list[str], material: list[str]) -> bytes:
+    """The key of a question, whose length does not matter and of which nothing is kept."""
+    digest = hashlib.sha256(orjson.dumps(whom))
+    for text in material:
+        given = text.encode("utf-8", "surrogatepass")
+        digest.update(len(given).to_bytes(8, "big") + given)
+    return digest.digest()
 
 
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
@@ -360,8 +406,15 @@ class Health:
         except BaseException:
             breaker.abandoned()
             raise
+        return self._told(found)
+
+    async def told(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        """The answer to a request that is made whatever is known. Where there is none, that says nothing."""
+        return self._told(await request())
+
+    def _told(self, found: _T) -> _T:
         self._answers += 1
-        breaker.succeeded()
+        self._breaker.succeeded()
         return found
 
 

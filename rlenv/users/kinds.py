@@ -26,7 +26,8 @@ from rlenv.language.spec import Prose, SamplingSpec, Spec, Text, UserSpec
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.rewards.asking_again import Answered, HeldUp, Pace, Refused, Untold, in_time, in_turn
+from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
+from rlenv.rewards.asking_models import Pace, at_once, if_felled, in_time
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -150,15 +151,20 @@ class _ModelSession:
         schemas = [user.tools[name].schema for name in user.tools]
         ask = partial(client.chat, tools=schemas, sampling=sampling, deadline=deadline)
 
-        async def known() -> Answered[Completion] | Untold:
+        async def known(**keys: Any) -> Answered[Completion] | Untold:
             try:
-                return Answered(await ask(opening))
+                return Answered(await ask(opening, **keys))
             except EndpointError as error:
                 return Untold(str(error))
 
-        async def around(request: Callable[[], Awaitable[Completion]]) -> Completion:
-            pace, within_s = Pace.of(context.shared(), user.endpoint), _SHARE * (deadline - time.monotonic())
-            return await in_time(known, request, most=_ROUNDS, within_s=within_s, pace=pace)
+        async def around(request: Callable[..., Awaitable[Completion]]) -> Completion:
+            scope, until = context.shared(), _SHARE * deadline + (1 - _SHARE) * time.monotonic()
+            pace, within_s = Pace.of(scope, user.endpoint), until - time.monotonic()
+            try:
+                return await in_time(known, request, most=_ROUNDS, within_s=within_s, pace=pace)
+            except EndpointError as error:
+                once, within_s = partial(known, around=at_once), until - time.monotonic()
+                return await if_felled(once, request, error, client, scope, most=_ROUNDS, within_s=within_s)
 
         with asks("user"):
             made: list[Message] = []

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlenv.endpoints import Client, Endpoint, _seconds
+from rlenv.endpoints import Client, Endpoint
+from rlenv.endpoints.account import seconds_of
 from rlenv.errors import EndpointError
 from rlenv.language.kinds import CompileContext
 from rlenv.messages import Message, ToolResult
@@ -131,4 +132,4 @@ def test_odd_numbers_of_a_model_server_are_no_usage() -> None:
 
 @pytest.mark.parametrize("header", ["nan", "-1", "x", "Mon, 01 Jan 0001 00:00:00 -2359", "9" * 400, "\x00", ""])
 def test_any_word_for_when_to_come_back_is_a_wait(header: str) -> None:
-    assert _seconds(header) >= 0
+    assert seconds_of(header) >= 0

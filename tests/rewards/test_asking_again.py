@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
-from rlenv.rewards.asking_again import Answered, Pace, in_time
+from rlenv.rewards.asking_again import Answered, Refused, Untold
+from rlenv.rewards.asking_models import Pace, if_felled, if_unread, in_time
 from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
@@ -320,3 +323,143 @@ def test_where_no_text_is_answered_in_time_the_limit_is_too_short(monkeypatch: p
         return found
 
     assert in_virtual_time(work, monkeypatch)[0] == [1, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize(
+    ("reads", "known_s", "found", "most_s"),
+    [
+        (lambda tries: False, 0.5, "no reply to it can be read", 46.0),
+        (lambda tries: False, 10.0, "no reply to it can be read", 46.0),
+        (lambda tries: tries == 6, 0.5, 6, 46.0),  # a model that writes so by chance
+        (lambda tries: False, None, 0, 60.0),  # one that writes so whatever it is asked
+    ],
+)
+def test_a_text_about_which_a_model_writes_long_is_told_in_time_from_a_model_that_writes_so_by_chance(
+    reads: Callable[[int], bool], known_s: float | None, found: Any, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    async def request() -> int:
+        nonlocal tries
+        tries += 1
+        mine = tries
+        await passes(12.0)
+        return mine
+
+    async def known() -> Answered[None] | Refused:
+        await passes(known_s or 0.5)
+        return Refused("prose") if known_s is None else Answered(None)
+
+    async def work() -> Any:
+        return await if_unread(known, request, 0, reads, most=10, took_s=12.0, within_s=42.0)
+
+    told, seconds = in_virtual_time(work, monkeypatch)
+    assert (str(told) if isinstance(told, EndpointError) else told) == found
+    assert getattr(told, "is_held", False) == isinstance(found, str)
+    assert seconds < most_s
+
+
+class Falling:
+    """A server that falls for a while, in the place of its client; what it was asked then is cut."""
+
+    endpoint: Any = "the judge"
+
+    def __init__(self, away_s: float) -> None:
+        self.away_s, self.cuts, self.is_up, self.fall = away_s, 0, True, asyncio.Event()
+
+    def falls(self) -> None:
+        if self.is_up:
+            self.fall.set()
+            self.fall, self.is_up = asyncio.Event(), False
+            asyncio.get_running_loop().call_later(self.away_s, setattr, self, "is_up", True)
+
+    async def ask(self, seconds: float, *, fells: bool = False, retries: int = 0) -> str:
+        if not self.is_up:
+            raise EndpointError("it is away")
+        fall = self.fall
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await fall.wait()
+        if not fells and not fall.is_set():
+            return "well"
+        self.falls()
+        self.cuts += 1
+        raise EndpointError("it broke the connection", is_garbled=True, is_cut=True)
+
+    async def known(self) -> Answered[str] | Refused | Untold:
+        try:
+            return Answered(await self.ask(0.3))
+        except EndpointError as error:
+            return Refused(str(error)) if error.is_cut else Untold(str(error), is_last=True)
+
+    async def asked(self, seconds: float, scope: Scope, *, fells: bool = False) -> str:
+        request = partial(self.ask, seconds, fells=fells)
+        try:
+            return await request()
+        except EndpointError as error:
+            client: Any = self
+            return await if_felled(self.known, request, error, client, scope, most=10, within_s=54.0)
+
+
+@pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize("away_s", [0.5, 3.0, 10.0])
+def test_a_text_that_fells_a_server_each_time_is_told_whether_or_not_others_are_cut_with_it(
+    away_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> Any:
+        server, scope = Falling(away_s), Scope()
+        fells = server.asked(0.1, scope, fells=True)
+        others = [server.asked(2.0, scope) for _ in range(10)]
+        return await asyncio.gather(fells, *others, return_exceptions=True)
+
+    (felled, *others), _ = in_virtual_time(work, monkeypatch)
+    assert isinstance(felled, EndpointError)
+    assert felled.is_held
+    assert others == ["well"] * 10
+
+
+@pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize(("seconds", "every_s"), [(10.0, 5.0), (10.0, 15.0), (3.0, 5.0), (1.0, 2.0)])
+def test_a_server_that_falls_by_others_again_and_again_fells_nobody_who_only_takes_longer_than_what_is_known(
+    seconds: float, every_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> Any:
+        server, found = Falling(2.0), list[Any]()
+        random.seed(every_s)
+
+        async def others() -> None:
+            while True:
+                await passes(random.expovariate(1 / every_s))
+                server.cuts += 1
+                server.falls()
+
+        falling = asyncio.ensure_future(others())
+        for _ in range(40):
+            try:
+                found.append(await server.asked(seconds, Scope()))
+            except EndpointError as error:
+                found.append(error.is_held)
+        falling.cancel()
+        return found
+
+    assert set(in_virtual_time(work, monkeypatch)[0]) <= {"well", False}
+
+
+@pytest.mark.usefixtures("whole_pauses")
+def test_what_finds_a_server_away_waits_for_it_only_where_it_fell_over_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> Any:
+        server, scope = Falling(5.0), Scope()
+        server.falls()
+        alone = await asyncio.gather(server.asked(1.0, scope), return_exceptions=True)
+        await passes(6.0)
+        suspect = asyncio.ensure_future(server.asked(1.0, scope))
+        await passes(0.5)
+        server.falls()
+        await passes(0.5)
+        return [*alone, await server.asked(1.0, scope), await suspect]
+
+    (alone, later, suspect), _ = in_virtual_time(work, monkeypatch)
+    assert (str(alone), later, suspect) == ("it is away", "well", "well")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -200,20 +203,22 @@ def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
     asked = Counter[str]()
 
     async def answer(body: Mapping[str, Any]) -> str:
-        said = next((word for word in ("hung", "lost", "unread") if word in str(body["messages"])), "known")
+        said = next((word for word in ("hung", "lost", "unread", "essay") if word in str(body["messages"])), "known")
         asked[said] += 1
         if said == "hung" or (said == "lost" and asked[said] == 1):
             await asyncio.Event().wait()
         if said == "unread" and asked[said] == 1:
             await passes(2.0)
-        return "prose" if said == "unread" and asked[said] < 4 else verdict(4)
+        if said == "essay":
+            await passes(0.5)
+        return "prose" if said == "essay" or (said == "unread" and asked[said] < 4) else verdict(4)
 
     async def measured(address: str, lane: Lane) -> tuple[list[Any], float]:
         scope, found = Scope(), []
         judges = [{"endpoint": "writer", "timeout_s": 6.0}]
         term = compiled(Server([], address=address), judges=judges, endpoint=None)
         assert term.measure_async is not None
-        for said in ("hung", "lost", "unread"):
+        for said in ("hung", "lost", "unread", "essay"):
             with entered(lane.at(said)):
                 found.append((await term.measure_async(context(scope, said))).value)
         await scope.aclose()
@@ -228,7 +233,56 @@ def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
 
     then, player = asyncio.run(record())
     made, again = sum(asked.values()), run_skipping(measured("http://127.0.0.1:1/v1", player.lane("run")))
-    assert (then, again, sum(asked.values())) == ([0.0, 0.75, 0.75], (then, 0.0), made)
+    assert (then, again, sum(asked.values())) == ([0.0, 0.75, 0.75, 0.0], (then, 0.0), made)
+
+
+def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_verdict_from_others() -> None:
+    async def main() -> list[Any]:
+        server = Server([verdict(4)])
+        async with asyncio.timeout(60), server.running(), falling(server.address) as address:
+            scope = Scope()
+            term = compiled(Server([], address=address), cache=False)
+            assert term.measure_async is not None
+            asked = [term.measure_async(context(scope, said)) for said in ("It fells.", "kind", "fair")]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            await scope.aclose()
+            return found
+
+    assert [one.value for one in asyncio.run(main())] == [0.0, 0.75, 0.75]
+
+
+@asynccontextmanager
+async def falling(address: str) -> AsyncIterator[str]:
+    """The address of a server that passes on to another one, and that is away for a while over a text that fells it."""
+    writers, serving = set[asyncio.StreamWriter](), list[asyncio.Server]()
+    to = urlsplit(address)
+
+    async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        with suppress(asyncio.IncompleteReadError, OSError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            body = await reader.readexactly(int(size[1])) if size else b""
+            if b"It fells." in body:
+                serving.pop().close()
+                for one in writers:
+                    one.transport.abort()
+                await passes(0.05)
+                await serve(port)
+                return
+            back, on = await asyncio.open_connection(to.hostname, to.port)
+            on.write(re.sub(rb"\r\n", b"\r\nConnection: close\r\n", head, count=1) + body)
+            writer.write(await back.read())
+            on.close()
+        writer.close()
+
+    async def serve(port: int = 0) -> None:
+        serving.append(await asyncio.start_server(passed, "127.0.0.1", port))
+
+    await serve()
+    port = serving[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/v1"
+    serving.pop().close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,332 @@
+"""Requests to a model: one that takes long, that fells its server or whose reply cannot be read is made again.
+
+Whose failure it is then is told as `rlenv.rewards.asking_again` says, beside a question that is known to work. What
+holds a model up, or fells it, takes its time or its server from all who ask, so more is known of those than of a tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from math import ceil, inf
+from statistics import fmean, median
+from typing import Any, Final, Generic, TypeVar
+
+from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
+from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.scope import Scope
+from rlenv.endpoints import Client
+from rlenv.errors import EndpointError, RewardError
+from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
+
+__all__ = ["Pace", "at_once", "if_felled", "if_unread", "in_time"]
+
+_T = TypeVar("_T")
+_FEWEST_FALLS: Final = 7
+"""How sure it has to be that a text fells a server, as the number of rounds: others may fell it again and again."""
+_LEAST_S: Final = 0.02
+"""No connection counts as broken sooner."""
+_APART_S: Final = 2.0
+"""Within so many seconds those ask again whom a server took along when it fell: what felled it meets few of them."""
+_ALONE: Final = 0.2
+"""Of the time for one answer, for the first try alone, and `_BESIDE` for others beside it."""
+_BESIDE: Final = 0.6
+_SLICES: Final = (7, 12)
+"""Of `_BESIDE`, one for each of these tries, where it is a second or more and where it is less: enough of them fit."""
+_SPREAD: Final = 1.5
+"""How many times the usual seconds of others an answer may take that is soon."""
+_TIMES: Final = 12
+"""How many times the usual seconds of others a question that holds a model up takes, at least."""
+_SOON: Final = 0.02
+"""A share of the time for one answer that is soon for what is known to work, however soon others have theirs."""
+_LATEST: Final = 32
+_FEW: Final = 16
+"""So many may wait at once, before as many have to be answered meanwhile."""
+_FIRST: Final = 3
+"""So many may hold a model up of which no answer is known: where all take too long, the limit is too short."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How soon a model answers, shared by all who ask it alike; of several event loops too."""
+
+    took: tuple[float, ...] = ()
+    """The seconds of the latest answers."""
+    answered: int = 0
+    held: int = 0
+    waiting: dict[object, int] = field(default_factory=dict)
+    """Those without an answer yet, each with how many had one when it was asked."""
+    tries: Known = field(default_factory=Known)
+
+    @classmethod
+    def of(cls, scope: Scope, whose: Hashable) -> Pace:
+        """That of all who share `scope`."""
+        return scope.keep(("pace", whose), cls)
+
+    @property
+    def usual_s(self) -> float:
+        """What half of the latest answers took at most; 0 where that is not known yet."""
+        return median(self.took) if len(self.took) > 1 else 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """True where more wait than were answered meanwhile: it may be the model that is late with them."""
+        waiting = [*self.waiting.values()]
+        most = max(_FEW, self.answered - min(waiting)) if len(self.took) > 1 else _FIRST - self.held
+        return len(waiting) > most
+
+    def told(self, seconds: float) -> None:
+        """Takes note of an answer."""
+        self.took, self.answered = (*self.took[1 - _LATEST :], seconds), self.answered + 1
+
+
+async def in_time(
+    known: Ask[Any], request: Callable[[], Awaitable[_T]], *, most: int = ROUNDS, within_s: float, pace: Pace
+) -> _T:
+    """The answer to a request. One that takes long goes on, and where others are soon answered, it is made again beside
+    itself, in turn with `known`.
+
+    A text that keeps a model busy for all the time that there is would otherwise make its own reward invalid. A model
+    that takes long over most, or has much to do, is asked nothing beside: that would make it late.
+
+    Raises:
+        EndpointError: what the request raises; or `is_held`: none of the tries had an answer when `within_s` seconds
+            were over, while `known` soon had one each time.
+    """
+    begun, mine, lane = time.monotonic(), object(), here()
+    pace.waiting[mine] = pace.answered
+    first = asyncio.ensure_future(request())
+    with entered(lane and lane.at("beside")):  # a replay does not ask these
+        beside = asyncio.ensure_future(_beside(known, request, most, within_s, pace))
+    try:
+        await asyncio.wait({first, beside}, return_when=asyncio.FIRST_COMPLETED)
+        is_early = time.monotonic() - begun < _ALONE * within_s
+        if not first.done() or (not is_early and isinstance(first.exception(), EndpointError)):
+            told = await beside
+            if isinstance(told, Answered):
+                return told.value
+            if told is not None:  # a slow model answers the first try in the end
+                await asyncio.wait({first}, timeout=max(0.0, begun + within_s - time.monotonic()))
+                if not first.done() or isinstance(first.exception(), EndpointError):
+                    pace.held += 1
+                    raise EndpointError(told.why, is_late=True, is_held=True)
+        found = await first
+        pace.told(time.monotonic() - begun)
+        return found
+    finally:
+        del pace.waiting[mine]
+        for task in (first, beside):
+            task.cancel()
+        await asyncio.gather(first, beside, return_exceptions=True)
+
+
+async def _beside(
+    known: Ask[Any], request: Callable[[], Awaitable[_T]], most: int, within_s: float, pace: Pace
+) -> Answered[_T] | HeldUp | None:
+    """What tries come to that are made beside one that takes long; None where nobody can tell."""
+    alone_s, beside_s = _ALONE * within_s, _BESIDE * within_s
+    await asyncio.sleep(alone_s)
+    usual_s = pace.usual_s
+    if pace.is_busy or usual_s * _TIMES > within_s:
+        return None
+    slice_s = max(beside_s / _SLICES[beside_s < _SLICES[0]], _SPREAD * usual_s)
+    no_answer, well = f"no answer within {within_s:.3g} s", pace.tries.well
+
+    async def soon() -> Answered[Any] | Refused | Untold:
+        try:
+            async with asyncio.timeout(max(_SPREAD * usual_s, _SOON * within_s)):
+                return await known()
+        except TimeoutError:  # it is the model that takes long, and no use to ask it more
+            return Untold(no_answer, is_last=pace.tries.well == well)
+
+    async def once() -> Answered[_T] | Refused | Untold:
+        try:
+            async with asyncio.timeout(slice_s):
+                return Answered(await request())
+        except TimeoutError:
+            return Refused(no_answer)
+        except EndpointError as error:
+            return _told(error)
+
+    try:
+        given = await in_turn(soon, once, most=most, within_s=beside_s, took_s=slice_s, tries=pace.tries)
+    except RewardError:
+        return None
+    return HeldUp(no_answer) if given is None else Answered(given)
+
+
+async def if_unread(
+    known: Ask[Any],
+    request: Callable[[], Awaitable[_T]],
+    found: _T,
+    is_read: Callable[[_T], bool],
+    *,
+    most: int = ROUNDS,
+    took_s: float,
+    within_s: float,
+) -> _T:
+    """A reply that can be read in place of `found`, which cannot; `found` where there is time to ask one at a time.
+
+    A text about which a model writes long would otherwise leave too little time to tell it from a model that writes so
+    by chance: several requests are made at once, as many of `known` beside them.
+
+    Raises:
+        EndpointError: `is_held`: none of the replies can be read, and those to `known` all can.
+    """
+    if 2 * (most + 1) * took_s <= within_s or is_read(found):
+        return found
+
+    async def again() -> Answered[_T] | Refused | Untold:
+        try:
+            tried = await request()
+        except EndpointError as error:
+            return _told(error)
+        return Answered(tried) if is_read(tried) else Refused("its reply cannot be read")
+
+    rounds, lane = max(1, int(within_s / (2 * took_s)) - 1), here()
+    try:
+        with entered(lane and lane.at("beside")):
+            given = await in_turn(known, again, most=most, within_s=within_s, at_once=ceil(most / rounds))
+    except RewardError:
+        return found
+    if given is None:
+        raise EndpointError("no reply to it can be read", is_held=True)
+    return given
+
+
+@dataclass(slots=True)
+class _Falls:
+    """Whether a server is away because it fell, as far as those who share a scope can tell."""
+
+    suspects: int = 0
+    """How many wait for it whose requests may have felled it."""
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by one at a time of those whose requests were cut twice."""
+
+
+@dataclass(slots=True)
+class _Suspect(Generic[_T]):
+    """A request that a server may have fallen over, asked in turn with `known`."""
+
+    known: Ask[Any]
+    request: Callable[..., Awaitable[_T]]
+    client: Client
+    cut_s: list[float] = field(default_factory=list)
+    """How long it went on each time, before the connection broke."""
+    well_s: float = 0.0
+    well: int = 0
+
+    async def is_back(self) -> bool:
+        """True once the server answers."""
+        for wait in waits_s():
+            if isinstance(await self.known(), Answered):
+                return True
+            if wait >= left_s():
+                break
+            await pause(wait)
+        return False
+
+    async def once(self) -> Answered[_T] | Refused | Untold:
+        """Its answer; where the connection breaks over it, refused once the server is back."""
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(None if (left := left_s()) == inf else left):
+                return Answered(await at_once(self.request))
+        except TimeoutError:
+            return Untold("there was no more time", is_last=True)
+        except EndpointError as error:
+            if not error.is_cut:
+                return _told(error)
+            self.cut_s.append(time.monotonic() - begun)
+            await self.is_back()
+            return Refused(str(error))
+
+    async def as_long(self) -> Answered[Any] | Refused | Untold:
+        """`known`, asked for as long as the request went on before it was cut.
+
+        Others fell the server too, and a long answer meets that more often than a short one. So what counts is time,
+        and that no connection breaks in it, whoever asked.
+        """
+        if not await self.is_back():
+            return Untold("the server did not come back")
+        begun, before = time.monotonic(), self.client.cuts
+        while isinstance(tried := await self.known(), Answered) and self.client.cuts == before:
+            seconds = time.monotonic() - begun
+            if seconds >= max(self.cut_s[-1:], default=0.0):
+                self.well_s += seconds
+                well = int(self.well_s / max(fmean(self.cut_s or [_LEAST_S]), _LEAST_S))
+                times, self.well = well - self.well, well
+                return Answered(None, times)
+        if isinstance(tried, Refused):
+            return tried
+        return Refused("it fell by something else") if isinstance(tried, Answered) else Untold(tried.why)
+
+    async def found(self, falls: _Falls, *, was_cut: bool, most: int) -> _T | None:
+        """Its answer; None where the server falls over it each time.
+
+        Raises RewardError: nobody can tell.
+        """
+        tried: Answered[_T] | Refused | Untold = Untold("")
+        while isinstance(tried, Untold):
+            if left_s() == 0 or not await self.is_back():
+                raise RewardError("the server did not come back")
+            await pause(random.uniform(0, _APART_S))
+            tried = await self.once()
+            if isinstance(tried, Answered):
+                return tried.value
+            if was_cut:
+                break
+        few, left, tries = _FEWEST_FALLS, left_s(), Known(falls.alone)
+        return await in_turn(self.as_long, self.once, most=most, within_s=left, is_dear=True, tries=tries, fewest=few)
+
+
+async def if_felled(
+    known: Ask[Any],
+    request: Callable[..., Awaitable[_T]],
+    error: EndpointError,
+    client: Client,
+    scope: Scope,
+    *,
+    most: int = ROUNDS,
+    within_s: float,
+) -> _T:
+    """The answer to a request that failed with `error`, where it may have felled the server: it broke the connection.
+
+    Where the server is away then, the request is made again once it is back, as are those that found it away for what
+    others asked. One over which the connection breaks again is asked in turn with `known`.
+
+    Args:
+        known: fails at once where the server is away.
+        scope: all who share it and ask for what may have felled the server do so one at a time.
+
+    Raises:
+        EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
+    """
+    is_told = error.status is not None or error.is_garbled or error.is_late or error.is_held
+    lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint), _Falls), error.is_cut
+    with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
+        if isinstance(await known(), Answered) if was_cut else is_told or not falls.suspects:
+            raise error
+        falls.suspects += was_cut
+        try:
+            given = await _Suspect(known, request, client).found(falls, was_cut=was_cut, most=most)
+        except RewardError as untold:
+            raise EndpointError(f"{error}; {untold}") from error
+        finally:
+            falls.suspects -= was_cut
+    if given is None:
+        raise EndpointError(f"the server fell each time: {error}", is_held=True) from error
+    return given
+
+
+async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
+    """One try of a client's request, whatever its endpoint's retries."""
+    return await request(retries=0)
+
+
+def _told(error: EndpointError) -> Refused | Untold:
+    is_told = error.status is not None or error.is_garbled or error.is_late
+    return Refused(str(error)) if is_told else Untold(str(error))
