@@ -72,8 +72,8 @@ class Recorded:
     asked: int = 0
     received: int = 0
     """Characters of all requests, of which what stood in the one before counts once."""
-    last: list[Any] = field(default_factory=list)
-    """The messages of the last request."""
+    last: list[tuple[Any, Any]] = field(default_factory=list)
+    """The tools and messages of the last request, each with what the model's server was sent of it."""
     farewells: int = 0
     """How many requests came behind the end."""
     scored: list[Exchange] = field(default_factory=list)
@@ -201,7 +201,7 @@ class Gateway:
         if problem := _problem(body, chat):
             return refusal(400, problem)
         record.asked += 1
-        chat["messages"] = _shared(chat["messages"], record)
+        chat["tools"], *chat["messages"] = _shared([chat.get("tools"), *chat["messages"]], record)
         if record.asked > self._most or record.received > _MOST_RECEIVED or _is_over(held, deadline):
             return self._ended(held)
         sent = self._request(chat)
@@ -226,14 +226,10 @@ class Gateway:
         return Exchange({}, self._plain({"choices": [{"message": {}}]}, _FAREWELL), _FAREWELL)
 
     def _request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """The request that the model's server is sent: what it spells of control tokens is text, in all that comes from
-        tools and tasks."""
+        """The request that the model's server is sent."""
         sent = {key: value for key, value in chat.items() if value is not None}
         most = sent.pop("max_completion_tokens", None)
         sent |= {"max_tokens": most} if most is not None else {}
-        sent["messages"] = [_safe(message) for message in chat["messages"]]
-        if sent.get("tools"):
-            sent["tools"] = list(broken_schemas(sent["tools"]))
         own = self._client.body(None)
         limits = [one["max_tokens"] for one in (sent, own) if type(one.get("max_tokens")) is int]
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
@@ -329,20 +325,29 @@ def _problem(body: Mapping[str, Any], chat: Mapping[str, Any]) -> str:
     return ""
 
 
-def _safe(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _safe(message: Any) -> Any:
+    """A message, or the list of tools, as it is sent: what it spells of control tokens is text, in all that comes from
+    tools and tasks."""
+    if not isinstance(message, Mapping):
+        return message and list(broken_schemas(message))
     if message.get("role") not in ("user", "tool"):  # what the agent's author and the model itself wrote
         return {**message, "role": "system"} if message.get("role") == "developer" else message
     return {**message, "content": broken_value(message.get("content"))}
 
 
-def _shared(messages: list[Any], record: Recorded) -> list[Any]:
-    """The messages, of which those that the last request had too are held once; the others are counted as received."""
-    before = record.last
-    same = [old if old == new else new for old, new in zip(before, messages, strict=False)]
-    record.last = [*same, *messages[len(same) :]]
-    fresh = [new for old, new in zip(before, same, strict=False) if new is not old] + messages[len(same) :]
+def _shared(asked: Sequence[Any], record: Recorded) -> list[Any]:
+    """What is sent of a request's tools and messages. Those that the last request had too are held once and read once,
+    since each request has all before it; the others are counted as received."""
+    before, fresh = record.last, []
+    record.last = []
+    for at, one in enumerate(asked):
+        if at < len(before) and before[at][0] == one:
+            record.last.append(before[at])
+        else:
+            record.last.append((one, _safe(one)))
+            fresh.append(one)
     record.received += size(fresh, _MOST_RECEIVED)
-    return record.last
+    return [sent for _, sent in record.last]
 
 
 def _call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -414,19 +414,22 @@ def test_an_episode_that_nobody_finishes_is_scored_as_truncated_and_kept(tmp_pat
     assert line["tokens"]["ids"] == [*encoder.encode_text(written(CALLS)), encoder.stop_id]
 
 
-def test_a_history_that_each_request_brings_along_is_held_and_written_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["", "<|im_end|>"])
+def test_a_history_that_each_request_brings_along_is_held_and_written_once(told: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     speaker = Speaker([CALLS, CALLS, RIGHT], encoder_of(tmp_path))
 
     async def main(kept: KeptRun) -> list[dict[str, Any]]:
         async with gated(speaker, tmp_path, kept=kept) as (ask, model, made):
             seat = await seat_of(ask)
+            seat["messages"].append({"role": "user", "content": f"Be quick.{told}"})
             await plays(ask, seat)
             held = made.desk.get(seat["episode"])
             *before, last = held.aside.exchanges
             for one in before:
                 messages = zip(one.request["messages"], last.request["messages"], strict=False)
                 assert all(old["content"] is new["content"] for old, new in messages)
+                assert one.request["tools"] is last.request["tools"]
                 assert last.prompt[: len(one.prompt)] == one.prompt
             assert len(before) == 2
             assert held.aside.received < 2 * len(json.dumps(last.request["messages"]))
@@ -445,3 +448,4 @@ def test_a_history_that_each_request_brings_along_is_held_and_written_once(tmp_p
         assert messages == request["messages"]
         assert ids == list(speaker.sampled(request, RIGHT).prompt_token_ids)
     assert len(line["request"]["messages"]) == 5
+    assert (str(messages).count("Be quick."), "<|im_end|>" in str(messages)) == (1, False)
