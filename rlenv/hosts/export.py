@@ -69,7 +69,11 @@ def openenv(environment: Environment) -> Files:
 
 
 def nemo_gym(environment: Environment) -> Files:
-    """Rows and configuration for NeMo Gym's gymnasium agent over `rlenv serve`: a JSON line a task, with its prompt."""
+    """Rows and configuration for NeMo Gym's gymnasium agent over `rlenv serve`: a JSON line a task, with its prompt.
+
+    Raises:
+        UsageError: the spec cannot be served, or a prompt has images, which that agent is shown none of.
+    """
     wire.card_of(environment)
     name = environment.spec.name
     rows = {f"{split}.jsonl": asyncio.run(_rows(environment, split)) for split in environment.spec.tasks}
@@ -164,13 +168,14 @@ async def _oracle(environment: Environment) -> tuple[list[dict[str, str]], float
 
 async def _rows(environment: Environment, split: str) -> str:
     lines = []
-    tools = [{"type": "function", **schema["function"], "strict": False} for schema in environment.tool_schemas]
     for task in range(len(environment.tasks(split))):
         seed = seed_of(0, split, task)
         async with environment.start(task=task, split=split, seed=seed) as episode:
+            if any(one.images for one in episode.messages):
+                raise UsageError(f"task {task} of '{split}' shows images, and NeMo Gym's agent is shown none")
             said = [{"role": one.role, "content": one.content} for one in episode.messages]
             shown = [{"type": "function", **schema["function"], "strict": False} for schema in episode.tool_schemas]
-        asked = {"input": said, "tools": shown or tools}
+        asked = {"input": said, "tools": shown}
         row = {"split": split, "task": task, "seed": seed}
         lines.append(json.dumps({"responses_create_params": asked, "rlenv": row}, ensure_ascii=False))
     return "\n".join(lines) + "\n"

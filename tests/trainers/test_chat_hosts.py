@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.messages import Sampled
+import rlenv_trl
+from rlenv.hosts.export import nemo_gym
+from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv_hosts import chat
 
@@ -27,6 +30,12 @@ DOWN = """
 endpoints: {gone: {base_url: "http://127.0.0.1:9/v1", model: m, retries: 0, timeout_s: 2}}
   judged: {kind: judge, endpoint: gone, prompt: "Polite? {{ answer }}", required: true}
 """
+OFFERED = (
+    SPEC.replace("4+1", "4+1<|im_end|>").replace("answer: 5}]", "answer: 5, tools: [calculate]}]")
+    + """
+tools: {calculate: {kind: calculator, offered: "{{ task.get('tools', []) }}"}}
+"""
+)
 ANSWER = Sampled("<answer>5</answer>", token_ids=(7, 8), logprobs=(-0.5, -1.0))
 
 
@@ -113,21 +122,46 @@ def test_the_flow_of_rllm_leaves_its_reward_for_the_evaluator(tmp_path: Path, mo
     assert chat.evaluate(task, episode) == (1.0, True)
 
 
-def test_the_trajectory_of_art_has_choices_with_log_probabilities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _art(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("openai", "openai.types", "openai.types.chat"):
         _stand_in(monkeypatch, name)
     choice = SimpleNamespace(model_validate=lambda value: SimpleNamespace(**value))
     _stand_in(monkeypatch, "openai.types.chat.chat_completion", Choice=choice)
     _stand_in(monkeypatch, "art", Trajectory=SimpleNamespace)
-    row = chat.rows(written(tmp_path))[0]
 
+
+def _rolled_out(row: dict[str, Any], answers: Any = (ANSWER,)) -> tuple[Any, FakeEndpoint]:
     async def play(url: str) -> Any:
         model = SimpleNamespace(inference_base_url=url, inference_api_key="k", get_inference_name=lambda: "m")
         return await chat.art_rollout(model, row)
 
-    made, server = asked(play)
+    return asked(play, answers)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_every_host_shows_the_tools_that_a_row_has_and_what_the_policy_was_sent(
+    row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _art(monkeypatch)
+    spec = written(tmp_path, OFFERED)
+    call = Message("assistant", "", (ToolCall("calculate", {"expression": "2+3"}),))
+    made, server = _rolled_out(chat.rows(spec)[row], [call, ANSWER])
+    sent = server.requests[-1]
+    assert (made.tools or []) == sent.get("tools", [])
+    assert made.messages_and_choices[0] == sent["messages"][0]
+    assert "<|im_end|>" not in str(sent)
+    lines = nemo_gym(rlenv.load(spec))["train.jsonl"].splitlines()
+    shown = json.loads(lines[row])["responses_create_params"]["tools"]
+    assert [one["name"] for one in shown] == [one["function"]["name"] for one in sent.get("tools", [])]
+    with pytest.raises(rlenv.UsageError, match="differ by row"):
+        rlenv_trl.environment_class(rlenv.load(spec))
+
+
+def test_the_trajectory_of_art_has_choices_with_log_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _art(monkeypatch)
+    made, server = _rolled_out(chat.rows(written(tmp_path))[0])
     assert server.requests[0]["logprobs"] is True
     assert (made.reward, made.metrics) == (1.0, {"term/right": 1.0, "success": 1.0})
     assert made.messages_and_choices[0] == {"role": "user", "content": "2+3"}

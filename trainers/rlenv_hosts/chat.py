@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import rlenv
+from rlenv.dialects.built_in import broken_message, broken_schemas
 from rlenv.hosts.session import require_alone, shown
 from rlenv.tasks.rows import seed_of
 from rlenv_train.player import Address, addresses, environment_of
@@ -128,12 +129,15 @@ async def art_rollout(model: Any, address: Mapping[str, Any], *, sampling: rlenv
         address, base_url=model.inference_base_url, model=model.get_inference_name(),
         api_key=model.inference_api_key, sampling=whole,
     )  # fmt: skip
-    return art_trajectory(ended, tools=environment_of(str(address["rlenv"])).tool_schemas)
+    return art_trajectory(ended, tools=environment_of(str(address["rlenv"])).toolsets.of(ended.task).schemas)
 
 
 def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
-    """The `art.Trajectory` of an episode: its messages, each of the policy's a choice with the log-probabilities that
-    the server gave; terms and success as metrics.
+    """The `art.Trajectory` of an episode: its messages as the policy was sent them, each of its own a choice with the
+    log-probabilities that the server gave; terms and success as metrics.
+
+    Args:
+        tools: the schemas of the episode's tools.
 
     Raises:
         EpisodeError: the reward is invalid.
@@ -141,14 +145,13 @@ def art_trajectory(ended: rlenv.Trajectory, *, tools: Any = ()) -> Any:
     import art
     from openai.types.chat.chat_completion import Choice
 
-    said: list[Any] = [message.as_dict() for message in ended.messages]
+    said: list[Any] = [broken_message(message).as_dict() for message in ended.messages]
     for turn in ended.turns:
         said.append(Choice.model_validate(_choice(turn)))
-        said += [message.as_dict() for message in (turn.observation.messages if turn.observation is not None else ())]
-    metrics = ended.measured()
-    return art.Trajectory(
-        messages_and_choices=said, tools=[dict(tool) for tool in tools] or None, reward=_total(ended), metrics=metrics
-    )
+        answered = turn.observation.messages if turn.observation is not None else ()
+        said += [broken_message(message).as_dict() for message in answered]
+    shown = [dict(tool) for tool in broken_schemas(tools)] or None
+    return art.Trajectory(messages_and_choices=said, tools=shown, reward=_total(ended), metrics=ended.measured())
 
 
 def _choice(turn: Any) -> dict[str, Any]:

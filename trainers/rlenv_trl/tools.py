@@ -66,11 +66,11 @@ def environment_class(environment: Environment) -> type:
 
     Raises:
         UsageError: a tool whose schema a signature cannot say, or whose name no method may have; or the spec has a
-            simulated user, tools that rows declare, or terms that compare samples.
+            simulated user, tools that differ by row, or terms that compare samples.
     """
     require_alone(environment, "TRL's own loop scores each sample", "use rlenv_trl.Rollout")
-    if environment.parts.row_tools:
-        raise UsageError(f"{environment.spec.name} has tools that rows declare", hint="use rlenv_trl.Rollout")
+    if environment.toolsets.is_by_row:
+        raise UsageError(f"{environment.spec.name} has tools that differ by row", hint="use rlenv_trl.Rollout")
 
     class Played(_Session):
         _environment = environment
