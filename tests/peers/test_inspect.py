@@ -13,6 +13,17 @@ from tests.peers.specs import COMPARED, FIRST, HEAD, HEARD, JUDGED, RIGHT, SEARC
 
 pytestmark = pytest.mark.peers
 NESTED = f"{HEAD}rewards: {{{RIGHT}}}\ntools: {{look: {{kind: python, function: 'tools.py:look'}}}}\n"
+PLAYED = """
+rlenv: 1
+name: pair
+tasks: {test: {rows: [{}]}}
+prompt: {user: "You are the {{ task.player }}."}
+user: {kind: players, roles: {asker: {}, helper: {}}}
+tools:
+  asks: {kind: calculator, offered: "{{ task.player == 'asker' }}"}
+  helps: {kind: calculator, offered: "{{ task.player == 'helper' }}"}
+rewards: {right: {kind: rule, rule: exact_match, expect: "yes"}}
+"""
 LOOK = '''
 from pydantic import BaseModel
 
@@ -47,6 +58,14 @@ def test_a_judge_that_is_down_leaves_every_sample_unscored(tmp_path: Path) -> No
     log = run(tmp_path, "mockllm", JUDGED, None)
     assert (log["means"], log["unscored"]) == ({"reward": None, "success": None}, {"reward": 3, "success": 3})
     assert all("the judge did not answer" in sample["why"]["reward"] for sample in log["samples"])
+
+
+def test_each_player_is_shown_its_own_tools_and_the_log_has_those_messages_alone(tmp_path: Path) -> None:
+    log = run(tmp_path, "mockllm", PLAYED, ["one", "two", "three", "four", "<answer>yes</answer>"] * 2)
+    shown = {(prompt.partition(".")[0], *tools) for prompt, tools in log["shown"]}
+    assert shown == {("You are the asker", "asks"), ("You are the helper", "helps")}
+    for sample in log["samples"]:
+        assert sample["roles"] == ["user", "assistant"] * (len(sample["roles"]) // 2)
 
 
 def test_the_command_finds_the_task_by_its_name(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def play(environment: rlenv.Environment) -> Solver:
         split, index = state.metadata["split"], state.metadata["task"]
         policy = _Policy(state)
         seed = seed_of(0, split, index, state.epoch - 1)
-        others = environment.opponent or policy
+        others = environment.opponent or _Policy(None)
         async with environment.start(task=index, split=split, seed=seed, others=others) as episode:
             limit: LimitExceededError | None = None
             try:
@@ -139,18 +139,17 @@ def success() -> Scorer:
 
 
 class _Policy:
-    """The model that Inspect evaluates, as the policy of one sample."""
+    """The model that Inspect evaluates, as the policy of one sample, and once started of one player. What it says
+    stands in the sample's log; another player's does not (None)."""
 
     name = "inspect"
 
-    def __init__(self, state: TaskState) -> None:
-        self._state = state
+    def __init__(self, state: TaskState | None, tools: Sequence[ToolInfo] = ()) -> None:
+        self._state, self._tools = state, [*tools]
         self._said: dict[int, tuple[Message, ChatMessageAssistant]] = {}
-        self._tools: list[ToolInfo] = []
 
     def start(self, context: PolicyContext) -> _Policy:
-        self._tools = [_tool(schema["function"]) for schema in context.tools]
-        return self
+        return _Policy(self._state, [_tool(schema["function"]) for schema in context.tools])
 
     async def aclose(self) -> None:
         return None
@@ -161,10 +160,12 @@ class _Policy:
         for index, message in enumerate(messages):
             kept = self._said.get(index)
             shown.append(kept[1] if kept is not None and kept[0] == message else _to_inspect(message))
-        self._state.messages = shown
+        state = self._state
+        if state is not None:
+            state.messages = shown
         output = await get_model().generate(shown, tools=self._tools)
-        self._state.output = output
-        self._state.messages = [*shown, output.message]
+        if state is not None:
+            state.output, state.messages = output, [*shown, output.message]
         said = _to_rlenv(output.message)
         self._said[len(messages)] = (said, output.message)
         return Sampled(said, "length" if output.stop_reason in _CUT else str(output.stop_reason))

@@ -33,12 +33,14 @@ def work(role: str, text: str) -> str | dict[str, str]:
     return {"expression": next(sum_ for word, sum_ in WORK.items() if word in text)}
 
 
-def mocked(spec: str, answers: list[str] | None) -> EvalLog:
+def mocked(spec: str, answers: list[str] | None) -> tuple[EvalLog, list[tuple[str, list[str]]]]:
+    """The log, and the first message and the tools that the model was shown at each request."""
     from rlenv_inspect import run
 
-    left = list(answers or ())
+    left, shown = list(answers or ()), list[tuple[str, list[str]]]()
 
     def output(input: Any, tools: Any, tool_choice: Any, config: Any) -> ModelOutput:
+        shown.append((input[0].text, [tool.name for tool in tools]))
         said = left.pop(0) if left else work(input[-1].role, input[-1].text)
         made = (
             ModelOutput.from_content("mockllm", said)
@@ -49,7 +51,7 @@ def mocked(spec: str, answers: list[str] | None) -> EvalLog:
         return made.model_copy(update={"usage": ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)})
 
     model = get_model("mockllm/model", custom_outputs=output)
-    return eval(run(spec), model=model, epochs=1 if answers else 2, log_dir="logs", display="none")[0]
+    return eval(run(spec), model=model, epochs=1 if answers else 2, log_dir="logs", display="none")[0], shown
 
 
 def asked(body: Mapping[str, Any]) -> str | Message:
@@ -93,7 +95,8 @@ def told(log: EvalLog) -> dict[str, Any]:
 
 def main(way: str, spec: str, answers: Any, options: list[str]) -> dict[str, Any]:
     if way == "mockllm":
-        return told(mocked(spec, answers))
+        log, shown = mocked(spec, answers)
+        return {**told(log), "shown": shown}
     rc, out, requests = asyncio.run(by_command(spec, answers, options))
     logs = sorted(Path("logs").glob("*.eval")) if Path("logs").is_dir() else []
     tools = requests[0].get("tools") if requests else None
