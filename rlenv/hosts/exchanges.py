@@ -36,7 +36,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.asked, tokens = hash(repr(self.request.get("messages"))), self.completion.tokens
-        self.prompt = array("I", tokens.prompt_ids if tokens is not None else ())
+        self.prompt = array("i", tokens.prompt_ids if tokens is not None else ())
         if tokens is not None:
             self.completion = replace(self.completion, tokens=replace(tokens, prompt_ids=()))
 
@@ -148,21 +148,22 @@ def rows_of(exchanges: Iterable[Exchange]) -> list[Tokens]:
 class _Row:
     start: int
     whole: array[int]
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = field(default_factory=list)
+    mask: array[int] = field(default_factory=lambda: array("b"))
+    logprobs: array[float] | None = field(default_factory=lambda: array("d"))
     turns: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, prompt: array[int], ids: Sequence[int], logprobs: Sequence[float]) -> None:
         between = prompt[len(self.whole) :]
         self.whole.extend([*between, *ids])
         begun = len(self.mask) + len(between)
-        self.mask += [0] * len(between) + [1] * len(ids)
+        self.mask.extend([0] * len(between) + [1] * len(ids))
         self.turns.append((begun, len(self.mask)))
         if len(logprobs) != len(ids):
             self.logprobs = None
         elif self.logprobs is not None:
-            self.logprobs += [0.0] * len(between) + list(logprobs)
+            self.logprobs.extend([0.0] * len(between) + list(logprobs))
 
     def done(self) -> Tokens:
-        prompt, ids = self.whole[: self.start].tolist(), self.whole[self.start :].tolist()
+        # Arrays: a server holds the rows of an episode for as long as its driver may ask again.
+        prompt, ids = self.whole[: self.start], self.whole[self.start :]
         return Tokens(prompt, ids, self.mask, self.logprobs or (), self.turns)

@@ -295,7 +295,7 @@ def _write(file: Path, exchanges: Sequence[Exchange]) -> None:
     with suppress(OSError):  # a full disk has been told of by the run
         file.parent.mkdir(exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
-            said, ids = list[Any](), array("I")
+            said, ids = list[Any](), array("i")
             for one in exchanges:
                 messages, prompt, tokens = one.request["messages"], one.prompt, one.completion.tokens
                 pairs = takewhile(lambda pair: pair[0] == pair[1], zip(said, messages, strict=False))

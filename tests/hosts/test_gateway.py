@@ -435,6 +435,11 @@ def test_a_history_that_each_request_brings_along_is_held_and_written_once(told:
             assert held.aside.received < 2 * len(json.dumps(last.request["messages"]))
             ended = await finished(ask, seat)
             assert (held.aside.exchanges, bool(ended["rows"])) == ([], True)
+            # 4, 1 and 8 bytes a number: lists of 30,000 ids were 1.8 MB for as long as a driver may ask again.
+            sizes = [
+                one.itemsize for row in held.aside.rows for one in (row.prompt_ids, row.ids, row.mask, row.logprobs)
+            ]
+            assert sizes == [4, 4, 1, 8] * len(held.aside.rows)
             assert (await ask("GET", f"/episodes/{seat['episode']}"))[1]["rows"] == ended["rows"]
             return model.requests
 
