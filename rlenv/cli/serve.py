@@ -242,6 +242,7 @@ class GatewayCommand(_Served):
             model=self.model,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout_s=self.request_timeout,
+            concurrency=self.max_sessions,  # agents' own limits of time would count the wait for a place
             sampling=SamplingSpec(**given(self, "temperature", "top_p", "max_tokens")),
         )
         with ExitStack() as stack:
