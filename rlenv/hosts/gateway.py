@@ -59,6 +59,7 @@ _BEAT_S: Final = 10.0
 _MOST_RECEIVED: Final = 256_000_000
 """Characters of all requests of one episode, which are kept until it has ended."""
 _MOST_RESPONSES: Final = 1_000
+_PING: Final = {"messages": [{"role": "user", "content": "Say yes."}]}
 _EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -210,7 +211,7 @@ class Gateway:
                 answer = await self._client.post("/chat/completions", sent, deadline=deadline)
                 completion = self._client.counted(read_chat, answer)
         except EndpointError as error:
-            return await self._failed(held, error, is_late=time.monotonic() >= deadline)
+            return await self._failed(held, error, sent, is_late=time.monotonic() >= deadline)
         parameters = {name: tool.parameters for name, tool in episode.toolset.tools.items()}
         if _is_over(held, deadline):  # what was asked beside it has used up the turns, or ended the episode
             return self._ended(held)
@@ -234,20 +235,24 @@ class Gateway:
         limits = [one["max_tokens"] for one in (sent, own) if type(one.get("max_tokens")) is int]
         return sent | own | ({"max_tokens": min(limits)} if limits else {}) | (_ASKED_FOR if self._wants_ids else {})
 
-    async def _failed(self, held: Held, error: EndpointError, *, is_late: bool) -> Exchange | web.Response:
+    async def _failed(
+        self, held: Held, error: EndpointError, sent: Mapping[str, Any], *, is_late: bool
+    ) -> Exchange | web.Response:
         """What an agent is told where its model did not answer. An outage ends the episode; whether a fault of the
-        server's is one is asked beside it, since a request may have made it fail."""
+        server's is one is asked beside it, since a request may have made it fail. One that is not answered in time is
+        asked for a single token: where that comes, the model writes for longer, and could leave out its own sample."""
         if is_late or held.is_closing:
             return self._ended(held)
         if error.status in REFUSED:
             return refusal(400, str(error))
-        if (error.status is not None or error.is_garbled) and await self._answers():
+        beside = sent if error.is_late else _PING if error.status is not None or error.is_garbled else None
+        if beside is not None and await self._answers(beside):
             return refusal(400, f"the model's server fails at this request: {error}")
         held.session.episode.fail("policy", str(error))
         return refusal(503, "the model does not answer; the episode is over", code="episode_over")
 
-    async def _answers(self) -> bool:
-        ping = {"messages": [{"role": "user", "content": "Say yes."}], **self._client.body(None), "max_tokens": 1}
+    async def _answers(self, request: Mapping[str, Any]) -> bool:
+        ping = {**request, **self._client.body(None), "max_tokens": 1}
         try:
             await self._client.post("/chat/completions", ping, deadline=time.monotonic() + _BEAT_S)
         except EndpointError:

@@ -16,7 +16,7 @@ from rlenv.hosts.wires import as_chat
 from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply
+from rlenv.testing.endpoint import FakeEndpoint, HostileEndpoint, Reply, never
 from tests.support.asked import Asks, Speaker, asking, plays, written
 from tests.support.hosts import CALLS, RIGHT, SPEC, encoder_of, finished, gated, gateway, seat_of
 
@@ -181,6 +181,23 @@ def test_a_request_that_makes_the_server_fail_is_the_agents_where_another_is_ans
         return await finished(ask, seat)
 
     assert gateway(answer, tmp_path, play)["success"] is True
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_a_model_that_writes_for_too_long_leaves_out_no_sample_of_its_own(tmp_path: Path, is_well: bool) -> None:
+    async def answer(body: Any) -> Any:
+        return "Y" if body.get("max_tokens") == 1 and is_well else await never()
+
+    async def play(ask: Asks, model: FakeEndpoint) -> Any:
+        seat = await seat_of(ask)
+        asked = {"messages": seat["messages"], "tools": seat["tools"]}
+        status, _ = await ask("POST", f"{seat['base_url']}/chat/completions", asked)
+        whole, beside = model.requests
+        assert beside == {**whole, "max_tokens": 1}
+        return status, await finished(ask, seat, answer="<answer>7</answer>")
+
+    status, ended = gateway(answer, tmp_path, play, timeout_s=2.0)
+    assert (status, ended["success"]) == ((400, False) if is_well else (503, None))
 
 
 @pytest.mark.parametrize(
