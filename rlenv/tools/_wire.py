@@ -81,10 +81,11 @@ class Response:
 
 @asynccontextmanager
 async def _session() -> AsyncIterator[ClientSession]:
-    # No cookies, since an environment's episodes share the session; no proxies or credentials of the user's; no
-    # decompression, since a few bytes may stand for gigabytes; time is the executor's.
+    # No cookies, since an environment's episodes share the session; a connection for each request, since what a server
+    # says behind one answer, which a call may bring about, would be the answer to the next; no proxies or credentials
+    # of the user's; no decompression, since a few bytes may stand for gigabytes; time is the executor's.
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
         auto_decompress=False,

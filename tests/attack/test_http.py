@@ -49,6 +49,25 @@ def asked(status: int = 200, body: bytes = b"", **headers: str) -> ToolResult:
     return found
 
 
+def test_no_call_is_given_what_a_server_says_behind_the_answer_to_another_one() -> None:
+    used = list[Any]()
+
+    async def handler(request: web.Request) -> web.Response:
+        used.append(request.transport)
+        return web.Response(text="its own")
+
+    async def work(url: str) -> None:
+        (tool,) = KIND.factory("ask", HttpSpec(kind="http", url=f"{url}/"), CompileContext(base=Path()))
+        async with kept(context) as make:
+            for _ in range(3):
+                await call(tool, {}, within=make())
+            await asyncio.gather(*(call(tool, {}, within=make()) for _ in range(3)))
+
+    asyncio.run(served(handler, work))
+    assert len(used) == 6
+    assert len(set(used)) == 6  # what waits in a connection, or comes late, meets nobody
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "whose"),
     [
