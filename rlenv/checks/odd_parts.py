@@ -346,7 +346,8 @@ def _texts(subject: Subject) -> Iterator[Finding]:
             raw = span.source.text[span.start :] if span.source is not None else ""
             # A remark that is meant as one has a space behind its sign.
             is_cut = re.match(r" #[^\s]", raw[span.end - span.start :]) and raw[:1] not in ("'", '"', "|", ">")
-            if is_cut and re.search(r"[\w,;]$", text) and len(text.split()) > 3:
+            is_text = re.match(r" #(?:\d|\{\{)", raw[span.end - span.start :]) is not None  # #1, and a value filled in
+            if is_cut and (is_text or (re.search(r"[\w,;]$", text) and len(text.split()) > 3)):
                 yield subject.say("unfinished/comment", path, text[-30:])
 
 

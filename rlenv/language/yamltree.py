@@ -25,6 +25,7 @@ MAX_ALIASED = 100_000
 # The set that PyYAML counts lines by, so that quoted lines are the lines it names.
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _MAX_DIGITS = 3_500
+_WIDE_SPACE = re.compile(r" *(?! )([^\S\t\n\r])")  # such as the no-break space that copied text has
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # YAML 1.2.2, section 10.3.2 (core schema).
@@ -228,6 +229,10 @@ class _Reader:
                 self._fail(quoted, message, "close the quote where the text ends")
             if mark is None:
                 self._fail(self._at(1, 1), message, hint)
+            for number in (mark.line, mark.line + 1):  # it is told at the line below where a key goes on
+                if match := _WIDE_SPACE.match(self._at(number, 1).quote(number)):
+                    message = f"found the space U+{ord(match[1]):04X} in front of a line; YAML indents with plain ones"
+                    self._fail(self._at(number, match.start(1) + 1), message, "replace it with spaces")
             self._refuse(mark, message, hint)
         except yaml.YAMLError as error:
             self._fail(self._at(1, 1), f"it cannot be read as YAML: {error}", "")

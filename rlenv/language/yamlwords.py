@@ -34,6 +34,10 @@ def explain(error: yaml.MarkedYAMLError) -> tuple[str, str, yaml.Mark | None]:
                 mark = error.context_mark
             if "not closed" in message and "<stream end>" in problem and error.context_mark is not None:
                 mark = error.context_mark
+            opened, met = error.context_mark, error.problem_mark
+            if "but got ':'" in problem and opened is not None and met is not None and opened.line < met.line:
+                fix = f"add the missing '}}' before line {met.line + 1}, or ',' between entries"
+                return f"found the mapping of '{{' not closed before the key on line {met.line + 1}", fix, opened
             return message.format(*match.groups()), told["fix"].format(), mark
     context = f" ({error.context})" if error.context else ""
     return f"this is not YAML: {problem}{context}", "check the indentation and the quotes here", mark
