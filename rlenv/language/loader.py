@@ -34,6 +34,7 @@ from rlenv.language.spec import (
     UserSpec,
 )
 from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
+from rlenv.language.yamlwords import WORDS
 
 __all__ = ["LoadedSpec", "load_spec", "loaded_of", "type_document"]
 
@@ -207,7 +208,11 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _
     value = document.get(path)
     if not isinstance(value, Mapping):
         close = nearest(value, registry.names(group)) if isinstance(value, str) else None
-        hint = f"write {{kind: {close or registry.names(group)[0]}}}"
+        hint = f"write {{kind: {close}}}" if close else "write {kind: …}"
+        if isinstance(value, str) and (".py:" in value or value in registry.BUILT_IN["rules"]):
+            kind = WORDS["told_kind"][group]["function"]
+            key = "function" if ".py:" in value else "rule"
+            hint = f'write {{kind: {kind}, {key}: "{value}"}}' if group == "rewards" or key == "function" else hint
         if value is None:  # it takes nothing out
             others = [other for other in document.get(group) if other != name]
             hint = did_you_mean(name, others, otherwise="null takes out what a spec extends, and that has none such")
@@ -249,15 +254,21 @@ def _named(
                 message = f"there is no '{path[-1]}' under '{path[0]}'"
                 faults.append(document.fault(path, message, f"did you mean '{path[0]}.{close}'?", at="key"))
                 return None
-            likely = nearest(str(path[-1]), known) or known[0]  # an entry is often named after its kind
-            fault = document.fault(path, message, f"add '{key}: {likely}'", at="key", shown=shown)
+            likely = _told(group, document.get(path)) or nearest(
+                str(path[-1]), known
+            )  # many are named after their kind
+            fault = document.fault(path, message, f"add '{key}: {likely or '…'}'", at="key", shown=shown)
         faults.append(fault)
         return None
     if isinstance(name, str):
         try:
             return registry.get(group, name)
         except KeyError:
-            hint = did_you_mean(name, known, otherwise=f"known: {listed(known, most=30)}")
+            told = _told(group, document.get(path)) if key == "kind" else ""
+            meant = f"write kind: {told}" if told else f"known: {listed(known, most=30)}"
+            if group == "rewards" and name in registry.names("rules"):
+                meant = f"write kind: rule, rule: {name}"
+            hint = did_you_mean(name, known, otherwise=meant)
             message = f"found '{name}'; expected a known {key}"
             faults.append(document.fault((*path, key), message, hint))
             return None
@@ -266,6 +277,11 @@ def _named(
             return None
     faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
     return None
+
+
+def _told(group: registry.Group, entry: Mapping[str, Any]) -> str:
+    """The kind that the other keys of an entry tell, "" where none does."""
+    return next((kind for key, kind in WORDS["told_kind"].get(group, {}).items() if key in entry), "")
 
 
 _STEP = "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"

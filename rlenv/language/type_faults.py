@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin
@@ -57,9 +58,13 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
 ELSEWHERE: Final[Mapping[str, str]] = {
     "dataset": "tasks", "eval_dataset": "tasks", "functions": "tools", "max_steps": "limits.turns",
     "max_tool_calls": "limits.tool_calls", "max_turns": "limits.turns", "parser": "answer", "rubric": "rewards",
-    "scorer": "rewards", "system_prompt": "prompt.system", "tools.args": "command",
+    "scorer": "rewards", "system_prompt": "prompt.system", "tools.args": "command", "tools.json": "body",
+    "tools.params": "query", "tools.schema": "parameters", "limits.max_steps": "turns", "limits.steps": "turns",
+    "limits.max_tokens": "response_tokens", "limits.timeout": "episode_s", "limits.timeout_s": "episode_s",
+    "rewards.gold": "expect", "rewards.ground_truth": "expect", "rewards.reference": "expect",
+    "rewards.target": "expect", "rewards.model": "endpoint",
 }  # fmt: skip
-"""Keys that other libraries have on top, or of each tool, and where this language says the same."""
+"""Keys that other libraries have on top, or of each entry, and where this language says the same."""
 
 
 def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Finding:
@@ -112,10 +117,11 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
                 entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
                 continue
             wanted, hint = _expected(detail, entry.value)
+            hint = WORDS["instead"].get(f"{path[-1] if path else ''}: {wanted}", hint)
             if not hint and wanted == "a mapping":
                 at = path[len(base) :]
                 owner, is_named = _owner(model, at, document, base), _owner(model, (*at, "NAME"), document, base)
-                hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}" if owner else ""
+                hint = _mapping_of(entry.value, str(path[-1]), keys_of(owner)) if owner else ""
                 hint = f"write {{NAME: {{{keys_of(is_named)[0]}: …}}}}" if is_named else hint or "write {NAME: …}"
             if wanted not in entry.wanted:
                 entry.wanted.append(wanted)
@@ -131,6 +137,16 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
         message = f"found {found(entry.value)}; expected {' or '.join(entry.wanted)}"
         faults.append(document.fault(path, message, next((hint for hint in entry.hints if hint), "")))
     return faults
+
+
+def _mapping_of(value: Any, name: str, keys: tuple[str, ...]) -> str:
+    """What to write where a mapping with these keys is called `name`, and is only a text."""
+    if name in keys:  # the mapping that holds it takes names, and this is a key of what each name has
+        return f"write it below a name: {{NAME: {{{name}: …}}}}"
+    key = next((one for one in WORDS["first_keys"] if one in keys), "") if isinstance(value, str) else ""
+    if not key:
+        return f"write a mapping with keys such as: {listed(keys, most=4)}"
+    return f"write {{{key}: {value}}}" if re.fullmatch(r"[\w./-]{1,60}", value) else f"write {{{key}: …}}"
 
 
 def _locate(document: SourceDocument, base: Path, loc: tuple[int | str, ...]) -> Path:
@@ -197,7 +213,8 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
         return listed(options, most=30), near or f"write {options[0]}"
     if kind == "string_pattern_mismatch":
         pattern = str(context.get("pattern", ""))
-        slug = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
+        plain = unicodedata.normalize("NFKD", str(value).lower()).encode("ascii", "ignore").decode()
+        slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
         fits = bool(slug) and re.fullmatch(pattern.strip("^$"), slug) is not None
         return f"text that matches {pattern}", f"write '{slug}'" if fits else ""
     if kind in ("too_short", "string_too_short"):
@@ -226,7 +243,8 @@ def _retype(kind: str, value: Any) -> str:
         truth = {"yes": "true", "on": "true", "no": "false", "off": "false", "true": "true", "false": "false"}
         return f"write {truth[value.lower()]}" if value.lower() in truth else ""
     if kind in ("list_type", "tuple_type") and isinstance(value, (str, int, float)):
-        return "put it in brackets: [ … ]"
+        words = str(value).split()  # a program and its arguments
+        return f"put it in brackets: [{', '.join(words) if 1 < len(words) <= 4 and ',' not in str(value) else ' … '}]"
     if value is None:
         return "write a value, or remove the key"
     written = {"int_type": "8", "float_type": "1.5", "finite_number": "0.01"}

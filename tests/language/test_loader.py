@@ -221,6 +221,7 @@ def test_a_key_of_another_library_is_told_where_this_language_says_it(tmp_path: 
         ({"max_turns": 3}, "unknown key", "write it under 'limits.turns'"),
         ({"rewards.correct.clip": "[0]"}, "a list of 1; expected one that is longer", "item 2 too, as in [0, 1]"),
         ({"name": "My Env!"}, "expected text that matches", "write 'my-env'"),
+        ({"name": "Wörter"}, "expected text that matches", "write 'worter'"),
         ({"name": "!!!"}, "expected text that matches", ""),
     ],
 )  # fmt: skip
