@@ -10,8 +10,10 @@ and beside them what `rlenv.runs.journal` and `rlenv.runs.parts` describe.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -53,6 +55,10 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
+_WRITTEN: Final = re.compile(
+    r"(?:P-[0-9a-f]+|.*-\d{5})\.(?:parquet|parquet\.tmp|bodies|rows\.jsonl|late\.jsonl)|[0-9a-f]+\.json(?:\..+\.tmp)?"
+)
+"""The names of what a run writes into these folders: a folder `episodes` may well be somebody's own."""
 _OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", STOP, *_OLD)
 _RESUMED: Final = ("eval", "train")
 """Kinds whose commands go on with a run."""
@@ -223,8 +229,14 @@ def clear(folder: Path) -> None:
         path = folder / name
         if path.is_symlink() or path.is_file():  # what a link leads to is not the run's alone
             path.unlink()
-        elif path.exists():
+        elif name == "tape" and path.exists():
             shutil.rmtree(path)
+        elif path.exists():
+            for inside in [*path.iterdir()]:
+                if _WRITTEN.fullmatch(inside.name) and not inside.is_dir():
+                    inside.unlink()
+            with contextlib.suppress(OSError):  # what else is in it stays
+                path.rmdir()
     for name in ("summary.json", STOP, *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
 

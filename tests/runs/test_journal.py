@@ -411,17 +411,18 @@ def test_a_half_of_a_blob_is_written_again_and_what_a_killed_writer_left_is_swep
     assert [one.exists() for one in left] == [False, True]
 
 
-def test_a_run_that_is_removed_takes_its_blobs_and_nothing_of_others(tmp_path: Path) -> None:
+def test_a_run_that_is_removed_takes_its_files_and_nothing_of_others(tmp_path: Path) -> None:
     kept(tmp_path, episodes())
     clear(tmp_path)
-    assert not (tmp_path / "blobs").exists()
+    assert list(tmp_path.iterdir()) == []
     kept(tmp_path, episodes())
-    own = [tmp_path / "blobs" / "mine.png", tmp_path / "blobs" / "ab" / "notes"]
+    names = ["blobs/mine.png", "blobs/ab/notes", "episodes/mine.parquet", "journal/notes.jsonl", "locks/mine.json"]
+    own = [tmp_path / name for name in names]
     for path in own:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"mine")
     clear(tmp_path)
-    assert sorted(path for path in tmp_path.glob("blobs/**/*") if path.is_file()) == sorted(own)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(own)
     clear_blobs(tmp_path / "nowhere")
 
 
