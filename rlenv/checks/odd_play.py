@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
 from rlenv.checks.odd_rows import all_golds, gold_term
-from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, step_in
+from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, asked_by_success, opened_by, step_in
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding
-from rlenv.language.expressions import compile_expression
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
@@ -334,6 +333,7 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
         yield "wrong-oracle/limit", _place(subject), (got.reason, where)
     if got.truncated or hasattr(spec.user, "roles"):  # who plays well against itself does not win every game
         return
+    asked, is_told = asked_by_success(subject), False
     for name, term in got.reward.terms.items():
         reward, value = spec.rewards[name], term.value
         if value is None or reward.usual_weight <= 0:
@@ -345,24 +345,17 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
             shown = "no answer" if got.answer is None else f"the answer {got.answer[:40]!r}"
             what = "plays" if kind_of("rewards", reward).form else f"gives {shown} to"
             yield "wrong-oracle/earns-less", _place(subject), (name, what, where, value)
-    if got.success is False and _is_known(subject, played):
-        yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
+            is_told |= name in asked  # which is why it is no success
+    if got.success is False and not is_told and asked and not played.unknown.intersection(opened_by(subject, asked)):
+        below = [name for name in asked if (value := got.reward.terms[name].value) is not None and value < 1]
+        if spec.success is None and below:
+            full = next((name for name in asked if name not in below), below[0])
+            given = (below[0], got.reward.terms[below[0]].value, where, full)
+            yield "wrong-success/by-default", ("rewards", below[0]), given
+        elif not any(spec.rewards[name].gate for name in asked):
+            yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
     yield from cut_answers(got, where)
     yield from empty_golds(got, where)
-
-
-def _asked_by_success(subject: Subject) -> list[str]:
-    """The names of the terms that decide on success."""
-    spec = subject.loaded.spec
-    if spec.success is None:
-        return [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
-    return list(compile_expression(spec.success, names=spec.rewards).names)
-
-
-def _is_known(subject: Subject, played: TriedPlays) -> bool:
-    """True where all that `success` reads was measured."""
-    spec, names = subject.loaded.spec, _asked_by_success(subject)
-    return bool(names) and not played.unknown.intersection(names) and not any(spec.rewards[name].gate for name in names)
 
 
 def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
@@ -395,7 +388,7 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     spec = subject.loaded.spec
     known = not any(spec.rewards[name].usual_weight > 0 for name in played.unknown)
     # Where success is of the state alone, any answer after the right work is a success, and is meant to be.
-    asked = _asked_by_success(subject)
+    asked = asked_by_success(subject)
     decides = any(_compares(subject, name, spec.rewards[name]) for name in asked)
     # A judge, which is not asked here, may refuse it; an expression is unknown then.
     is_told = spec.success is not None or not played.unknown.intersection(asked)

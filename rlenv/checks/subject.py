@@ -20,7 +20,7 @@ from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, Finding, SpecError, UsageError
 from rlenv.language.document import SourceDocument
-from rlenv.language.expressions import EpisodeLimits, RowLimits
+from rlenv.language.expressions import EpisodeLimits, RowLimits, compile_expression
 from rlenv.language.functions import failure
 from rlenv.language.kinds import gold_key
 from rlenv.language.loader import LoadedSpec
@@ -273,3 +273,21 @@ def _read_split(subject: Subject, name: str) -> None:
     if rows:
         is_whole = not tasks.is_endless and len(rows) == len(tasks)
         subject.splits[name] = ReadSplit(name, rows, columns, is_whole)
+
+
+def asked_by_success(subject: Subject) -> list[str]:
+    """The names of the terms that decide on success."""
+    spec = subject.loaded.spec
+    if spec.success is None:
+        return [name for name, one in spec.rewards.items() if one.usual_weight > 0 and one.required]
+    return list(compile_expression(spec.success, names=spec.rewards).names)
+
+
+def opened_by(subject: Subject, asked: Sequence[str]) -> list[str]:
+    """These terms, and all that open their gates."""
+    rewards, reads = subject.loaded.spec.rewards, list(asked)
+    for name in reads:  # which grows: a gate may read a term with a gate
+        gate = rewards[name].gate
+        names = compile_expression(gate, names=rewards, by_row=True).names if gate else ()
+        reads += [other for other in names if other in rewards and other not in reads]
+    return reads

@@ -149,6 +149,7 @@ ASK = {
     "parameters": {"q": "string"},
 }
 EXACT = {"kind": "rule", "rule": "exact_match"}
+PARTLY_PAID = {"kind": "rule", "function": "own.py:some", "weight": 0.2}
 PERSON = {"kind": "model", "endpoint": "m", "prompt": "You want {{ task.answer }}. Write ###STOP### then."}
 TESTS = {"kind": "tests", "entry": "solve"}
 COMMAND = {"kind": "command", "command": ["/bin/echo", "{{ args.word }}"], "description": "Echoes.",
@@ -386,6 +387,11 @@ ODD: dict[str, tuple[str, Mapping[str, Any]]] = {
     "a schema for any JSON": ("only-form", {"rewards.f": {"kind": "rule", "rule": "json_schema", "schema": {}}}),
     "a gold at every turn": ("odd-turns", {"rewards.correct.when": "turn"}),
     "success turned around": ("wrong-success", {"success": "correct < 1"}),
+    "no success, and a term that is never at 1": ("wrong-success", {"success": None, "rewards.some": PARTLY_PAID}),
+    "no success, and such a term behind a gate": (
+        "wrong-success",
+        {"success": None, "rewards.some": PARTLY_PAID | {"gate": "correct >= 1"}},
+    ),
     "a call that the tool refuses": (
         "wrong-oracle",
         {
