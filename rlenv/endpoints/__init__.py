@@ -76,6 +76,12 @@ class Endpoint:
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
 
     def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")) and not names_in(self.base_url):
+            message = f"found '{redact(self.base_url)}'; expected an address"
+            raise UsageError(message, key="base_url", hint="write one such as http://127.0.0.1:8000/v1")
+        if self.base_url.endswith("/completions"):
+            message = "expected the address without /completions or /chat/completions"
+            raise UsageError(message, key="base_url", hint="end it with /v1")
         if two_logins(self.base_url, self.headers):
             raise UsageError(TWO_LOGINS, key="base_url", hint="leave one of the two out")
 
@@ -104,20 +110,12 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
         UsageError: the address is none.
     """
     importlib.import_module("aiohttp")  # now: it takes longer than one pass of the event loop may
-    base_url = resolve(spec.base_url).rstrip("/")
-    if not base_url.startswith(("http://", "https://")) and not names_in(base_url):
-        found, hint = redact(base_url), "write one such as http://127.0.0.1:8000/v1"
-        raise UsageError(f"found '{found}'; expected an address", key="base_url", hint=hint)
-    if base_url.endswith("/completions"):
-        raise UsageError(
-            "expected the address without /completions or /chat/completions", key="base_url", hint="end it with /v1"
-        )
     headers = dict(resolve_value(spec.headers))
     if spec.api_key is not None:
         headers["Authorization"] = f"Bearer {resolve(spec.api_key)}"
     return Endpoint(
         name=name,
-        base_url=base_url,
+        base_url=resolve(spec.base_url).rstrip("/"),
         model=resolve(spec.model),
         headers=headers,
         concurrency=spec.concurrency,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rlenv.cli.main import main
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.language.spec import SamplingSpec
@@ -361,3 +362,16 @@ def test_raw_text_that_its_server_refuses_is_told_alike(make_environment: Any, i
 
     trajectory = run(make_environment(), handler, path="/v1/completions", mode="text", retries=0)
     assert trajectory.reward.total == (0.0 if is_own else None)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8000", "localhost:8000/v1", "ftp://host/v1", "http://h/v1/chat/completions"]
+)
+def test_an_address_that_no_request_can_go_to_is_refused_before_anything_is_played(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="address"):
+        OpenAIPolicy(address, "m")
+    for command in (["eval", "arithmetic", "--policy", "openai"], ["serve", "--gateway", "arithmetic"]):
+        assert main([*command, "--base-url", address, "--model", "m"]) == 2
+        assert "rlenv: base_url: " in capsys.readouterr().err
