@@ -224,7 +224,8 @@ def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
     signed = "–" if change is None or not math.isfinite(change) else f"{change:+.3f}"
     interval = "" if one["low"] is None else f"{one['low']:+.3f} to {one['high']:+.3f}"
     over = f"{one['pairs']} pairs, {one['tasks']} tasks"
-    over += f"; {one['invalid']} invalid left out" if one["invalid"] else ""
+    lacks = "without a value" if name[0] == " " else "invalid"  # a term that was skipped is not invalid
+    over += f"; {one['invalid']} {lacks} left out" if one["invalid"] else ""
     p = _p(one["p"]) + ("" if one["p_by"] == "exact" else f" ({one['p_by']})")
     return (name, figure(one["a"]), figure(one["b"]), signed, interval, p, over)
 

@@ -51,7 +51,9 @@ def test_a_change_is_told_with_its_interval_its_chance_and_the_tasks(
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--text"]) == 0
     shown = capsys.readouterr().out
     assert "8 fixed, 1 broken, 11 the same" in shown
-    assert "1 invalid left out" in shown
+    lacking = {line.split()[0]: line.rpartition("; ")[2] for line in shown.splitlines() if "left out" in line}
+    assert lacking["success"].startswith("1 invalid left out"), lacking
+    assert lacking["correct"].startswith("1 without a value left out"), "a term that was skipped is not invalid"
     assert "broken train/9" in shown
 
 
