@@ -239,14 +239,17 @@ def show_spending(console: Console, spending: Spending) -> None:
     """A table by role and model with a line of sums below it; nothing where nothing was asked."""
     if not spending.roles:
         return
-    table = Table("asked by", "model", "requests", "failed", "prompt", "completion", "seconds", "cost", "")
-    for column in table.columns[:-1]:
+    notes = ["note"] if any(notes_of(one) for one in spending.roles) else []
+    table = Table("asked by", "model", "requests", "failed", "prompt", "completion", "seconds", "cost", *notes)
+    for column in table.columns[:8]:
         column.no_wrap = True
     for one in spending.roles:
         tokens = [tokens_said(count) for count in (one.prompt_tokens, one.completion_tokens)]
         counts = [f"{one.requests:,}", f"{one.failed:,}", *tokens]
         name, model = escape(one.role), escape(one.model)
-        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(notes_of(one)))
+        table.add_row(
+            name, model, *counts, f"{one.seconds:.1f}", money(one.cost), *[", ".join(notes_of(one)) for _ in notes]
+        )
     console.show(table, spare=("seconds", "failed"))
     show_spending_line(console, spending)
 

@@ -258,7 +258,7 @@ def show(args: ViewCommand) -> int:
     for title, trajectory, expected in shown:
         console.print(_episode(title, trajectory, expected, most=None if args.full else 1500))
     more = "" if len(shown) == count else "; -n shows more"
-    console.print(f"{len(shown)} of {count} episodes{more}")
+    console.print(f"{len(shown)} of {count} episodes{more}" if count else "no episode is as asked")
     return 0 if count else 1
 
 

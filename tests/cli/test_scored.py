@@ -140,7 +140,7 @@ def test_view_picks_episodes(recorded: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["view", str(recorded / "gold"), "-n", "2"]) == 0
     assert "2 of 3 episodes; -n shows more" in capsys.readouterr().out
     assert main(["view", str(recorded / "gold"), "--wrong"]) == 1
-    assert "0 of 0 episodes" in capsys.readouterr().out
+    assert "no episode is as asked" in capsys.readouterr().out
     fields = {"failure": Failure("endpoint", "[gone]"), "reward": RewardBreakdown(None, {}), "success": None}
     file = changed(recorded, tmp_path / "t.jsonl", **fields)
     assert main(["view", str(file), "--failed"]) == 0
