@@ -279,6 +279,9 @@ def _columns(
             if total == 1 and lists and subject.loaded.spec.tasks[split.name].paths:  # a file that is one object
                 known += f"; where '{lists[0]}' holds the rows, add 'key: {lists[0]}'"
             hint = did_you_mean(path[1], split.columns, prefix="task.", otherwise=known)
+            close = nearest(path[1], split.columns)
+            if close is not None and not close.isidentifier():  # such as ' answer' of a .csv file with spaces
+                hint = f"there is {close!r}: rename it, or write task[{close!r}]"
         else:
             message = f"{len(lacking)} of {len(rows)} rows of split '{split.name}' lack the column '{path[1]}'"
             message += f" (first: row {lacking[0] + 1})"

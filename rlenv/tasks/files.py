@@ -19,7 +19,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -181,18 +181,34 @@ def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
         try:
             row = _json(line)
         except orjson.JSONDecodeError as error:
-            shown = line.decode(errors="replace").rstrip("\r\n")
+            if (at := _stranger(line)) is not None:
+                raise _broken(path, lines[index], 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
+            shown = line.decode().rstrip("\r\n")
             column = min(error.colno, len(shown) + 1)
-            hint = "write one JSON object a line"
+            hint = _ARRAY if shown.strip() == "[" else "write one JSON object a line"
             hint += ", or name the key of its rows: 'key: KEY'" if ".json" in path.suffixes else ""
             raise _broken(path, lines[index], column, _words(error), shown, hint) from error
         if not isinstance(row, dict):
             shown = line.decode(errors="replace").rstrip("\r\n")
             found = f"found a {type(row).__name__}; expected an object of columns"
-            raise _broken(path, lines[index], 1, found, shown, 'write {"question": …} on each line')
+            is_array = isinstance(row, list) and row and isinstance(row[0], dict)
+            raise _broken(path, lines[index], 1, found, shown, _ARRAY if is_array else _OBJECT)
         return row
 
     return read, len(starts)
+
+
+_OBJECT: Final = 'write {"question": …} on each line'
+_ARRAY: Final = "write each object on a line of its own, or call the file .json, which may hold an array"
+
+
+def _stranger(text: bytes) -> str | None:
+    """What is no UTF-8 in a text; None where all is."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {text[error.start]:#04x} at place {error.start + 1} of the line"
+    return None
 
 
 def _words(error: orjson.JSONDecodeError) -> str:
@@ -246,7 +262,13 @@ def _csv(path: Path, opened: Callable[[], BinaryIO]) -> list[Row]:
             path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
         ) from error
     except UnicodeDecodeError as error:
-        raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
+        with opened() as lines:
+            line, at = next(((number, at) for number, one in enumerate(lines, 1) if (at := _stranger(one))), (1, "?"))
+        raise _broken(path, line, 1, f"not UTF-8: {at}", "", "save the file as UTF-8") from error
+    parts = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), "")
+    if parts and rows and rows[0][header[0]].count(parts) == header[0].count(parts):
+        found = f"found one column, {header[0][:60]!r}; expected cells with commas between them"
+        raise _broken(path, 1, 1, found, header[0], f"write commas in place of {parts!r}, or save it as .jsonl")
     return rows
 
 

@@ -65,6 +65,33 @@ def test_a_broken_line_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     assert fault.quote == '{"a": é}'
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "line", "hint"),
+    [
+        ("rows.jsonl", b'[{"a": 1}, {"a": 2}]', 1, "call the file .json"),
+        ("rows.jsonl", b'[\n{"a": 1}\n]', 1, "call the file .json"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": "\xe4"}\n', 2, "save the file as UTF-8"),
+        ("rows.jsonl", '{"a": 1}\n'.encode("utf-16"), 1, "save the file as UTF-8"),
+        ("rows.csv", b"a,b\n1,2\n\xe4,3\n", 3, "save the file as UTF-8"),
+        ("rows.csv", b"a;b\n1;2\n", 1, "write commas in place of ';'"),
+        ("rows.csv", b"a\tb\n1\t2\n", 1, "write commas in place of '\\t'"),
+    ],
+)
+def test_what_other_programs_write_is_named_with_what_to_save(
+    tmp_path: Path, name: str, content: bytes, line: int, hint: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        list(tasks_of(tmp_path, f"{{path: {name}}}"))
+    fault = caught.value.faults[0]
+    assert (fault.line, hint in fault.hint) == (line, True), fault
+
+
+def test_one_column_may_hold_any_sign(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("to do; and more\nwash\n", encoding="utf-8")
+    assert list(tasks_of(tmp_path, "{path: rows.csv}")) == [{"to do; and more": "wash"}]
+
+
 def test_a_key_that_stands_twice_in_a_row_is_a_fault_at_its_place(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": "b: c"}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', encoding="utf-8")
     tasks = tasks_of(tmp_path, "{path: rows.jsonl}")
