@@ -62,9 +62,11 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     key = word.lower().replace("-", "_")
     if key in folded:
         return folded[key]
-    close = difflib.get_close_matches(key, folded, n=1, cutoff=0.6)
-    if close:
-        return folded[close[0]]
+    stem = key.rpartition(".")[0]
+    for close in difflib.get_close_matches(key, folded, n=5, cutoff=0.6):
+        other = close.rpartition(".")[0]  # two files are not near by how their names end
+        if not (stem and other) or difflib.SequenceMatcher(None, stem, other).ratio() >= 0.6:
+            return folded[close]
     starts = [option for name, option in folded.items() if len(key) >= 3 and (name.startswith(key) or key in name)]
     return min(starts, key=len) if starts else None
 

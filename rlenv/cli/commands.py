@@ -87,6 +87,12 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
 """Short names, which stay."""
 
 
+def near_command(name: str) -> str:
+    """A hint for a command that there is not: the one of `runs` with that name, else the nearest, and all."""
+    known = f"there are {', '.join(COMMANDS)}"
+    return f"did you mean 'runs {name}'? {known}" if name in COMMANDS["runs"].modes else all_known(name, COMMANDS)
+
+
 def command_at(argv: Sequence[str]) -> tuple[Entry, tuple[str, ...], list[str]]:
     """The command that `argv` begins with, the words that name it, and the other words.
 
@@ -95,7 +101,7 @@ def command_at(argv: Sequence[str]) -> tuple[Entry, tuple[str, ...], list[str]]:
     """
     name, *rest = argv
     if name not in COMMANDS:
-        raise UsageError(f"there is no command '{name}'", hint=all_known(name, COMMANDS))
+        raise UsageError(f"there is no command '{name}'", hint=near_command(name))
     command = COMMANDS[name]
     if command.place:
         mode = next((word for word in rest if word in command.modes), None)

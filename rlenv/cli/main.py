@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from rlenv._base.bounded import cut_middle
-from rlenv._base.text import all_known
-from rlenv.cli.commands import ALIASES, COMMANDS, SHORT, command_at, parser_named
+from rlenv.cli.commands import ALIASES, COMMANDS, SHORT, command_at, near_command, parser_named
 from rlenv.cli.options import Executes, Options, options_of, parsed, refuse_unknown
 from rlenv.cli.terminal import say, show_traceback, write, write_error
 from rlenv.errors import RlenvError, RunStopped, SpecError
@@ -42,7 +41,7 @@ def _main(argv: list[str]) -> int:
     elif at < len(argv) and argv[at] in SHORT:
         argv = [*argv[:at], *SHORT[argv[at]], *argv[at + 1 :]]
     if at < len(argv) and argv[at] not in COMMANDS:
-        write_error(f"rlenv: there is no command '{argv[at]}'; {all_known(argv[at], COMMANDS)}\n")
+        write_error(f"rlenv: there is no command '{argv[at]}'; {near_command(argv[at])}\n")
         return 2
     parser = _parser()
     args, unknown = parser.parse_known_args(argv[:at])

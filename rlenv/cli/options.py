@@ -9,7 +9,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, NoReturn, Protocol, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
@@ -223,10 +223,27 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     return args
 
 
+_THEIRS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("limit", "num-examples", "num-tasks", "max-samples"), "-n"),
+    **dict.fromkeys(("epochs", "num-samples", "rollouts-per-example", "samples"), "-k"),
+    **dict.fromkeys(("output", "output-dir", "save"), "-o"),
+    **dict.fromkeys(("max-concurrent", "max-connections"), "--concurrency"),
+    "api-base-url": "--base-url",
+}
+"""Options of other libraries' commands, and what says the same here."""
+
+
 def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
     """Ends the program for arguments that a command does not take, and names the option that was likely meant."""
-    options = re.findall(r"--[\w-]+", parser.format_help())
-    hint = did_you_mean(rest[0].partition("=")[0], options) if rest[0].startswith("--") else ""
+    options = re.findall(r"(?<![\w-])--?\w[\w-]*", parser.format_help())
+    word = rest[0].partition("=")[0].removeprefix("--")
+    meant = next((one for one in (f"-{word}", _THEIRS.get(word, "")) if one in options), "")
+    told = (
+        f"did you mean '{meant}'?"
+        if meant
+        else did_you_mean(word, [one[2:] for one in options if one[:2] == "--"], prefix="--")
+    )
+    hint = told if rest[0].startswith("--") else ""
     parser.error("; ".join(part for part in (f"unrecognized arguments: {' '.join(rest)}", hint) if part))
 
 

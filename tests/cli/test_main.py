@@ -72,8 +72,9 @@ def test_every_error_begins_with_the_program(command: str, capsys: pytest.Captur
 
 
 def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evall"]) == 2
-    assert "did you mean 'eval'" in capsys.readouterr().err
+    for name, near in (("evall", "eval"), ("show", "runs show")):
+        assert main([name]) == 2
+        assert f"did you mean '{near}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,9 @@ def test_a_command_that_is_not_there_names_the_nearest(capsys: pytest.CaptureFix
         (["preflight", "arithmetic", "--model", "x", "--prest", "cpu"], "--preset"),
         (["train", "arithmetic", "--prest", "cpu"], "--preset"),
         (["--verison"], "--version"),
+        (["eval", "arithmetic", "--n", "3"], "-n"),
+        (["eval", "arithmetic", "--num-examples=3"], "-n"),
+        (["audit", "arithmetic", "--policy", "oracle"], ""),
     ],
 )
 def test_an_option_that_is_not_there_names_the_nearest(
@@ -95,4 +99,4 @@ def test_an_option_that_is_not_there_names_the_nearest(
         main(words)
     told = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told.endswith(f"; did you mean '{near}'?\n")
+    assert told.endswith(f"; did you mean '{near}'?\n") if near else "did you mean" not in told

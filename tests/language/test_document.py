@@ -271,6 +271,8 @@ def test_the_nearest_option_ignores_case_and_dashes() -> None:
     assert nearest("Timeout-S", ["timeout_s", "tag"]) == "timeout_s"
     assert nearest("qestion", ["question", "answer"]) == "question"
     assert nearest("zzz", ["question"]) is None
+    assert nearest("nope.jsonl", ["run.json", "d_code.jsonl"]) is None, "how the names of files end says nothing"
+    assert nearest("row.json", ["run.json", "rows.jsonl"]) == "rows.jsonl"
 
 
 def test_words_that_take_long_to_compare_are_near_nothing() -> None:
