@@ -14,7 +14,7 @@ from typing import Any
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.judging import judge_chapter
 from rlenv.audit.play import Chapter, Key, Way
-from rlenv.audit.report import Attack, AuditReport, Faults, Hole, Thresholds, hole_of
+from rlenv.audit.report import Attack, AuditReport, Faults, Hole, Thresholds, hole_of, mean_of
 from rlenv.audit.verdicts import SLACK, TRIED, episode_of, share_of
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state, shared_by
@@ -162,7 +162,7 @@ class AuditTally:
         """The report card."""
         environment, spec = self.environment, self.environment.spec
         totals = [gold.reward.total for gold in self.golds if gold.reward.total is not None]
-        oracle = _mean(totals)
+        oracle = mean_of(totals)
         attacks = tuple(self._attack(name, does) for name, does in self._adversaries().items())
         counted = {name for name, entry in spec.rewards.items() if entry.weight}
         unsteady = {term for chapter in self.chapters for term in chapter.unsteady}
@@ -171,7 +171,7 @@ class AuditTally:
         below = [f"{gold.split}/{gold.task_index}: {why}" for gold, why in named if why]
         constant = tuple(name for name in spec.rewards if name in counted and len(self.values.get(name, ())) == 1)
         foreign = tuple(name for name, rises in self.rises.items() if max(rise for rise, _ in rises) > SLACK)
-        alike = _mean([float(one) for one in self.alike])
+        alike = mean_of([float(one) for one in self.alike])
         faults = self._faults()
         holes = self._with_causes(self._holes(oracle or 0.0))
         # A finding over rows of a split in which no policy was found to earn by the same.
@@ -256,13 +256,13 @@ class AuditTally:
         terms: dict[str, float | None] = {}
         for term in worst.reward.terms if worst is not None else ():
             values: list[Any] = [ended.reward.terms[term].value for ended in valid.values()]
-            terms[term] = _mean([value for value in values if value is not None])
+            terms[term] = mean_of([value for value in values if value is not None])
         return Attack(
             name,
             does,
             len(episodes),
             sum(ended.reward.total is None for ended in episodes),
-            _mean(rewards),
+            mean_of(rewards),
             share if math.isfinite(share) else None,
             None if worst is None else worst.reward.total,
             None if worst is None else worst.task_index,
@@ -298,7 +298,7 @@ class AuditTally:
         """Terms that rose with what tools wrote: by how much, and the least episode. It must not count at all."""
         rose = {}
         for name, rises in self.rises.items():
-            rise = _mean([one for one, _ in rises]) or 0.0
+            rise = mean_of([one for one, _ in rises]) or 0.0
             if rise > max(_RISES * oracle, SLACK):
                 most = max(one for one, _ in rises)
                 shown = min((ended for one, ended in rises if one >= most - SLACK), key=lambda one: len(one.turns))
@@ -313,7 +313,7 @@ class AuditTally:
         succeeded = [float(ended.success) for ended in played if ended.success is not None]
         invalid = sum(_is_invalid(ended) for ended in self.faults)
         gave_up = len(self.faults) - len(played)
-        return Faults(self.fault_share, _mean(rewards), _mean(succeeded), invalid, len(self.faults), gave_up)
+        return Faults(self.fault_share, mean_of(rewards), mean_of(succeeded), invalid, len(self.faults), gave_up)
 
     def _under_faults(self, found: Sequence[Hole]) -> list[Hole]:
         """Terms whose author's code breaks where a call has failed.
@@ -384,10 +384,6 @@ def _low(term: TermResult) -> str:
         return ""
     is_low = term.value < 1 - SLACK if term.weight > 0 else term.value > SLACK
     return f"{term.name} {term.value:g}" if is_low else ""
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _shared_state(environment: Environment, golds: Sequence[Trajectory]) -> list[str]:

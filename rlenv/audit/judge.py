@@ -223,7 +223,7 @@ class _Judge:
     async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str] | None) -> _Asked:
         environment, turn = self._environment, Turn(0, message, ParsedAction(message))
         context = RewardContext(
-            task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, self.seed
+            task, (), (turn,), message, {}, environment.spec.vars, no_call, "", environment.scope, self.seed
         )
         async with self._places:
             try:
@@ -400,5 +400,6 @@ def _change(
     return bootstrap(known, mean, seed=seed)
 
 
-async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+async def no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    """Stands for the tools of an episode that was not played. Raises UsageError."""
     raise UsageError(f"a judge called the tool '{name}'")

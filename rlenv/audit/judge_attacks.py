@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,14 @@ import jinja2
 import jinja2.meta
 
 from rlenv._base.bounded import cut_middle
-from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of
+from rlenv.audit.judge import no_call
+from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of, mean_of
 from rlenv.audit.subject import AuditSubject
 from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError
 from rlenv.language.kinds import kind_of
-from rlenv.messages import ToolResult
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
@@ -222,7 +221,7 @@ class _Attacked:
         """The scores of the term and of each of its judges, as places on the scale; none where there was no verdict."""
         environment = self.environment
         context = RewardContext(
-            gold.task, (), turns, answer, {}, environment.spec.vars, _no_call, "", environment.scope, self.seed
+            gold.task, (), turns, answer, {}, environment.spec.vars, no_call, "", environment.scope, self.seed
         )
         measure: Callable[[RewardContext], Awaitable[Measured]] | None = self.term.measure_async
         assert measure is not None
@@ -317,8 +316,8 @@ class _Attacked:
             invalid,
             self.requests,
             self.cached,
-            _mean(oracle),
-            _mean(wrong),
+            mean_of(oracle),
+            mean_of(wrong),
             tuple(falls),
         )
         found.terms.append(judged)
@@ -384,14 +383,6 @@ def _material(prompt: str) -> set[str]:
     """The material that a prompt names."""
     tree = jinja2.Environment().parse(prompt)
     return jinja2.meta.find_undeclared_variables(tree) & {"answer", "message", "transcript"}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    raise UsageError(f"a judge called the tool '{name}'")
 
 
 _EPISODES = 200

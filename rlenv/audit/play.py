@@ -247,3 +247,8 @@ def _answered(turn: Turn) -> Results:
 def total_of(ended: Trajectory) -> float:
     """The reward of an episode, 0 where it is masked."""
     return ended.reward.total or 0.0
+
+
+def script_of(made: Mapping[int, Mapping[Any, Sequence[Action]]], way: Any, subject: AuditSubject) -> Sequence[Action]:
+    """What was written for a task under the name of a way; () for nothing."""
+    return made[subject.gold.task_index].get(way, ())

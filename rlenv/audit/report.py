@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,3 +273,8 @@ class Attacker:
     limits: AttackerLimits = AttackerLimits()
     on_episode: Callable[[Trajectory], None] | None = None
     """Given the least episode of what it found, to be recorded."""
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean, None of nothing."""
+    return math.fsum(values) / len(values) if values else None

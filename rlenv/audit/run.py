@@ -22,7 +22,7 @@ from rlenv.audit.attacker import Tried, try_attacker
 from rlenv.audit.data import check_data, warned_of
 from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
 from rlenv.audit.leaks import read_places
-from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted, total_of
+from rlenv.audit.play import Adaptive, Chapter, Planting, ScriptPlayer, Way, faulty, planted, script_of, total_of
 from rlenv.audit.report import Attacker, AuditReport, Hole, Thresholds
 from rlenv.audit.rewrites import items_of, rewrite_scripts
 from rlenv.audit.shortcuts import find_shortcut
@@ -385,13 +385,7 @@ async def _variants(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[A
     same = {one.gold.task_index: rewrite_scripts(one, hearts[one.gold.task_index], pool) for one in subjects}
     for name, written in (("variant", made), ("rewritten", same)):
         for label in dict.fromkeys(label for scripts in written.values() for label in scripts):
-            chapter.tried[name].append((label, await player.way(subjects, partial(_labelled, written, label))))
-
-
-def _labelled(
-    made: Mapping[int, Mapping[str, Sequence[Action]]], label: str, subject: AuditSubject
-) -> Sequence[Action]:
-    return made[subject.gold.task_index].get(label, ())
+            chapter.tried[name].append((label, await player.way(subjects, partial(script_of, written, label))))
 
 
 def _is_worth(ended: Trajectory, gold: Trajectory) -> bool:

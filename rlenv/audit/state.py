@@ -12,7 +12,7 @@ from typing import Any
 
 from rlenv.audit.asking import siblings, values_of
 from rlenv.audit.crafted import named_words
-from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, total_of
+from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, script_of, total_of
 from rlenv.audit.probes import beyond_calls, filler, places_of
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
@@ -74,7 +74,7 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     for name, write in _TRIED.items():
         scripts = {subject.gold.task_index: write(subject) for subject in subjects}
         for place in dict.fromkeys(place for found in scripts.values() for place in found):
-            way = await player.way(subjects, partial(_of_place, scripts, place))
+            way = await player.way(subjects, partial(script_of, scripts, place))
             chapter.tried[name].append((place, _gone_well(way, chapter, changing) if name == "every_value" else way))
     for way in [await player.way(subjects, partial(_do_again, number=one)) for one in range(2)]:
         more = math.fsum(map(total_of, way.values())) > _MORE * math.fsum(total_of(chapter.golds[key]) for key in way)
@@ -92,12 +92,6 @@ async def attack_state(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
 def _only_says(subject: AuditSubject) -> list[Action]:
     """The oracle's last words; a call that ends an episode is none."""
     return [subject.last_words() if subject.gold.turns[-1].results else subject.gold.turns[-1].action]
-
-
-def _of_place(
-    scripts: Mapping[int, Mapping[Any, Sequence[Action]]], place: Any, subject: AuditSubject
-) -> Sequence[Action]:
-    return scripts[subject.gold.task_index].get(place, ())
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter, changing: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.scorer import Scorer
+from rlenv.runs.summary import value_of
 from rlenv.tools.base import Tool, ToolOutput
 from rlenv.trajectory import Trajectory
 
@@ -402,15 +403,15 @@ def _worth(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
             return
         if got and is_told and (decides or not way.startswith(_WORK)) and all(one.success for one in got.values()):
             place = "success" if spec.success is not None else "rewards"
-            names = [name for name in asked if all(_value_of(one, name) for one in got.values())]
+            names = [name for name in asked if all(value_of(one, name) for one in got.values())]
             why = f": '{names[0]}' holds for it" if names else ""
             yield subject.say("free-success/way", place, way, why)
             return
     for name, reward in spec.rewards.items():
         if name in played.unknown or kind_of("rewards", reward).form or not played.oracle or reward.when == "turn":
             continue
-        golds = [_value_of(one, name) for one in played.oracle.values()]
-        others = [_value_of(one, name) for got in played.ways.values() for one in got.values()]
+        golds = [value_of(one, name) for one in played.oracle.values()]
+        others = [value_of(one, name) for got in played.ways.values() for one in got.values()]
         measured = [value for value in others if value is not None]
         values = {value for value in golds if value is not None} | {*measured}
         # A reward for what none of them breaks, and a penalty for what none of them does, may well be constant.
@@ -426,14 +427,9 @@ def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     """The first row whose own gold value, given as the answer, does not earn what it should."""
     term = gold_term(subject)
     for (split, index), got in played.oracle.items():
-        value = _value_of(got, term.name) if term is not None else None
+        value = value_of(got, term.name) if term is not None else None
         if term is not None and value is not None and value < 1 and term.spec.range is None:
             at, read = subject.gold_at(term), got.answer and got.answer[:60]
             key = "value" if at.count(".") > 1 else "key"
             yield subject.say("gold-not-earned/of-row", at, index + 1, split, value, read, at=key)
             return
-
-
-def _value_of(got: Trajectory, name: str) -> float | None:
-    result = got.reward.terms.get(name)
-    return None if result is None else result.value

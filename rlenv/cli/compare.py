@@ -19,7 +19,7 @@ from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info
 from rlenv.runs.locks.lock import Lock, diff, locks_of
-from rlenv.runs.usage import as_prices
+from rlenv.runs.usage import as_prices, tokens_said
 
 if TYPE_CHECKING:
     from rlenv.runs.figures.snapshot import Snapshot
@@ -182,7 +182,7 @@ def show_power(power: dict[str, Any], *, is_text: bool) -> None:
     if "rate" in power:
         _show_ways(power, is_text=is_text)
         return
-    rows = [(str(one["k"]), _count(one["paired"]), _count(one["unpaired"])) for one in power["tasks"]]
+    rows = [(str(one["k"]), tokens_said(one["paired"]), tokens_said(one["unpaired"])) for one in power["tasks"]]
     if is_text:
         for k, paired, unpaired in rows:
             write(f"  k {k}: {paired} played by both; or {unpaired} in each run, if they are others\n")
@@ -197,7 +197,7 @@ def _show_ways(power: dict[str, Any], *, is_text: bool) -> None:
     """The tasks of each of two runs over other tasks, for a rise and for a fall; a run of both takes the larger."""
     rate, by = power["rate"], power["difference"]
     ends = {"rise": f"a rise to {figure(rate + by)}", "fall": f"a fall to {figure(rate - by)}"}
-    ways = {said: [_count(one["unpaired"]) for one in power[way]] for way, said in ends.items() if way in power}
+    ways = {said: [tokens_said(one["unpaired"]) for one in power[way]] for way, said in ends.items() if way in power}
     rows = list(zip((str(one["k"]) for one in power["tasks"]), *ways.values(), strict=True))
     if is_text:
         for k, *counts in rows:
@@ -208,10 +208,6 @@ def _show_ways(power: dict[str, Any], *, is_text: bool) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
-
-
-def _count(number: int | None) -> str:
-    return "–" if number is None else f"{number:,}"
 
 
 def _figures(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
