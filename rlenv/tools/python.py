@@ -49,9 +49,9 @@ class PythonSpec(ToolSpec):
     """`file.py:function`, relative to the spec, or `package.module:function`."""
     tools: Text | None = None
     """Several tools: `file.py:NAME` of a list of functions (or of them by name), or of a class, whose public methods
-    they are and whose object is the first resource under `inject`. Or of schemas, and then `function` is called with
-    `name` and `arguments`. NAME may be a function that gives one of these; one that takes `task` (and `user_turn`), and
-    a template such as `{{ task.tools }}`, give schemas that the row declares."""
+    they are but for `reset`, and whose object is the first resource under `inject`. Or of schemas, and then `function`
+    is called with `name` and `arguments`. NAME may be a function that gives one of these; one that takes `task` (and
+    `user_turn`), and a template such as `{{ task.tools }}`, give schemas that the row declares."""
     strict: Bool = True
     """With `tools`, false hands over arguments that do not fit: `function` refuses them, as the original does."""
     parameters: Mapping[str, Any] | None = None
@@ -314,7 +314,8 @@ def _given(schemas: str, context: CompileContext) -> list[Any] | None:
                 raise UsageError(f"'{schemas}' failed: {failure(error)}") from error
         if isinstance(value, type):
             every = dict.fromkeys(key for owner in reversed(value.__mro__) for key in vars(owner) if key[0] != "_")
-            value = [getattr(value, key) for key in every if _is_method(value, key)]
+            # What begins a world is the host's to call, as in TRL, OpenEnv and Gymnasium, and never the policy's.
+            value = [getattr(value, key) for key in every if key != "reset" and _is_method(value, key)]
         items = [*value.items()] if isinstance(value, Mapping) else value
         if not isinstance(items, (list, tuple)) or not items:
             raise UsageError(f"'{schemas}' gives {cut_end(repr(value), 100)}; expected functions or schemas")

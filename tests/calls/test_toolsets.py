@@ -354,6 +354,9 @@ class Base:
 
     def _hidden(self) -> int: ...
 
+    def reset(self, **row) -> None:
+        "Begins the world: the host's, and no tool."
+
 
 class Shop(Base):
     kept = 7
