@@ -90,12 +90,12 @@ async def audit(
     Raises:
         UsageError: the spec has no oracle, no such split, or several players.
     """
-    environment.oracle()
-    if environment.players is not None:
+    if environment.players is not None:  # before an oracle is asked for in vain
         raise UsageError(
             "an audit asks what is earned without playing well, and that depends on the other players",
             hint="rlenv eval SPEC --policy random --set user.opponent=oracle",
         )
+    environment.oracle()
     for split in splits or ():
         environment.tasks(split)
     seen = AuditTally(environment, thresholds, _FAULT_SHARE)

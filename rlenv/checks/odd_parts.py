@@ -341,6 +341,9 @@ def _texts(subject: Subject) -> Iterator[Finding]:
         is_address |= path[0] == "vars" and "://" in text
         if is_address and path[0] not in ("tasks", "prompt", "user") and (blank := PATTERNS.unfilled.search(text)):
             yield subject.say("unfinished/placeholder", path, blank[0])
+        is_prompt = path[0] == "prompt" or path[-1] in ("prompt", "system")
+        if is_prompt and path[-1] != "file" and re.fullmatch(r"[\w./-]+\.(?:md|txt|j2|jinja2?)", text):
+            yield subject.say("unfinished/file", path, text)
         if path[0] in ("prompt", "user", "oracle") or path[-1] == "description":
             span = subject.document.value_span(path)
             raw = span.source.text[span.start :] if span.source is not None else ""

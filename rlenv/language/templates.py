@@ -382,8 +382,10 @@ def template_of(source: str, *, key: str, names: Collection[str] | None = None) 
     try:
         template = compile_template(source)
     except TemplateError as error:
-        hint = "write {{ name }} for a value and {% if … %} for a condition"
-        raise UnfitTemplate(f"the template cannot be read: {error}", key=key, hint=hint, line=error.line) from error
+        hint, said = "write {{ name }} for a value and {% if … %} for a condition", str(error).rstrip(".")
+        if match := re.fullmatch(r"No (filter|test) named '(\w+)'", said):
+            hint = did_you_mean(match[2], _environment.filters if match[1] == "filter" else _environment.tests) or hint
+        raise UnfitTemplate(f"the template cannot be read: {said}", key=key, hint=hint, line=error.line) from error
     for name in sorted(template.names.difference(template.names if names is None else names)):
         hint = did_you_mean(name, sorted(names or ()), "known names")
         raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)

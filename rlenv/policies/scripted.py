@@ -60,7 +60,7 @@ class OraclePolicy:
 
     def __init__(self, spec: EnvSpec, dialect: Dialect, *, base: Path = Path(), tools: ToolsOf | None = None) -> None:
         if not spec.oracle:
-            raise UsageError(f"{spec.name} has no `oracle`", hint="add one, or choose another policy")
+            raise UsageError(f"{spec.name} has no `oracle`", hint="add 'oracle:' to the spec, or choose another policy")
         self.dialect = dialect
         self.tools = tools
         self.steps = spec.steps

@@ -84,6 +84,7 @@ def _check_url(url: str, vars: Mapping[str, Any]) -> None:
             f"'{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
             "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task",
             key="url",
+            hint=f"write http://{url}" if re.match(r"(?:localhost|[\w-]+(?:\.[\w-]+)+)(?::\d+)?(?:/|$)", url) else "",
         )
     try:
         server = str(compile_filling(found[0], key="url", parameters={}, vars=vars)(args={}, task={}))

@@ -882,6 +882,7 @@ def test_a_comment_on_its_line_allows_a_warning_by_its_code(sound: Path) -> None
 
 WRITTEN = {
     "a comment that cuts a text": ("unfinished", "user: Write the sum of the two numbers after #### and no more"),
+    "a file's name for its content": ("unfinished", "user: prompts/ask.md"),
     "a comment that a number makes of a text": ("unfinished", "user: Add {{ task.question }} to #1"),
     "a comment that a value makes of a text": ("unfinished", "user: <b>Add</b> #{{ task.question }}"),
 }
