@@ -162,6 +162,8 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(
             [array_of([(value or {}).get(one.name) for value in values], one.type) for one in fields], fields=fields
         )
+    if pa.types.is_floating(kind):  # Arrow takes no whole number that a float does not hold to the digit
+        values = [float(value) if type(value) is int else value for value in values]
     return pa.array(values, kind, from_pandas=False)
 
 

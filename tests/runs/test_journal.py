@@ -107,6 +107,18 @@ def test_a_row_with_a_value_that_its_column_cannot_hold_is_no_row(tmp_path: Path
     assert [reader.body(id).trajectory().task_index for id in ids[1:]] == [1, 2]
 
 
+@pytest.mark.parametrize("number", [2**24 + 1, 2**53 + 1, 2**80])
+def test_a_whole_number_in_a_column_of_floats_is_a_float(tmp_path: Path, number: int) -> None:
+    rows, ids = left_behind(tmp_path)
+    lines = [json.loads(line) for line in rows.read_bytes().splitlines()]
+    term = {"name": "x", "status": "valid", "value": number, "weight": 1, "seconds": number, "error": ""}
+    rows.write_bytes(b"".join(json.dumps({**one, "terms": [term], "reward": number}).encode() + b"\n" for one in lines))
+    for _ in range(2):
+        table = RunReader(tmp_path).table
+        assert (table["id"].to_pylist(), table["reward"].to_pylist()) == (ids, [float(number)] * 3)
+        pack(tmp_path)
+
+
 def test_a_journal_that_cannot_be_sealed_whole_stays(tmp_path: Path) -> None:
     rows, ids = left_behind(tmp_path)
     with rows.open("ab") as file:

@@ -223,7 +223,7 @@ def read_lock(path: str | Path) -> Lock:
     """
     path = Path(path)
     try:
-        held = json.loads(read_file(path, most=_MOST_BYTES))
+        canonical(held := json.loads(read_file(path, most=_MOST_BYTES)))  # which no number beyond a float's range has
     except FileNotFoundError as error:
         raise UsageError(f"there is no lock at {path}") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -432,7 +432,8 @@ def test_a_lock_that_was_changed_or_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"a"', '"b"'))
     with pytest.raises(UsageError, match="was changed since it was written"):
         read_lock(path)
-    for text, said in (("{}", "is no lock"), ("[", "cannot be read"), ('{"format": 9, "spec": {}}', "another version")):
+    wrong = {"{}": "is no lock", "[": "cannot be read", "1e999": "cannot be read"}
+    for text, said in (wrong | {'{"format": 9, "spec": {}}': "another version"}).items():
         (tmp_path / "x.json").write_text(text)
         with pytest.raises(UsageError, match=said):
             read_lock(tmp_path / "x.json")
