@@ -91,7 +91,7 @@ class ToolSession:
         return self._is_over or self.episode.is_ending
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: str | None = None) -> ToolResult:
-        """The result of a call, its text as the model reads it; never raises for what a model wrote.
+        """The result of a call, its text and images as the model sees them; never raises for what a model wrote.
 
         Args:
             id: the loop's own, by which its transcript is read; equal calls are told apart by it.
@@ -120,8 +120,9 @@ class ToolSession:
                 return not_run((call,), _OVER)[0]
             self._made[at].result = result
             self._is_over = self._is_over or bool(end_of((result,))[1])
-            (shown,) = result_messages((result,), environment.show, episode.cut, episode.task, at, images=True)
-            return replace(result, text=shown.content)
+            keeps = environment.keeps_images
+            (shown,) = result_messages((result,), environment.show, episode.cut, episode.task, at, images=keeps)
+            return replace(result, text=shown.content, images=shown.images)
 
     async def finish(self, transcript: str | Sequence[Message | Mapping[str, Any]]) -> Trajectory:
         """Scores the episode.

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.episodes.tool_session import ToolSession
 from rlenv.errors import RlenvError
 from rlenv.hosts import wire
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _COOKIE: Final = "rlenv_session"
 _SWEEP_S: Final = 5.0
 _PARSE, _INVALID, _PARAMS = -32700, -32600, -32602
-_MOST_ID: Final = 256
+_MOST_ID, _MOST_CLOSED = 256, 1_000
 _Kind = TypeVar("_Kind", bound=Session | ToolSession)
 _Made = TypeVar("_Made")
 
@@ -60,6 +61,8 @@ class HttpSessions:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._held: dict[str, _Held] = {}
+        self._closed: dict[str, dict[str, Any]] = {}
+        """How sessions of tools have ended, for whoever asks again: a judge may take longer than a client waits."""
         self._sweeping: asyncio.Task[None] | None = None
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
@@ -182,11 +185,14 @@ class HttpSessions:
             messages = [message.as_dict() for message in made.episode.messages]
             return wire.rpc_result(id, {"session_id": at, "messages": messages})
         if method == "openenv/session/close":
-            with self._of(at, ToolSession) as (held, tools):
-                async with held.lock:
-                    trajectory = await tools.finish(wire.text_of(given, "answer"))
-            await self._end(at, "client", "")
-            return wire.rpc_result(id, {"closed": True, **wire.public_outcome(trajectory, at)})
+            if at not in self._closed:
+                with self._of(at, ToolSession) as (held, tools):
+                    async with held.lock:
+                        trajectory = await tools.finish(wire.text_of(given, "answer"))
+                self._closed[at] = {"closed": True, **wire.public_outcome(trajectory, at)}
+                drop_oldest(self._closed, most=_MOST_CLOSED)
+                await self._end(at, "client", "")
+            return wire.rpc_result(id, self._closed[at])
         if method != "tools/call":
             if not at:
                 return wire.tools_answer({"id": id, "method": method}, environment.tool_schemas)
@@ -196,8 +202,7 @@ class HttpSessions:
             raise ValueError("a call needs a name, and the session_id that openenv/session/create gives")
         with self._of(at, ToolSession) as (_, tools):
             result = await tools.call(name, given.get("arguments"))
-        content = [{"type": "text", "text": result.text}]
-        return wire.rpc_result(id, {"content": content, "isError": result.is_error})
+        return wire.rpc_result(id, wire.called(result))
 
     # Sessions
 

@@ -31,7 +31,7 @@ from rlenv.errors import UsageError
 from rlenv.hosts import wire
 from rlenv.hosts.desk import STOPPED, Desk, Held, guard_of, refusal
 from rlenv.hosts.http import MOST_BYTES, read_of
-from rlenv.messages import ToolCall, ToolResult
+from rlenv.messages import ToolCall
 from rlenv.secrets import logger
 
 __all__ = ["FINISH", "answered", "application", "check", "over_http", "serve_lines"]
@@ -192,11 +192,10 @@ async def _called(held: Held, name: str, arguments: Mapping[str, Any], desk: Des
     held.busy += 1
     held.made.append(call := ToolCall(name, arguments, f"made {len(held.made)}"))
     try:
-        result: ToolResult = await held.session.call(name, arguments, id=call.id)
+        result = await held.session.call(name, arguments, id=call.id)
     finally:
         held.busy, held.touched = held.busy - 1, desk.now()
-    images = [{"type": "image", "data": one.base64, "mimeType": one.mime} for one in result.images]
-    return {"content": [{"type": "text", "text": result.text}, *images], "isError": result.is_error}
+    return wire.called(result)
 
 
 async def _finished(held: Held, arguments: Mapping[str, Any], desk: Desk) -> dict[str, Any]:

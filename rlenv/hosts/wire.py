@@ -21,7 +21,7 @@ from rlenv.endpoints.account import UnreadableAnswer, as_wire, read_chat
 from rlenv.episodes.environment import MAX_ACTION, Environment
 from rlenv.errors import UsageError
 from rlenv.hosts.session import Opened, Session, require_alone
-from rlenv.messages import Message, Sampled
+from rlenv.messages import Message, Sampled, ToolResult
 from rlenv.trajectory import Step, TermResult, Trajectory, Turn
 
 OURS: Final = "rlenv"
@@ -235,6 +235,12 @@ def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """A tool as MCP shows it."""
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     return {"name": function["name"], "description": function.get("description", ""), "inputSchema": parameters}
+
+
+def called(result: ToolResult) -> dict[str, Any]:
+    """The result of a call as MCP shows it."""
+    images = [{"type": "image", "data": one.base64, "mimeType": one.mime} for one in result.images]
+    return {"content": [{"type": "text", "text": result.text}, *images], "isError": result.is_error}
 
 
 def rpc_result(id: Any, result: Mapping[str, Any]) -> dict[str, Any]:

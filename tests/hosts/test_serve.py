@@ -34,6 +34,14 @@ async def hang(n: int) -> str:
     await asyncio.sleep(600)
     return "late"
 """
+DRAWN = """
+from rlenv.messages import Image
+from rlenv.tools.base import ToolOutput
+
+def draw() -> ToolOutput:
+    "Draws."
+    return ToolOutput("a dot", images=(Image("image/png", "aGk="),))
+"""
 HANGING = BASE.replace("tools:", 'tools:\n  hang: {kind: python, function: "tools.py:hang", timeout_s: 500}')
 HANG = '<tool_call>\n{"name": "hang", "arguments": {"n": 1}}\n</tool_call>'
 
@@ -426,6 +434,8 @@ def test_json_rpc_calls_tools_in_a_session_of_its_own(make_environment: Make) ->
         assert (await rpc("tools/call", **call))["result"]["content"][0]["text"] == "5"
         closed = (await rpc("openenv/session/close", session_id=session, answer=ANSWER))["result"]
         assert (closed["closed"], closed["total"]) == (True, 1.0)
+        again = await rpc("openenv/session/close", session_id=session, answer="<answer>0</answer>")
+        assert again["result"] == closed
         assert (await rpc("tools/call", **call))["error"]["code"] == -32602
         other = (await rpc("openenv/session/create", task=0))["result"]["session_id"]
         for wrong in ({"answer": 5}, {"session_id": [other]}, {"session_id": "guessed"}):
@@ -435,12 +445,28 @@ def test_json_rpc_calls_tools_in_a_session_of_its_own(make_environment: Make) ->
             step = {"response": {"output": []}, **more}
             assert (await client.asked("POST", "/step", step, Cookie=f"rlenv_session={other}"))[0] in (404, 422)
         both = [rpc("openenv/session/close", session_id=other, answer=ANSWER) for _ in range(2)]
-        assert {one["result"]["total"] for one in await asyncio.gather(*both) if "result" in one} == {1.0}
+        assert {one["result"]["total"] for one in await asyncio.gather(*both)} == {1.0}
         assert (await rpc("fly"))["error"]["code"] == -32601
 
     with serving(make_environment()) as served:
         play(served, main)
         ended(served)
+
+
+@pytest.mark.parametrize("option", ["keep", "drop"])
+def test_json_rpc_shows_the_images_that_an_episode_shows(option: str, make_environment: Make) -> None:
+    async def main(client: Client) -> None:
+        async def rpc(method: str, **params: Any) -> Any:
+            body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            return (await client.asked("POST", "/mcp", body))[1]["result"]
+
+        session = (await rpc("openenv/session/create", task=0))["session_id"]
+        told = await rpc("tools/call", session_id=session, name="draw", arguments={})
+        assert [one["type"] for one in told["content"]] == ["text"] + ["image"] * (option == "keep")
+
+    spec = BASE.replace("tools:", 'tools:\n  draw: {kind: python, function: "tools.py:draw"}')
+    with serving(make_environment(spec, tools=DRAWN, observation__images=option)) as served:
+        play(served, main)
 
 
 def _response(text: str, *calls: tuple[str, str, str]) -> dict[str, Any]:
