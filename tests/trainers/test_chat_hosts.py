@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,7 +17,9 @@ import rlenv_trl
 from rlenv.hosts.export import nemo_gym
 from rlenv.messages import Message, Sampled, ToolCall
 from rlenv.testing.endpoint import FakeEndpoint
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv_hosts import chat
+from rlenv_train.player import Address
 
 SPEC = """
 rlenv: 1
@@ -136,6 +139,27 @@ def _rolled_out(row: dict[str, Any], answers: Any = (ANSWER,)) -> tuple[Any, Fak
         return await chat.art_rollout(model, row)
 
     return asked(play, answers)
+
+
+def test_tinker_refuses_turns_that_end_at_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    types = dict.fromkeys(("ActionExtra", "Env", "EnvGroupBuilder", "Metrics", "StepResult", "Trajectory"), object)
+    for name in ("tinker", "tinker_cookbook", "tinker_cookbook.rl"):
+        _stand_in(monkeypatch, name)
+    _stand_in(monkeypatch, "tinker_cookbook.rl.types", **types, StopReason=MagicMock())
+    _stand_in(monkeypatch, "rlenv_hosts.tinker")
+    del sys.modules["rlenv_hosts.tinker"]  # what is imported over stand-ins goes with them
+    from rlenv_hosts.tinker import RlenvGroup
+
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}', encoding="utf-8")
+    spec = SPEC + "tools: {calculate: {kind: calculator}}\n"
+    at_tokens, at_texts = written(tmp_path, spec), str(tmp_path / "texts.yaml")
+    Path(at_texts).write_text(spec + "dialect: search_r1\n", encoding="utf-8")
+    assert len(asyncio.run(RlenvGroup(Address(at_tokens, "train", 0), 2, str(tmp_path)).make_envs())) == 2
+    with pytest.raises(rlenv.UsageError, match="at tokens alone"):
+        asyncio.run(RlenvGroup(Address(at_texts, "train", 0), 2, str(tmp_path)).make_envs())
 
 
 @pytest.mark.parametrize("row", [0, 1])

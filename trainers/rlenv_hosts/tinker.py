@@ -17,7 +17,7 @@ from typing import Any
 import tinker
 from tinker_cookbook.rl.types import ActionExtra, Env, EnvGroupBuilder, Metrics, StepResult, StopReason, Trajectory
 
-from rlenv.errors import RlenvError
+from rlenv.errors import RlenvError, UsageError
 from rlenv_train.player import Address, Hosted, Sample
 
 _STOPS = {
@@ -109,8 +109,15 @@ class RlenvGroup(EnvGroupBuilder):
     _envs: list[RlenvEnv] = field(default_factory=list, compare=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
-        """The samples, not open yet."""
+        """The samples, not open yet.
+
+        Raises:
+            UsageError: turns end at texts, and tinker would train on what is sampled behind them.
+        """
         player = _player(self.tokenizer, tuple(sorted(self.limits.items())))
+        if stops := player.environment(self.address.spec).stops:
+            told = f"turns of {self.address.spec} end at {', '.join(stops)}, and tinker's at tokens alone"
+            raise UsageError(told, hint="train it with another trainer")
         made = [player.start(self.address, step=self.step, sample=at) for at in range(self.size)]
         self._envs[:] = [RlenvEnv(sample) for sample in made]
         return list(self._envs)
