@@ -136,6 +136,12 @@ class _Served(WithSpec, WithOut):
             raise UsageError(f"--host {self.host}: others reach it too", hint="name a token by --token-env NAME")
         return token_in(self.token_env)
 
+    def driver_token(self) -> tuple[str, str]:
+        """The driver's token, and how it is told where none was named: one is asked for in any case, since an agent on
+        this machine could open the same task again, and try answers until one is paid."""
+        token = self.token() or secrets.token_urlsafe(24)
+        return token, "" if self.token_env else f"; Authorization: Bearer {token}"
+
     def keeping(self, stack: ExitStack, environment: Any, *, policy: str, model: str = "") -> KeptRun | None:
         """The run in the folder of `-o`; None where none is named."""
         from rlenv.runs.locks.lock import lock_of
@@ -175,7 +181,7 @@ class McpCommand(_Served):
 
         environment = load(self.spec, set=self.overrides or None)
         check(environment)
-        token = self.token()
+        token, told = self.driver_token()
         with ExitStack() as stack:
             kept = self.keeping(stack, environment, policy="mcp")
             options: dict[str, Any] = {"most": self.max_sessions, "idle_s": self.idle_s}
@@ -184,7 +190,8 @@ class McpCommand(_Served):
             if self.port is None:
                 return asyncio.run(self._lines(environment, options))
             app = application(environment, host=self.host, token=token, **options)
-            self.serve(app, self.port, lambda root: f"{environment.id} for MCP at {root}/mcp; POST {root}/episodes")
+            shown = f"{environment.id} for MCP at"
+            self.serve(app, self.port, lambda root: f"{shown} {root}/mcp; POST {root}/episodes{told}")
         return 0
 
     async def _lines(self, environment: Any, options: dict[str, Any]) -> int:
@@ -233,8 +240,7 @@ class GatewayCommand(_Served):
         from rlenv.hosts.gateway import Gateway
 
         environment = load(self.spec, set=self.overrides or None)
-        # Whoever runs the agent is asked for a token in any case: the agent is on this machine too.
-        token, is_made = (self.token(), False) if self.token_env else (self.token() or secrets.token_urlsafe(24), True)
+        token, told = self.driver_token()
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
         endpoint = Endpoint(
             name="",
@@ -250,7 +256,6 @@ class GatewayCommand(_Served):
             options: dict[str, Any] = {"most": self.max_sessions, "idle_s": self.idle_s, "kept": kept}
             options |= {"most_requests": self.max_requests, "wants_ids": not self.no_ids}
             gateway = Gateway(environment, Client(endpoint), host=self.host, token=token, **options)
-            told = f"; Authorization: Bearer {token}" if is_made else ""
             shown = f"{environment.id} behind {self.model} at"
             self.serve(gateway.application(), self.port, lambda root: f"{shown} {root}; POST {root}/episodes{told}")
         return 0

@@ -81,6 +81,32 @@ def test_an_agent_plays_through_the_gateway_that_the_command_serves(tmp_path: Pa
     assert row["reward"] == pytest.approx(1.3)
 
 
+@pytest.mark.slow
+def test_an_agent_that_knows_the_servers_address_opens_no_episode_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "sums.yaml").write_text(SPEC, encoding="utf-8")
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}
+
+    async def main(server: subprocess.Popen[str]) -> None:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        root, token = said.partition(" at ")[2].partition("/mcp;")[0], said.split()[-1]
+        async with aiohttp.ClientSession() as http:
+            ask = Asks(http, root)
+            assert (await ask("POST", "/episodes", {}))[0] == 401
+            assert (await ask("POST", "/mcp?task=0", hello))[0] == 401
+            assert (await ask("POST", f"/mcp?task=0&token={token}", hello))[0] == 200
+            status, seat = await ask("POST", "/episodes", {}, Authorization=f"Bearer {token}")
+            assert (status, (await ask.rpc(seat["mcp_url"], "tools/list"))[0]) == (201, 200)
+
+    with subprocess.Popen(
+        **command("mcp", "sums.yaml", "--port", "0"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            asyncio.run(main(server))
+        finally:
+            server.terminate()
+
+
 @pytest.mark.parametrize("kind", [McpCommand, GatewayCommand])
 def test_an_address_that_others_reach_needs_a_token(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--token-env"):

@@ -150,8 +150,9 @@ def test_a_client_of_the_first_versions_plays_an_episode_of_ours(way: str) -> No
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
-            url = re.findall("http://[0-9.:]+", server.stdout.readline())[0]
-            command += [url] if way == "http" else []
+            said = server.stdout.readline()
+            url, token = re.findall("http://[0-9.:]+", said)[0], said.split()[-1]
+            command += [url, token] if way == "http" else []
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
         finally:
             server.terminate()

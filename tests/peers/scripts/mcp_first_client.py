@@ -1,6 +1,6 @@
 """A client of the first versions of MCP's SDK at `rlenv mcp`: what it says of an episode in one line of JSON.
 
-Arguments: the Python that has rlenv, and the address of a server over HTTP; standard input and output without one.
+Arguments: the Python that has rlenv, and address and token of a server over HTTP; standard input and output without.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamablehttp_client
 
 
-async def main(python: str, url: str = "") -> None:
+async def main(python: str, url: str = "", token: str = "") -> None:
     command = StdioServerParameters(command=python, args=["-m", "rlenv", "mcp", "arithmetic"], env=dict(os.environ))
-    opened = streamablehttp_client(f"{url}/mcp?task=0") if url else stdio_client(command)
+    opened = streamablehttp_client(f"{url}/mcp?task=0&token={token}") if url else stdio_client(command)
     async with opened as (read, write, *_), ClientSession(read, write) as session:
         await session.initialize()
         said = (await session.get_prompt("task")).messages[-1].content.text
