@@ -10,6 +10,7 @@ How the viewer answers: work in a thread under the run's lock, JSON that always 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import socket
 import zlib
@@ -40,6 +41,7 @@ CSP: Final = (
 NONCE: Final[ContextVar[str]] = ContextVar("rlenv-nonce", default="")
 """That of the request which is being answered."""
 
+_HOST: Final = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -139,9 +141,8 @@ class Guard:
         return None
 
     def _is_meant(self, request: web.Request) -> bool:
-        name = request.host.lower()
-        name = name[: name.rfind("]") + 1] if name.startswith("[") else name.partition(":")[0]
-        return name in _LOOPBACK or name in self.hosts
+        found = _HOST.fullmatch(request.headers.get("Host", "").lower())
+        return found is not None and found[1] in (*_LOOPBACK, *self.hosts)
 
 
 def _cookie(request: web.Request) -> str:

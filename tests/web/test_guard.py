@@ -58,6 +58,11 @@ def test_names_of_loopback_and_allowed_ones_are_taken(run: Path, host: str) -> N
     assert status == 200
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:80@evil.example", "[::1].evil.example", "[::1]:5:5", "localhost:x", ""])
+def test_a_host_is_a_name_and_a_port_and_nothing_beside(run: Path, host: str) -> None:
+    assert answer(run, "/api/config", headers={"Host": host})[0] == 403
+
+
 def test_a_foreign_host_gets_no_cookie_for_a_token(run: Path) -> None:
     async def work(client: Client, guard: Guard) -> Any:
         return await client.get(f"/?token={guard.token}", headers={"Host": "evil.example"}, allow_redirects=False)
