@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv._base.paths import draft_of
+from rlenv._base.paths import draft_of, read_file
 from rlenv.errors import UsageError
 from rlenv.runs.schema import Tokens, is_late, is_row
 from rlenv.secrets import logger
@@ -281,6 +281,7 @@ LONG_BYTES: Final = 256_000
 _IMAGE: Final = re.compile(rb'(\{"mime":"[^"\\]*(?:\\.[^"\\]*)*","base64":)"([A-Za-z0-9+/]+=*)"\}')
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NAME: Final = re.compile(rb'\{"rlenv\.(base64|text)":"([0-9a-f]{64})"\}')
+_MOST_OF_A_BLOB: Final = 1_000_000_000
 _BLOB: Final = re.compile(r"[0-9a-f]{64}(\.[a-z0-9-]+\.tmp)?")
 
 
@@ -385,9 +386,9 @@ def put_back(run: Path, record: bytes, names: Collection[str], *, texts_only: bo
 def _blob(run: Path, name: str) -> bytes | None:
     path = blob_of(run, name)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        _log.warning("%s: what is kept there cannot be read: %s", path, error.strerror or error)
+        data = read_file(path, most=_MOST_OF_A_BLOB)
+    except (OSError, ValueError) as error:
+        _log.warning("%s: what is kept there cannot be read: %s", path, getattr(error, "strerror", None) or error)
         return None
     if hashlib.sha256(data).hexdigest() == name:
         return data

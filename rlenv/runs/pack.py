@@ -148,7 +148,7 @@ def _sweep(run: Path) -> None:
     for path in run.glob("blobs/*/*.tmp"):
         if not is_alive(f"{path.name.split('.')[1]}-0"):
             path.unlink(missing_ok=True)
-    for path in (run / "episodes").glob("P-*.parquet"):
+    for path in filter(Path.is_file, (run / "episodes").glob("P-*.parquet")):
         for segment, *_ in parts.packed_in(parts.read_part(path, arrow().schema([row_schema().field("id")])), path):
             for kind in ("episodes", "bodies"):
                 parts.part_of(run, kind, segment).unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def _groups(run: Path) -> Iterator[list[str]]:
     size = 0
     for path in sorted((run / "episodes").glob("*.parquet")):
         segment = path.name[:-8]
-        if segment.startswith("P-"):
+        if segment.startswith("P-") or not path.is_file():  # a pipe would be waited for
             continue
         bodies = parts.part_of(run, "bodies", segment)
         if not _is_whole(run, segment):

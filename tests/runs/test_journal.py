@@ -356,13 +356,17 @@ def test_messages_name_their_images(tmp_path: Path) -> None:
     assert message["content"] == LONG
 
 
-@pytest.mark.parametrize("data", [None, b"", b"another"])
+@pytest.mark.parametrize("data", [None, b"", b"another", "a pipe", "/dev/zero"])
 def test_a_blob_that_is_missing_or_another_is_told_and_nothing_else_is_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes | None
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes | str | None
 ) -> None:
     [id] = kept(tmp_path, [played(images=[Image.of(PICTURE)], result=LONG)])
     for path in tmp_path.glob("blobs/*/*"):
-        path.unlink() if data is None else path.write_bytes(data)
+        path.unlink()
+        if isinstance(data, bytes):
+            path.write_bytes(data)
+        elif data is not None:
+            path.symlink_to(data) if data.startswith("/") else os.mkfifo(path)
     found = RunReader(tmp_path).body(id).trajectory()
     result = found.turns[0].results[0]
     assert result.images == (Image("image/png", ""),)

@@ -141,9 +141,11 @@ def test_packing_removes_nothing_outside_of_the_run(tmp_path: Path) -> None:
 def test_what_is_no_file_is_no_part(tmp_path: Path) -> None:
     keep(tmp_path, 1)
     os.mkfifo(tmp_path / "episodes" / "a.parquet")
+    os.mkfifo(tmp_path / "episodes" / "P-a.parquet")
     (tmp_path / "episodes" / "P-b.parquet").mkdir()
     (tmp_path / "episodes" / "c.parquet").symlink_to("/dev/zero")
     assert len(RunReader(tmp_path).table) == 1
+    assert pack(tmp_path).merged == 0
 
 
 def test_a_broken_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

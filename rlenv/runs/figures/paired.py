@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv._base.bounded import plain
+from rlenv._base.paths import read_file
 from rlenv.runs.figures.change import Spread, TaskCounts, agreeing, needed, paired_change, sign_flips, spread_of
 from rlenv.runs.figures.snapshot import Snapshot
 
@@ -252,7 +253,7 @@ def _rows_of(rows: Snapshot) -> dict[str, str]:
     found: dict[str, str] = {}
     for lock in rows.words("lock")[1]:
         try:
-            data = json.loads((rows.run / "locks" / f"{lock}.json").read_bytes())["data"]
+            data = json.loads(read_file(rows.run / "locks" / f"{lock}.json"))["data"]
             held = {name: split["sha256"] for name, split in data.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
