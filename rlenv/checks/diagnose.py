@@ -182,6 +182,5 @@ def _played(environment: Environment) -> Iterator[Dialogue]:
             parsed = turn.parsed
             said = Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
             turns.append(PlayedTurn(said, turn.observation.messages, "some" if parsed.thinking else "none"))
-        yield Dialogue(
-            trajectory.messages, tuple(map(dict, environment.toolsets.of(trajectory.task).schemas)), tuple(turns)
-        )
+        schemas = tuple(map(dict, environment.toolsets.of(trajectory.task).schemas))
+        yield Dialogue(trajectory.messages, schemas, tuple(turns))

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.odd_rows import all_golds, gold_term
-from rlenv.checks.subject import PATTERNS, Subject
+from rlenv.checks.subject import PATTERNS, Subject, all_golds, gold_columns, gold_term
 from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Finding, UsageError
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
@@ -114,9 +113,8 @@ def _file(subject: Subject, path: str, value: str, *, kind: str) -> Iterator[Fin
         template = compile_template(value)
     except TemplateError:
         return  # reported with the templates
-    find = finder(
-        template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=subject.loaded.spec.vars
-    )
+    loaded = subject.loaded
+    find = finder(template, base=loaded.base_of(path), roots=loaded.roots, vars=loaded.spec.vars)
     is_folder_key = kind in _FOLDERS
     for written, where in _written(subject, template):
         try:
@@ -174,9 +172,8 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
         if not isinstance(spec, McpSpec) or spec.pin is None or subject.lacks("tools", name):
             continue
         path = f"tools.{name}"
-        context = CompileContext(
-            loaded.base_of(path), loaded.spec.vars, subject.resources, bases_of(loaded, path, spec)
-        )
+        bases = bases_of(loaded, path, spec)
+        context = CompileContext(loaded.base_of(path), loaded.spec.vars, subject.resources, bases)
         try:
             found = changes(name, spec, context)
         except UsageError as error:
@@ -256,9 +253,8 @@ def _corpus(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
         return  # reported where it is compiled, or a template
     columns = {name for one in read if isinstance(one, dict) for name in one}
     term, texts = gold_term(subject), " ".join(str(one) for one in read).lower()
-    golds = [
-        gold for split in subject.splits.values() for gold in (all_golds(subject, term, split)[:200] if term else ())
-    ]
+    each = [all_golds(subject, term, split)[:200] for split in subject.splits.values()] if term is not None else []
+    golds = [*itertools.chain.from_iterable(each)]
     # A number may be counted, and what another tool knows need not stand here.
     is_sought = is_whole and len(subject.tools) == 1 and all(gold and re.search(r"[^\W\d]", gold) for gold in golds)
     if is_sought and len({*golds}) > 2 and not any(str(gold).lower() in texts for gold in golds):
@@ -295,6 +291,14 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
         if kind is not None and wanted not in kinds and not (wanted == "number" and "integer" in kinds):
             place = f"{path}.parameters" if subject.document.has(f"{path}.parameters") else path
             yield subject.say("other-type/of-function", place, argument, kind, hints[argument], wanted, at="key")
+    golds = {column: key for key, one in subject.loaded.spec.rewards.items() for column in gold_columns(one)}
+    # What the oracle calls is the way to the answer, and a passage that holds it is to be read.
+    given = [ast.unparse(one.value) for one in ast.walk(node) if isinstance(one, ast.Return) and one.value is not None]
+    is_way = name in str(subject.document.get("oracle")) or "task" not in inject
+    for text in [text for text in given if len(text) < 110 and "==" not in text and not is_way]:
+        if gold := next((one for one in PATTERNS.given_back.findall(text) if one in golds), ""):
+            yield subject.say("gold-in-tool/returned", f"{path}.function", gold, golds[gold])
+            break
     for broad in [one for one in _BROAD if one in entry.errors][:1]:
         yield subject.say("odd-policy/broad-errors", f"{path}.errors", broad, at="key")
     if raises := _undeclared(node, entry.errors):
@@ -302,8 +306,8 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     changed = {_root(part) for statement in ast.walk(node) for part in _changes(statement)}
     if (shared := sorted(changed & {*inject} & {*subject.loaded.spec.resources})) and not entry.mutates:
         yield subject.say("odd-policy/undeclared-change", f"{path}.function", shared[0])
-    given = dict(zip(reversed(node.args.args), reversed(node.args.defaults), strict=False))
-    lasting = {arg.arg for arg, value in given.items() if isinstance(value, ast.List | ast.Dict | ast.Set)}
+    usual = dict(zip(reversed(node.args.args), reversed(node.args.defaults), strict=False))
+    lasting = {arg.arg for arg, value in usual.items() if isinstance(value, ast.List | ast.Dict | ast.Set)}
     lasting |= {one for part in ast.walk(node) if isinstance(part, ast.Global) for one in part.names}
     own = {*names, *(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))}
     counted = {_root(one.target) for one in ast.walk(node) if isinstance(one, ast.AugAssign)}
@@ -316,6 +320,11 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
 
 def check_code(subject: Subject) -> Iterator[Finding]:
     """Warnings of the author's Python functions: what they draw, run, hide, compare and never read."""
+    tools, seen = subject.document.get("tools") or {}, dict[str, str]()
+    for name, entry in tools.items():
+        key = str({key: value for key, value in entry.items() if key not in ("description", "example")})
+        if entry.get("kind") == "python" and seen.setdefault(key, name) != name:
+            yield subject.say("same-description/function", f"tools.{name}", seen[key], at="key")
     for name, entry in subject.loaded.spec.tools.items():
         if entry.kind == "python" and name != subject.loaded.spec.answer.tool:  # which is not run
             yield from _function(subject, name, entry)

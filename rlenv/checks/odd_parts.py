@@ -61,9 +61,8 @@ def _unused(subject: Subject) -> Iterator[Finding]:
     for word, (entries, group) in groups.items():
         for name in entries:
             named = re.compile(rf"\b{re.escape(name)}\b")
-            elsewhere = [
-                text for path, text in texts if path[:2] != (group, name) and (group != "vars" or group in text)
-            ]
+            others = (text for path, text in texts if path[:2] != (group, name))
+            elsewhere = [text for text in others if group != "vars" or group in text]
             # An alias of YAML may have taken over a constant.
             is_alias = group == "vars" and list(entries.values()).count(entries[name]) > 1
             if not is_alias and not any(map(named.search, (code, *elsewhere))):
@@ -177,6 +176,7 @@ def _values(subject: Subject) -> Iterator[Finding]:
             offered = [*subject.tools.values()] if changing else [*_toolset(subject, row)]
             offered += hidden if reward.kind == "state" else []
             tools = {tool.name: tool.parameters.get("properties", {}) for tool in offered}
+            schemas = {tool.name: tool.parameters for tool in offered}
             try:
                 groups = read_calls(fill(task=row, vars=spec.vars), {key: (*value,) for key, value in tools.items()})
             except (TemplateError, RlenvError, TypeError):
@@ -191,6 +191,15 @@ def _values(subject: Subject) -> Iterator[Finding]:
                 hint = did_you_mean(odd[0][0], odd[0][1], otherwise="mend the row")
                 yield subject.say("gold-calls/no-argument", place, where, odd[0][0], hint, at="key")
                 break
+            # Lists of accepted values are BFCL's; where numbers may come as texts, a text fits.
+            is_exact = reward.kind == "rule" and "coerce" not in str(subject.document.data.get("calls"))
+            for call in calls if is_exact else ():
+                check, given_call = ArgumentCheck(schemas[call.name], tool=call.name), dict(call.arguments)
+                is_plain = not given_call or not all(isinstance(one, list) for one in given_call.values())
+                if is_plain and not check.fits(given_call):
+                    told = check.explain(given_call)[:160]
+                    yield subject.say("gold-calls/unfit", place, where, call.name, told, at="key")
+                    return
             if reward.kind != "state" and len(calls) > subject.limits.tool_calls:
                 yield subject.say("gold-calls/too-many", place, where, len(calls), subject.limits.tool_calls, at="key")
                 break
@@ -270,9 +279,8 @@ def _nested(subject: Subject) -> Iterator[Finding]:
     spec, document, pairs = subject.loaded.spec, subject.document, list[tuple[str, str]]()
     parts: dict[str, Any] = {"limits": subject.limits, "observation": spec.observation, "calls": spec.calls}
     parts |= {f"endpoints.{name}": entry for name, entry in spec.endpoints.items()}
-    entries = {
-        f"{group}.{name}": entry for group in ("tools", "rewards") for name, entry in getattr(spec, group).items()
-    }
+    groups = {"tools": spec.tools, "rewards": spec.rewards}
+    entries = {f"{group}.{name}": entry for group, held in groups.items() for name, entry in held.items()}
     for inner, outer in WORDS["nested"]:
         group = inner.partition(".*")[0]
         names = [name for name in entries if name.startswith(f"{group}.")] if "*" in inner else [group]

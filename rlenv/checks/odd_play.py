@@ -14,8 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
-from rlenv.checks.odd_rows import all_golds, gold_term
-from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, asked_by_success, opened_by, step_in
+from rlenv.checks.odd_terms import long_episodes
+from rlenv.checks.subject import (
+    PATTERNS,
+    ReadSplit,
+    Subject,
+    asked_by_success,
+    gold_answer,
+    gold_term,
+    opened_by,
+    step_in,
+    written,
+)
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.errors import EpisodeError, Finding
@@ -84,6 +94,10 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     yield from _again(subject, played)
     if played.unpaid is not None:
         yield subject.say("gold-not-earned/any-column", "rewards", played.unpaid[1] + 1, played.unpaid[0], at="key")
+    texts = [message.content for got in played.oracle.values() for message in got.messages]
+    texts += [result.text for got in played.oracle.values() for turn in got.turns for result in turn.results]
+    if objects := re.findall(r"<[\w.]+ object at 0x[0-9a-f]+>", "\n".join(texts)):
+        yield subject.say("odd-column/object", "prompt", objects[0], at="key")
     yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)
@@ -221,7 +235,7 @@ async def _from_columns(
 def _right(subject: Subject, split: ReadSplit, index: int, tools: Mapping[str, Tool]) -> str | Message | None:
     """The row's own gold value as an answer; None where it has none, or other terms ask for more than an answer."""
     term = gold_term(subject)
-    gold = all_golds(subject, term, split)[index] if term is not None and term.spec.usual_weight > 0 else None
+    gold = gold_answer(subject, term, split, index) if term is not None and term.spec.usual_weight > 0 else None
     return written(subject, gold, tools) if gold is not None else None
 
 
@@ -258,22 +272,6 @@ def _is_far(term: Term, far: set[str], *, is_asked: bool) -> bool:
         or (getattr(term.spec, "rule", "") != "tool_called" and getattr(term.spec, "tool", None) in far)
         or (term.spec.kind == "rule" and is_asked and is_own(term.spec))
     )
-
-
-def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
-    """An action that gives `text` as its answer; None where no text surely does."""
-    spec = subject.loaded.spec.answer
-    if spec.from_ == "tool":
-        tool = tools.get(spec.tool or "")
-        if tool is None:
-            return None
-        given = random_value({"type": "object", **tool.parameters}, random.Random(0))
-        name = spec.argument or next(iter(tool.parameters.get("properties", {})), "")
-        fits = tool.parameters.get("properties", {}).get(name, {}).get("type") in (None, "string")
-        value = {**given, name: text} if fits and isinstance(given, dict) else given
-        return Message("assistant", "", (ToolCall(tool.name, value),))
-    forms = {"tag": f"<{spec.tag}>{text}</{spec.tag}>", "boxed": f"\\boxed{{{text}}}"}
-    return None if spec.from_ == "regex" else forms.get(spec.from_, text)
 
 
 def _ways(subject: Subject, tools: Mapping[str, Tool]) -> Iterator[tuple[str, list[str | Message]]]:
@@ -357,6 +355,7 @@ def _of_oracle(subject: Subject, played: TriedPlays, got: Trajectory, where: str
             yield "wrong-success/of-oracle", ("success" if spec.success else "rewards",), ("success", where)
     yield from cut_answers(got, where)
     yield from empty_golds(got, where)
+    yield from long_episodes(subject, got, where)
 
 
 def _unread_golds(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
@@ -428,6 +427,11 @@ def _unearned(subject: Subject, played: TriedPlays) -> Iterator[Finding]:
     term = gold_term(subject)
     for (split, index), got in played.oracle.items():
         value = value_of(got, term.name) if term is not None else None
+        measured = got.reward.terms.get(term.name) if term is not None else None
+        if term is not None and measured is not None and measured.status == "invalid" and term.spec.kind == "verify":
+            given = (index + 1, split, measured.error[:160])
+            yield subject.say("gold-not-earned/invalid", f"rewards.{term.name}.expect", *given)
+            return
         if term is not None and value is not None and value < 1 and term.spec.range is None:
             at, read = subject.gold_at(term), got.answer and got.answer[:60]
             key = "value" if at.count(".") > 1 else "key"

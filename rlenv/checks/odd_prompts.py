@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.odd_rows import RenderedPrompts, asked_of, demands, fixed_text, gold_columns
-from rlenv.checks.subject import PATTERNS, WORDS, Subject, prompt_texts
+from rlenv.checks.odd_rows import RenderedPrompts, asked_of
+from rlenv.checks.subject import PATTERNS, WORDS, Subject, demands, fixed_text, gold_columns, prompt_texts
 from rlenv.episodes.compile import messages_of
 from rlenv.errors import EpisodeError, Finding, RlenvError, UsageError
 from rlenv.language.kinds import gold_in, kind_of
@@ -24,7 +25,7 @@ from rlenv.users.base import stops_of
 
 __all__ = ["check_prompts"]
 
-_EXPRESSIONS: Final = frozenset("gate success for_each report_by function path pattern when".split())
+_COLUMN: Final = re.compile(r"\btask\.(\w+)")
 _MOST_SHOWN: Final = 1_000
 _MOST_ROWS: Final = 100
 _FIRST: Final = 20
@@ -34,7 +35,6 @@ _NUMBERS: Final = "two three four five six seven eight nine ten eleven twelve".s
 def check_prompts(subject: Subject) -> Iterator[Finding]:
     """Warnings of `tasks`, `prompt` and of texts with the wrong kind of braces."""
     columns = {column for split in subject.splits.values() for column in split.columns}
-    yield from _braces(subject, columns)
     templates = [compile_template(text) for _, text in prompt_texts(subject.loaded.spec.prompt)]
     asked, fixed = asked_of(subject), fixed_text(subject)
     for lost in (path[1] for template in templates for path in template.paths if path[0] == "task" and len(path) == 2):
@@ -52,40 +52,23 @@ def check_prompts(subject: Subject) -> Iterator[Finding]:
             yield subject.say("unfinished/prompt", "prompt", blank[0], at="key")
         for told in (_examples, _untold):
             yield from told(subject, asked)
-    for check in (_tools, _promises, _answer, _descriptions, _user):
+    for check in (_tools, _promises, _conflicts, _answer, _descriptions, _user):
         yield from check(subject)
-
-
-def _braces(subject: Subject, columns: set[str]) -> Iterator[Finding]:
-    """`{task.question}`, `$question` and `task.answer` are texts; a template has two braces on each side."""
-    spec = subject.loaded.spec
-    known: dict[str, Collection[str]] = {"task": columns, "vars": spec.vars, "resources": spec.resources}
-    # Nobody means to fill in what is right: {answer} is where the model's own goes.
-    shown = columns - {one for reward in spec.rewards.values() for one in gold_columns(reward)}
-    for path, text in strings_in(subject.document.data, ()):
-        if path[0] in ("tasks", "dialect", "name") or path[-1] in _EXPRESSIONS or "parameters" in path:
-            continue
-        if (lone := PATTERNS.lone.fullmatch(text)) and lone[2] in known[lone[1]]:
-            yield subject.say("no-braces/name", path, text)
-            continue
-        text = PATTERNS.filled.sub(" ", text)
-        for found in PATTERNS.single.finditer(text):
-            name = found[1].removeprefix("task.")
-            is_known = found[1].startswith(("task.", "vars."))
-            is_closed = name in shown and found[0][-1] in "}])>" and found[0][0] != "$"
-            if is_known or is_closed or (name in shown and path[0] == "prompt" and found[0][0] == "$"):
-                whole = found[1] if "." in found[1] else f"task.{found[1]}"
-                yield subject.say("single-braces/name", path, found[0].strip(), whole, find=found[0])
-                break
 
 
 def _shown_badly(subject: Subject, templates: Sequence[Template], asked: RenderedPrompts) -> Iterator[Finding]:
     """Columns that the prompt shows as nothing, or as Python writes a list."""
-    spec = subject.loaded.spec.prompt
+    spec_of, spec = subject.loaded.spec, subject.loaded.spec.prompt
     for (at, _), template in zip(prompt_texts(spec), templates, strict=True):
         if at[-1] not in ("system", "content", "user"):
             continue  # it gives whole messages
         shown = sorted(path[1] for path in template.paths if path[0] == "task" and len(path) == 2)
+        if PATTERNS.whole.search(template.source) and any(gold_columns(one) for one in spec_of.rewards.values()):
+            yield subject.say("gold-in-prompt/whole-row", at)
+        for column, end in PATTERNS.sliced.findall(template.source) if len(shown) == 1 and at[-1] == "user" else ():
+            sizes = sorted(len(str(row.get(column))) for row in asked.split.rows)
+            if int(end) < min(300, sizes[len(sizes) // 2]):
+                yield subject.say("cut-text/in-prompt", at, column)
         for column in shown:
             # A template with a condition or a filter may well know what to do about such a row.
             is_plain = "{%" not in template.source and column in PATTERNS.plain.findall(template.source)
@@ -94,9 +77,8 @@ def _shown_badly(subject: Subject, templates: Sequence[Template], asked: Rendere
             # A second column may well be empty at times, as an input beside an instruction is.
             is_odd = blank and (len(shown) == 1 or 20 * len(blank) <= len(rows))
             odds = {blank[0]: "is empty"} if is_odd and asked.users[blank[0]].strip() else {}
-            odds |= {
-                index: odd for index, row in enumerate(rows) if (odd := _oddly(row.get(column), asked.texts[index]))
-            }
+            told = [(index, _oddly(row.get(column), asked.texts[index])) for index, row in enumerate(rows)]
+            odds |= {index: odd for index, odd in told if odd is not None}
             for index in [*odds][:1]:
                 given = (index + 1, asked.split.name, column, odds[index])
                 yield subject.say("odd-column/value", at, *given, find=f"task.{column}")
@@ -112,6 +94,8 @@ def _oddly(value: Any, text: str) -> str | None:
         return "is null, and is shown as 'None'" if "None" in text else None
     if isinstance(value, str) and re.fullmatch(r"(?i)\W*(?:todo|tbd|fixme|xxxx+|placeholder|lorem ipsum.*)\W*", value):
         return f"is {value.strip()[:20]!r}, which nobody has filled in"
+    if isinstance(value, str) and (PATTERNS.tried.fullmatch(value) or value.lower() in ("nan", "undefined")):
+        return f"is {value.strip()[:20]!r}, as if left from trying out"
     if isinstance(value, str) and "', '" in value and value[:1] in tuple("[({") and value in text:
         return f"is the text of a Python list: {value[:40]}"
     if isinstance(value, (list, Mapping)) and value and str(value) in text:
@@ -200,8 +184,6 @@ def _tools(subject: Subject) -> Iterator[Finding]:
     """Tools that the prompt speaks of where there are none, and names that are nothing in the spec."""
     spec, fixed = subject.loaded.spec, fixed_text(subject)
     if not subject.tools:
-        if speaks := [found for one in demands(subject) if (found := PATTERNS.any_tool.search(one))]:
-            yield subject.say("no-tools/in-prompt", "prompt", speaks[0][0], at="key")
         return
     rest = [text for path, text in strings_in(subject.document.data, ()) if path[0] not in ("prompt", "description")]
     keys = {name for tool in subject.tools.values() for name in (tool.name, *tool.parameters.get("properties", {}))}
@@ -214,7 +196,8 @@ def _tools(subject: Subject) -> Iterator[Finding]:
         name, before = match[1] or match[2], fixed[max(0, match.start() - 24) : match.start()]
         is_called = is_closed and PATTERNS.calls.search(before) and not hasattr(builtins, name)
         is_known = re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE)
-        if not is_known and (is_called or nearest(name, subject.tools) is not None):
+        tail = [tool for tool in subject.tools if tool.endswith(f"_{name}") and name not in keys and match[1]]
+        if tail or (not is_known and (is_called or nearest(name, subject.tools) is not None)):
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
             yield subject.say("unknown-tool/name", "prompt", name, hint, at="key")
             return
@@ -237,16 +220,31 @@ def _promises(subject: Subject) -> Iterator[Finding]:
             if count * size > most[key]:
                 yield subject.say("limits/promise", key, found[0], key)
                 break
-    for sentence in demands(subject) if tools and limits.calls_per_turn == 1 else ():
-        if re.search(r"(?i)\bcall|\btool|\bsearch|\blook", sentence) and (at_once := PATTERNS.at_once.search(sentence)):
-            yield subject.say("limits/calls-at-once", "limits.calls_per_turn", at_once[0])
-            break
     lengths = [int(found[1]) for found in re.finditer(r"\b(\d+)[- ]words?\b", text)]
     for name, reward in subject.loaded.spec.rewards.items():
         least, longest = getattr(reward, "min", None) or 0, getattr(reward, "max", None) or math.inf
         is_words = getattr(reward, "rule", "") == "length" and getattr(reward, "unit", "") == "words"
         if is_words and reward.usual_weight > 0 and lengths and not any(least <= one <= longest for one in lengths):
             yield subject.say("limits/words", f"rewards.{name}", lengths[0], least, longest, at="key")
+
+
+def _conflicts(subject: Subject) -> Iterator[Finding]:
+    """What the prompt asks for, and the tools, the user or the terms of the spec do not allow."""
+    spec, tools = subject.loaded.spec, [*subject.tools.values()]
+    rules = {getattr(one, "rule", "") for one in spec.rewards.values() if getattr(one, "of", "answer") == "answer"}
+    facts = {
+        "read-only": any(tool.kind == "sql" for tool in tools) and not any(tool.mutates for tool in tools),
+        "code": any(tool.kind == "code" for tool in tools),
+        "forgets": any(getattr(one, "session", True) is False for one in spec.tools.values()),
+        "alone": spec.user is None and not re.search(r"(?i)ask|user|human", " ".join(subject.tools)),
+        "toolless": not tools,
+        "one-call": tools and subject.limits.calls_per_turn == 1,
+        "whole": spec.answer.from_ == "final_message" and rules & {"exact_match", "numeric_match", "math_equal"},
+        "ordered": any(getattr(one, "order", None) is True for one in spec.rewards.values()),
+    }
+    for key, fact, pattern in WORDS["conflicts"]:
+        if facts[fact] and (found := [match for one in demands(subject) if (match := re.search(pattern, one))]):
+            yield subject.say(key, "prompt", found[0][found[0].lastindex or 0], at="key")
 
 
 def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
@@ -262,6 +260,9 @@ def _examples(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Fi
             shown_text = message.content[:40]
             yield subject.say("answer-form/example", "prompt.messages", shown_text, spec.answer.from_, at="key")
             break
+    for name in [call.name for message in said for call in message.tool_calls if call.name not in subject.tools][:1]:
+        hint = f"the tools are: {', '.join(subject.tools)}"
+        yield subject.say("unknown-tool/name", "prompt.messages", name, hint, at="key")
     fixed, shown = fixed_text(subject), {one.content.strip() for one in said if one.role == "user"}
     for one in asked:
         for index, user in enumerate(one.users[:_MOST_SHOWN]):
@@ -296,6 +297,12 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
     for name in PATTERNS.the_tool.findall(fixed) if subject.tools else ():
         if name.lower()[:4] not in told:
             yield subject.say("unknown-tool/word", "prompt", name, ", ".join(subject.tools), at="key")
+    bare, is_shown = fixed.replace("\ufffc", ""), subject.tools or spec.resources or spec.user or spec.prompt.images
+    passages = [found for one in demands(subject) if (found := PATTERNS.passage.search(one))]
+    filled = [len(one) - len(bare) for split in asked for one in split.texts]
+    if passages and not is_shown and len(bare) < 600 and filled and max(filled) < 60:
+        columns = ", ".join(f"task.{column}" for column in sorted(asked[0].split.columns))
+        yield subject.say("no-passage/in-prompt", "prompt", passages[0][0], max(filled), columns, at="key")
     machines = any(one.kind == "workspace" for one in spec.resources.values())
     reaches = any(tool.kind in ("http", "mcp", "search", "verl") for tool in subject.tools.values())
     for path in ("prompt", "resources", "rewards") if machines and not reaches else ():
@@ -343,7 +350,22 @@ def _answer(subject: Subject) -> Iterator[Finding]:
 
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:
-    seen: dict[str, str] = {}
+    seen, tools = dict[str, str](), {tool.name: tool for tool in subject.compiled.tools.values()}
+    named = {name: {one for one in re.split(r"[_-]", name.lower()) if len(one) > 2} for name in tools}
+    words = {name: {*re.findall(r"[a-z]+", tool.description.lower())} for name, tool in tools.items()}
+    for one, other in itertools.combinations([name for name in tools if named[name]], 2):
+        own = (named[one] & words[one]) | (named[other] & words[other])
+        if not own and named[one] <= words[other] and named[other] <= words[one]:
+            yield subject.say("same-description/swapped", f"tools.{tools[one].entry or one}", other, at="key")
+    for tool in tools.values():
+        takes, place = tool.parameters.get("properties", {}), f"tools.{tool.entry or tool.name}"
+        told = [(found, place, "description") for found in re.findall(r"`(\w{3,})`", tool.description)]
+        shown = re.findall(rf"\b{re.escape(tool.name)}\((\w+)\s*[=:]", fixed_text(subject))
+        rest = f"{tool.parameters} {[*tools]} {subject.code or ''}"
+        for found, place, what in [*told, *((one, "prompt", "prompt") for one in shown)]:
+            if tool.kind in ("python", "http", "command", "model") and not re.search(rf"\b{found}\b", rest):
+                yield subject.say("unknown-tool/argument", place, what, found, tool.name, ", ".join(takes), at="key")
+                break
     for tool in subject.compiled.tools.values():  # of those that rows declare no two need be in one prompt
         text = " ".join(tool.description.split())
         if text and text in seen and tool.kind != "mcp":
@@ -399,6 +421,10 @@ def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
             if one.search("") or any(one.search(part) for part in plain):
                 yield subject.say("hidden-cue/by-earlier", ("user", "cues", above, "pattern"), index + 1)
                 return
-    first = user.replies[0] if user.replies else ""
-    if any(stop in first and not first.replace(stop, "").strip() for stop in stops_of(user)):
+    first, stops = user.replies[0] if user.replies else "", stops_of(user)
+    if any(stop in first and not first.replace(stop, "").strip() for stop in stops):
         yield subject.say("user-ends/at-once", "user.replies")
+    needed = {one for spec in subject.loaded.spec.rewards.values() for one in _COLUMN.findall(str(gold_in(spec)))}
+    last = [text for text in (*user.replies, *(cue.say for cue in user.cues)) if any(stop in text for stop in stops)]
+    if told := needed & {*_COLUMN.findall(" ".join(last))}:
+        yield subject.say("user-ends/told-last", "user", min(told), at="key")

@@ -10,13 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._base.text import did_you_mean, strings_in
+from rlenv._base.text import did_you_mean, nearest, strings_in
+from rlenv.checks.odd_terms import asked_numbers, asked_shapes
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import PATTERNS, WORDS, ReadSplit, Subject, gives_away, prompt_texts
+from rlenv.checks.subject import (
+    MOST_READ,
+    PATTERNS,
+    WORDS,
+    ReadSplit,
+    Subject,
+    all_golds,
+    demands,
+    fixed_text,
+    gives_away,
+    gold_term,
+    has_gold,
+    prompt_texts,
+)
 from rlenv.errors import Finding, RlenvError
-from rlenv.language.expressions import open_on
 from rlenv.language.kinds import gold_in, is_own, kind_of
-from rlenv.language.spec import RewardSpec, TaskSource
+from rlenv.language.spec import TaskSource
 from rlenv.language.templates import Template, TemplateError, compile_template, compile_value
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
@@ -24,10 +37,6 @@ from rlenv.tasks.rows import load_tasks
 from rlenv.tools._arithmetic import CannotCalculate, calculate
 
 _LOOKED_AT: Final = 1_000
-_MOST_READ: Final = 1_000
-"""So many characters of a sentence, a gold value or a question are held against patterns."""
-_FILLED: Final = "\ufffc"
-"""Stands in the fixed text where a row or a resource fills something in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,11 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     yield from _rows(subject, asked)
     yield from _columns(subject)
     yield from _twice(subject, asked)
+    yield from _again(subject, asked)
     for term in subject.terms:
         path = at if (at := subject.gold_at(term)).count(".") > 1 else f"rewards.{term.name}"
         seen: dict[str, set[str]] = {}
-        for one in asked if _has_gold(subject, term) and term.spec.usual_weight > 0 else ():
+        for one in asked if has_gold(subject, term) and term.spec.usual_weight > 0 else ():
             told = enumerate(all_golds(subject, term, one.split)[:_LOOKED_AT])
             pairs = [(index, gold.strip()) for index, gold in told if gold is not None and gold.strip()]
             seen[one.split.name] = {gold for _, gold in pairs}
@@ -60,6 +70,8 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
             given = [gold for _, gold in pairs]
             for code, odd in (
                 ("odd-gold", _forms(subject, term, one, given)),
+                ("odd-gold", asked_numbers(subject, term, given)),
+                ("odd-gold", _labels(term, one, pairs)),
                 ("gold-in-prompt", _given_away(one, pairs)),
                 ("wrong-gold", _against(one, pairs)),
                 ("constant-gold", _few(one, pairs, seen)),
@@ -68,68 +80,10 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
                     yield subject.document.warning(path, message, hint, code, at="value" if path == at else "key")
 
 
-def gold_term(subject: Subject) -> Term | None:
-    """The first term that compares with a gold value of the row."""
-    return next((one for one in subject.terms if _has_gold(subject, one)), None)
-
-
-def all_golds(subject: Subject, term: Term, split: ReadSplit) -> Sequence[str | None]:
-    """The gold value of each row as text; None where there is none, or several."""
-    return subject.once(("golds", term.name, split.name), lambda: [gold_of(subject, term, row) for row in split.rows])
-
-
-def _has_gold(subject: Subject, term: Term) -> bool:
-    return bool(gold_in(term.spec)) and "resources" not in str(subject.document.get(f"rewards.{term.name}"))
-
-
-def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
-    """The gold value as text; None where there is none, or several."""
-    expect = gold_in(term.spec)
-    try:
-        fill = subject.once(("gold", term.name), lambda: compile_value(getattr(expect, "value", expect)))
-        is_open = subject.once(("gate", term.name), lambda: open_on(term.spec.gate))(row)
-        value = fill(task=row, vars=subject.loaded.spec.vars) if is_open else None
-    except (TemplateError, TypeError, RlenvError):
-        return None
-    return None if isinstance(value, bool) or not isinstance(value, (str, int, float)) else str(value)
-
-
 def asked_of(subject: Subject) -> list[RenderedPrompts]:
     """The rendered prompts of each split."""
     templates = [compile_template(text) for _, text in prompt_texts(subject.loaded.spec.prompt)]
     return subject.once("asked", lambda: [_rendered(subject, templates, split) for split in subject.splits.values()])
-
-
-def fixed_text(subject: Subject) -> str:
-    """The part of the prompt that is the same for every task, with constants filled in and U+FFFC for the rest."""
-    return subject.once("fixed", lambda: _fixed_text(subject))
-
-
-def demands(subject: Subject) -> list[str]:
-    """The sentences of the fixed text that hold for every task, and forbid nothing; none that nobody would read."""
-    sentences = re.split(r"(?<=[.!?;。])\s+|\n", fixed_text(subject))
-    return [one for one in sentences if len(one) <= _MOST_READ and not PATTERNS.partly.search(one)]
-
-
-def gold_columns(reward: RewardSpec) -> Sequence[str]:
-    """The columns that a term compares with as they are: a gold value, a gold call, hidden tests."""
-    wanted = gold_in(reward)
-    if reward.kind == "tests":
-        wanted = [getattr(reward, key) for key in ("calls", "stdin", "programs")]
-    elif reward.kind == "verify":
-        wanted = getattr(wanted, "arguments", None) or getattr(wanted, "value", wanted)
-    found = [match[1] for _, text in strings_in(wanted, ()) if (match := PATTERNS.gold_path.fullmatch(text))]
-    return [column for column in found if f"task.{column}" not in str(getattr(reward, "arguments", ""))]
-
-
-def _fixed_text(subject: Subject) -> str:
-    prompt, parts = subject.loaded.spec.prompt, []
-    for _, source in prompt_texts(prompt):
-        try:
-            parts.append(compile_template(source).text(vars=subject.loaded.spec.vars))
-        except (TemplateError, RlenvError):
-            parts.append(re.sub(r"\{[{%#].*?[}%#]\}", _FILLED, source, flags=re.DOTALL))
-    return "\n".join(parts)[: 20 * _MOST_READ]
 
 
 def _rendered(subject: Subject, templates: Sequence[Template], split: ReadSplit) -> RenderedPrompts:
@@ -196,6 +150,8 @@ def _rows(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Findin
         limit, by = source.limit, source.report_by
         if limit is not None and limit > len(rows) and one.split.is_whole:
             yield subject.say("idle-limit/of-rows", f"{place}.limit", limit, len(rows))
+        if limit is not None and limit < 5 and one.split.name.startswith("train"):
+            yield subject.say("idle-limit/few", f"{place}.limit", limit)
         groups = {str(row.get(by)) for row in one.split.rows} if by is not None else set()
         if source.function is not None:
             again, before = load_tasks(subject.loaded, one.split.name), one.split.rows[:20]
@@ -246,6 +202,8 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
     is_compared = any(kind_of("rewards", one).gold or is_own(one) for one in spec.rewards.values())
     lacks_gold = is_compared and not any(map(PATTERNS.golden.fullmatch, read))
     shown = any("{" in image for image in spec.prompt.images)
+    if choices := _choices(subject, split, [column for column in unread if PATTERNS.option.fullmatch(column)]):
+        yield subject.say("unread-column/choices", f"tasks.{split.name}", choices, at="key")
     for column in unread:
         given = [row.get(column) for row in split.rows[:_LOOKED_AT]]
         values = {text for text in given if isinstance(text, str)}
@@ -261,6 +219,20 @@ def _unread(subject: Subject, split: ReadSplit) -> Iterator[Finding]:
             yield subject.say("unread-column/in-prompt", f"tasks.{split.name}", column, match[0], at="key")
         elif lacks_gold and PATTERNS.golden.fullmatch(column):
             yield subject.say("unread-column/gold", f"tasks.{split.name}", column, at="key")
+
+
+def _choices(subject: Subject, split: ReadSplit, unread: Sequence[str]) -> str:
+    """A column of choices that nothing shows, whose texts, letters or numbers the gold values are; "" for none."""
+    term = gold_term(subject)
+    golds = all_golds(subject, term, split)[:_LOOKED_AT] if term is not None else []
+    of_letters = all(gold is not None and re.fullmatch(r"[A-Ea-e]|[0-4]", gold.strip()) for gold in golds)
+    for column in unread:
+        lists = [row.get(column) for row in split.rows[:_LOOKED_AT]]
+        pairs = [(value, gold) for value, gold in zip(lists, golds, strict=False) if isinstance(value, (list, Mapping))]
+        is_of = len(pairs) > 1 and all(gold in [*map(str, value)] for value, gold in pairs)
+        if is_of or (golds and of_letters and (len(pairs) > 1 or len(unread) > 2)):
+            return column
+    return ""
 
 
 def _named_beside(subject: Subject, values: set[str]) -> str:
@@ -281,6 +253,18 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
     is_unseen = re.search(r"(?i)test|val|dev|eval|held|unseen|final|bench", name)
     is_tried = re.search(r"(?i)sanity|smoke|demo|debug|tiny|overfit|(?<!un)seen$", name)
     return (same and not is_unseen) or is_tried is not None
+
+
+def _again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
+    """What the user says first, said once more: by the prompt's own messages, or by the simulated user."""
+    row, user = asked[0].split.rows[0] if asked else {}, subject.loaded.spec.user
+    first = asked[0].users[0].strip() if asked and asked[0].users and subject.loaded.spec.prompt.asks else ""
+    places = (("prompt.messages", subject.loaded.spec.prompt.messages), ("user.replies", getattr(user, "replies", ())))
+    for place, source in places if len(first) > 12 else ():
+        with contextlib.suppress(TemplateError, RlenvError, TypeError):
+            said = compile_value(source)(task=row, vars=subject.loaded.spec.vars)
+            if any(text.strip() == first for _, text in strings_in(said, ())):
+                yield subject.say("duplicate-rows/message", place, first[:40], at="key")
 
 
 def _twice(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
@@ -313,8 +297,9 @@ _Odd = Iterator[tuple[str, str]]
 def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[str]) -> _Odd:
     """A gold value of another form, unit or choice than the prompt asks for."""
     rule, fixed = getattr(term.spec, "rule", ""), fixed_text(subject)
-    golds = [gold for gold in golds if len(gold) <= _MOST_READ]
+    golds = [gold for gold in golds if len(gold) <= MOST_READ]
     sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
+    yield from asked_shapes(subject, rule, golds)
     is_text, is_folded = rule in ("exact_match", "f1", "contains"), getattr(term.spec, "normalise", "none") != "none"
     for sentence in sentences if is_text or rule == "numeric_match" else ():
         for wanted, fits in WORDS["forms"] if is_text else WORDS["forms"][-1:]:
@@ -366,7 +351,7 @@ def _against(one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
     golds, values = dict(pairs), dict[int, float]()
     for index, gold in pairs:
         text = one.texts[index].replace(",", "")
-        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= _MOST_READ else []
+        sums: list[str] = PATTERNS.sum.findall(text) if len(text) <= MOST_READ else []
         with contextlib.suppress(CannotCalculate, ValueError, OverflowError):
             if len(sums) == 1 and number(gold) is not None:
                 values[index] = float(calculate(sums[0]))
@@ -412,6 +397,25 @@ def _few(one: RenderedPrompts, pairs: Sequence[tuple[int, str]], seen: Mapping[s
             yield f"it is number {places.pop() + 1} of task.{column} in each row", "shuffle the choices"
 
 
+def _labels(term: Term, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> _Odd:
+    """Golds of a few classes that are written in two ways, and letters of options that the prompt does not show."""
+    counts, folded = Counter(gold for _, gold in pairs), dict[str, str]()
+    if getattr(term.spec, "rule", "") != "exact_match" or getattr(term.spec, "normalise", "") != "none":
+        return
+    for label in counts if 3 * len(counts) <= 2 * len(pairs) else ():
+        if (other := folded.setdefault(label.lower(), label)) != label:
+            yield f"a gold value is written as {label[:30]!r} and as {other[:30]!r}", "write it in one way"
+            return
+        near = nearest(label, [known for known in counts if counts[known] > 2 and counts[label] == 1])
+        if near is not None and sorted(near) == sorted(label):
+            yield f"a single row has {label[:30]!r}, and {counts[near]} have {near[:30]!r}", "mend the row"
+    for index, gold in pairs if all(re.fullmatch(r"[A-Za-z]", gold) for gold in counts) else ():
+        options = set(PATTERNS.options.findall(one.texts[index]))
+        if len(options) > 2 and gold not in options:
+            yield f"the gold value of row {index + 1} is {gold!r}, and it shows {sorted(options)}", "mend the row"
+            return
+
+
 def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Golds that are none, and golds and prompts with damaged characters."""
     name = one.split.name
@@ -420,10 +424,15 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence
     none = [(index, gold) for index, gold in pairs if PATTERNS.no_gold.fullmatch(gold) and not about_code]
     none = [(index, gold) for index, gold in none if not re.search(rf"(?i)\b{re.escape(gold)}", one.texts[index])]
     damaged = [(index, gold) for index, gold in pairs if PATTERNS.damaged.search(gold) and not about_code]
+    damaged += [(index, gold) for index, gold in pairs if PATTERNS.invisible.search(gold)]
     for index, gold in (none[:1] if 2 * len(none) <= len(pairs) else []) or damaged[:1]:
-        what = "holds damaged characters" if damaged and (index, gold) == damaged[0] else "is no gold value"
+        what = "holds damaged or unseen characters" if damaged and (index, gold) == damaged[0] else "is no gold value"
         yield subject.say("odd-gold/of-row", path, index + 1, name, what, gold[:40])
         return
+    holes = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
+             if not {*"\\$"} & {*text} and (match := PATTERNS.hole.search(text))]  # fmt: skip
+    if len(holes) > 1 and not about_code:
+        yield subject.say("unfinished/of-rows", f"tasks.{name}", holes[0][0] + 1, name, holes[0][1], at="key")
     broken = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
               if (match := PATTERNS.damaged.search(text))]  # fmt: skip
     if broken and "&" not in subject.loaded.spec.prompt.user and not about_code:

@@ -7,15 +7,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
-from rlenv.checks.odd_rows import all_golds, fixed_text, gold_columns
-from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, calls_in, prompt_texts
+from rlenv.checks.subject import (
+    PATTERNS,
+    WORDS,
+    ReadSplit,
+    Subject,
+    all_golds,
+    calls_in,
+    demands,
+    fixed_text,
+    gold_columns,
+    prompt_texts,
+)
 from rlenv.errors import Finding
 from rlenv.language.expressions import compile_expression
 from rlenv.language.kinds import gold_in, gold_key, is_own, kind_of
 from rlenv.language.spec import RewardSpec
-from rlenv.language.templates import TemplateError, compile_template, compile_value
+from rlenv.messages import ParsedAction
+from rlenv.rewards.answer import compile_pattern, extract
 from rlenv.rewards.base import Term
+from rlenv.rewards.normalise import number
+from rlenv.trajectory import Trajectory
 
+_CHARS_OF_A_TOKEN: Final = 7
+"""More than a token has on average in any text: English has some 4.5."""
 _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
@@ -33,11 +48,6 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
     for name, reward in subject.loaded.spec.rewards.items():
         path = f"rewards.{name}"
         yield from _unread(subject, path, reward)
-        if reward.kind == "judge":
-            yield from _scale(subject, path, reward)
-            yield from _blind(subject, path, reward)
-        if reward.kind == "tests":
-            yield from _tests(subject, path, reward)
     yield from _together(subject)
     yield from _shown_gold(subject)
     spec = subject.loaded.spec
@@ -53,6 +63,7 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
         return
     values, at = all_golds(subject, term, split), subject.gold_at(term)
     key = "value" if at != path else "key"
+    yield from _taken_apart(subject, at, str(gold_in(term.spec)), split)
     empty = next((index for index, gold in enumerate(values) if gold is not None and not gold.strip()), None)
     if empty is not None:
         yield subject.say("empty-gold/of-row", at, empty + 1, split.name, at=key)
@@ -84,6 +95,22 @@ def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterato
     sizes = sorted(abs(float(gold.replace(",", ""))) for gold in given) if is_number else [0.0]
     if rule == "numeric_match" and 0 < sizes[len(sizes) // 2] <= getattr(spec, "tolerance", 0):
         yield subject.say("any-answer/tolerance", f"{path}.tolerance", where)
+
+
+def _taken_apart(subject: Subject, at: str, source: str, split: ReadSplit) -> Iterator[Finding]:
+    """A letter of a text in the place of the text, and a list of accepted answers as one text."""
+    rows, fixed = split.rows[:1_000], fixed_text(subject)
+    for column, index in re.findall(r"\btask\.(\w+)\[(-?\d+)\]", source):
+        texts = [row.get(column) for row in rows]
+        if all(isinstance(text, str) and len(text) > 1 for text in texts) and not PATTERNS.letters.search(fixed):
+            yield subject.say("odd-gold/of-letter", at, column, index, str(texts[0])[int(index)])
+            return
+    for column in re.findall(r"\btask\.(\w+)\s*\|\s*join\b", source):
+        lists = [[*map(str, row[column])] for row in rows if isinstance(row.get(column), list) and len(row[column]) > 1]
+        alike = [texts for texts in lists if any(one != two and one in two for one in texts for two in texts)]
+        if lists and (PATTERNS.aliases.fullmatch(column) or 2 * len(alike) > len(lists)):
+            yield subject.say("odd-gold/joined", at, column, ", ".join(lists[0])[:40])
+            return
 
 
 def _entry(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
@@ -148,6 +175,8 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     """Counts that the limits never let be reached, or always; and those of which less is paid for more."""
     rule, limits = getattr(spec, "rule", ""), subject.limits
     calls = min(limits.turns * limits.calls_per_turn, limits.tool_calls) if subject.tools else 0
+    if spec.usual_weight > 0:
+        yield from _of_any_text(subject, path, spec, rule)
     limit = {"turn_count": limits.turns, "tool_call_count": calls, "tool_called": limits.tool_calls}.get(rule)
     least, most = getattr(spec, "min", None), getattr(spec, "max", None)
     # A text that is too short may well cost.
@@ -155,6 +184,10 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     is_most = rule in ("turn_count", "tool_call_count") or is_brief
     if is_most and spec.usual_weight < 0 and most is not None and not least:
         yield subject.say("wrong-sign/weight", f"{path}.weight", spec.usual_weight, most + 1)
+    forbids = spec.usual_weight < 0 and rule == "tool_called" and most is None
+    asked = [found[0] for one in demands(subject) if (found := PATTERNS.use.search(one))]
+    if asked and (forbids or (rule in ("tool_called", "tool_call_count") and most == 0 and spec.usual_weight > 0)):
+        yield subject.say("wrong-sign/asked-call", path, asked[0], at="key")
     if limit is None:
         return
     if least is not None and least > limit and spec.usual_weight:
@@ -164,6 +197,35 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     if (usual if least is None else least) <= lowest and (most is None or most >= limit):
         place, up_to = (path, "any number") if most is None else (f"{path}.max", most)
         yield subject.say("always-pays/count", place, lowest, up_to, limit, at="key")
+
+
+_TEXTS: Final = ("", "zq xv wk", "{}\n<b>7\n\n- Aa.\n" * 300)
+"""Texts that have nothing in common: a pattern that is found in all of them is found in any."""
+
+
+def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> Iterator[Finding]:
+    """Patterns, schemas and lengths that any text has, and lengths that are too short for what is asked for."""
+    pattern, schema = getattr(spec, "pattern", ""), getattr(spec, "schema_", None) or {}
+    if rule == "regex" and pattern and "{{" not in pattern:
+        made = compile_pattern(pattern)
+        if all((made.fullmatch if getattr(spec, "full", False) else made.search)(text) for text in _TEXTS):
+            yield subject.say("any-answer/pattern", f"{path}.pattern")
+    open_keys = {"type", "properties", "title", "description", "$schema"}
+    if (
+        rule == "json_schema"
+        and schema.get("type") == "object"
+        and schema.get("properties")
+        and schema.keys() <= open_keys
+    ):
+        yield subject.say("any-answer/no-keys", f"{path}.schema", at="key")
+    if rule == "length":
+        least, most, unit = getattr(spec, "min", 0), getattr(spec, "max", None), getattr(spec, "unit", "chars")
+        many, few = (20_000, 150) if unit == "chars" else (4_000, 25)
+        if (least or 0) < 1 and (most is None or most >= many):
+            yield subject.say("always-pays/length", path, least or 0, most or f"any number of {unit}", at="key")
+        asked = [found for one in demands(subject) if (found := PATTERNS.detailed.search(one))]
+        if asked and most is not None and most < few and getattr(spec, "of", "message") != "answer":
+            yield subject.say("limits/detail", f"{path}.max", asked[0][0], most, unit)
 
 
 def _together(subject: Subject) -> Iterator[Finding]:
@@ -242,6 +304,9 @@ def _shown_gold(subject: Subject) -> Iterator[Finding]:
              if not kind_of("rewards", reward).of_calls or isinstance(gold_in(reward), str)}  # fmt: skip
     # What shows nothing else of the row is to be copied.
     is_all = {column for _, text in prompt for column in re.findall(r"\btask\.(\w+)", text)} <= {*golds}
+    echoed = [column for _, text in prompt for column in PATTERNS.plainly.findall(text) if column in golds]
+    if is_all and echoed and not PATTERNS.echo.search(fixed_text(subject)):
+        yield subject.say("gold-in-prompt/echo", f"rewards.{golds[echoed[0]]}", echoed[0], at="key")
     for path, text in read:
         shown = [column for column in PATTERNS.plainly.findall(text) if column in golds]
         if shown and not (is_all and path[0] == "prompt"):
@@ -279,85 +344,69 @@ def _filled_in(value: Any) -> Iterator[str]:
         yield from re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
 
 
-def _scale(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
-    """Ends of a scale that rubric, prompt or schema say otherwise than `scale`, and a score under another name."""
-    document, prompt = subject.document, str(getattr(spec, "prompt", ""))
-    low, high = scale = getattr(spec, "scale", (1.0, 5.0))
-    key, rubric = getattr(spec, "key", "score"), [text for _, text in strings_in(document.get(f"{path}.rubric"), ())]
-    steps = [float(step) for text in rubric for step in PATTERNS.step.findall(text)]
-    spans = [(float(a), float(b)) for a, b in PATTERNS.from_to.findall(f"{prompt} {' '.join(rubric)}")]
-    value = (getattr(spec, "schema_", None) or {}).get("properties", {}).get(key, {})
-    told = [
-        ("rubric", (min(steps), max(steps)) if len(steps) > 1 else scale),
-        ("prompt", spans[-1] if spans and (low, high) not in spans else scale),
-        ("schema", (value.get("minimum", low), value.get("maximum", high)) if isinstance(value, Mapping) else scale),
-    ]
-    for part, ends in told:
-        if ends != (low, high):
-            place = f"{path}.{part}" if document.has(f"{path}.{part}") else path
-            yield subject.say("other-scale/ends", place, part, *ends, low, high, at="key")
-    ends = [text for text in rubric for step in PATTERNS.step.findall(text)[:1] if float(step) in (low, high)]
-    worst = [text for text in ends
-             if (float(PATTERNS.step.findall(text)[0]) == low) == bool(PATTERNS.fine.search(text))]  # fmt: skip
-    is_fine = any(map(PATTERNS.fine.search, ends)) and not any(map(PATTERNS.bad.search, ends))
-    if len(ends) > 1 and len(worst) == len(ends) and is_fine:
-        yield subject.say("other-scale/upside-down", f"{path}.rubric", worst[0][:60], at="key")
-    endpoints = {getattr(spec, "endpoint", None), *(one.endpoint for one in getattr(spec, "judges", ()))}
-    for name in sorted(endpoints & {*subject.loaded.spec.endpoints}):
-        most = subject.loaded.spec.endpoints[name].sampling.max_tokens
-        if most is not None and most < 40 and getattr(spec.sampling, "max_tokens", None) is None:  # type: ignore[attr-defined]
-            yield subject.say("odd-sampling/verdict", f"endpoints.{name}.sampling.max_tokens", most)
-    keys = re.findall(r"[\"'](\w+)[\"']\s*:(?!\s*[\"']?\s*\{[{%])", prompt)  # and not of material
-    if keys and key not in keys:
-        yield subject.say("other-scale/key", f"{path}.prompt", keys[-1], key)
+def _shape(text: str) -> str:
+    return next((name for name, pattern in WORDS["shapes"] if re.fullmatch(pattern, text.strip())), "")
 
 
-def _blind(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
-    """Judges that are not told what was asked or what is right, or that compare with what was asked."""
-    document, prompt = subject.document, str(getattr(spec, "prompt", ""))
-    rewards, other = subject.loaded.spec.rewards, getattr(getattr(spec, "pairwise", None), "with_", None)
-    bare = re.sub(r"\{\{.*?\}\}", " ", prompt)
-    asks_truth = PATTERNS.truth.search(bare) is not None
-    is_blind = not re.search(r"\b(?:task|transcript|resources|vars)\b", f"{prompt} {other or ''}")
-    if is_blind and (not getattr(spec, "rubric", None) or (document.has(f"{path}.prompt") and asks_truth)):
-        yield subject.say("blind-judge/of-task", f"{path}.prompt")
-    gold = {name for step in subject.loaded.spec.steps for name in re.findall(r"task\.(\w+)", str(step.say or ""))}
-    shown = set(re.findall(r"\btask\.(\w+)", f"{prompt} {other or ''}"))
-    paid = [one for one in rewards.values() if one.usual_weight > 0]
-    is_alone = all(one.kind == "judge" or kind_of("rewards", one).form == "all" for one in paid)
-    # What is long, such as a summary, may be held against what it is made of.
-    gold = {name for name in gold if all(len(str(row.get(name))) <= 60 for _, row in subject.each())}
-    if asks_truth and is_alone and shown and gold and not gold & shown:
-        yield subject.say("blind-judge/of-gold", f"{path}.prompt", min(gold))
-    asked = {one[1] for one in compile_template(subject.loaded.spec.prompt.user).paths if one[0] == "task" and one[1:]}
-    for column in PATTERNS.reference.findall(f"{prompt} {document.get(f'{path}.rubric') or ''}"):
-        if column in asked:
-            yield subject.say("odd-pair/question-as-gold", f"{path}.prompt", column)
-    if isinstance(other, str):
-        read = {one[1] for one in compile_template(other).paths if one[0] == "task" and one[1:]}
-        if read <= asked:
-            what = "what the prompt asks" if read else "the same text for every task"
-            yield subject.say("odd-pair/pairwise", f"{path}.pairwise.with", what)
+def _shown(subject: Subject) -> str:
+    """An answer that the prompt shows as an example, such as <answer>12%</answer>; "" where none has a shape."""
+    answer, fixed = subject.loaded.spec.answer, fixed_text(subject)
+    tagged = re.findall(rf"<{re.escape(answer.tag)}>([^<>\n]*)</", fixed) if answer.from_ == "tag" else []
+    found = extract(answer, ParsedAction(fixed)) if answer.from_ in ("boxed", "regex") else None
+    return next(filter(_shape, [*tagged, found.text if found is not None else ""]), "")
 
 
-def _tests(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
-    """Hidden tests that no row has, that are those of another task, or that nothing fails."""
-    prompt = subject.loaded.spec.prompt
-    key = next((one for one in ("calls", "stdin", "programs") if getattr(spec, one, None) is not None), "calls")
-    given = getattr(spec, key, None)
-    rows, fill = list(subject.each(1_000)), compile_value(given)
-    is_fixed = not any("task" in text for text in _filled_in(given))
-    if is_fixed and len(rows) > 1 and any("task" in text for text in _filled_in(prompt.user)):
-        yield subject.say("constant-gold/tests", f"{path}.{key}")
-    programs: list[str] = []
-    for where, row in rows:
-        try:
-            filled = fill(task=row, vars=subject.loaded.spec.vars)
-        except (TemplateError, TypeError):
-            return
-        if not filled or filled in ("[]", "{}"):
-            yield subject.say("empty-gold/tests", f"{path}.{key}", where)
-            break
-        programs += map(str, filled) if key == "programs" and isinstance(filled, list) else ()
-    if programs and not any(PATTERNS.fails.search(one) for one in programs):
-        yield subject.say("any-answer/no-assert", f"{path}.programs")
+def asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """An answer that the prompt shows as an example, and that looks like no gold value."""
+    if rule not in ("exact_match", "f1", "numeric_match"):
+        return
+    shown, shapes = _shown(subject), {_shape(gold) for gold in golds}
+    # Where numbers are compared, a percentage and an amount of money are numbers.
+    alike = {"a percentage", "an amount of money", "a number"} if rule == "numeric_match" else set[str]()
+    dates = [shape for shape in sorted(shapes) if shape.startswith("a date")]
+    if len(dates) > 1 and rule == "exact_match":
+        yield f"the gold values are dates of several forms ({'; '.join(dates)})", "write them in one form"
+    if (wanted := _shape(shown)) and golds and not shapes & (alike if wanted in alike else {wanted}):
+        yield f"the prompt shows the answer {shown[:40]!r}, and a gold value is {golds[0][:40]!r}", "write both alike"
+
+
+def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Numbers that lie outside of what the prompt asks for, or that what is rounded as it says does not meet."""
+    given = [float(value) for gold in golds if (value := number(gold)) is not None]
+    rule = getattr(term.spec, "rule", "")
+    if len(given) < len(golds) or rule not in ("numeric_match", "math_equal", "exact_match"):
+        return
+    sentences = [sentence for sentence in demands(subject) if PATTERNS.asks.search(sentence)]
+    is_share = max(map(abs, given)) <= 1 and any(value % 1 for value in given)
+    said = [found[0] for text in sentences if (found := PATTERNS.per_cent.search(text))]
+    said += [shown] if _shape(shown := _shown(subject)) == "a percentage" else []
+    if is_share and said:
+        yield f"the prompt asks for '{said[0]}', and a gold value is {golds[0]}", "write percentages in both"
+        return
+    for text in sentences:
+        spans = [(found[0], float(found[1]), float(found[2])) for found in PATTERNS.between.finditer(text)]
+        spans += [(found[0], 0.0, 1.0) for found in PATTERNS.share.finditer(text)]
+        for words, low, high in spans:
+            outside = [gold for gold, value in zip(golds, given, strict=True) if not low <= value <= high]
+            if low < high and outside:
+                yield f"the prompt says '{words}', and a gold value is {outside[0]}", "write one range in both"
+                return
+        if rule == "numeric_match" and (rounded := PATTERNS.decimals.search(text)) is not None:
+            word = rounded[1].lower()
+            places = int(word) if word.isdecimal() else ("one", "two", "three", "four").index(word) + 1
+            near, share_of = getattr(term.spec, "tolerance", 0), getattr(term.spec, "relative_tolerance", 0)
+            for gold, one in zip(golds, given, strict=True):
+                if abs(one - round(one, places)) > (near or 0) + (share_of or 0) * abs(one):
+                    what = f"the prompt says '{rounded[0]}', and a gold value is {gold}: what is rounded so is wrong"
+                    yield what, f"write tolerance: {0.5 * 10**-places:g}"
+                    return
+
+
+def long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Oracles that take more tokens than an episode may, by the fewest that so many characters are."""
+    limit = subject.limits.response_tokens
+    observed = [turn.observation.messages for turn in got.turns if turn.observation is not None]
+    chars = sum(len(turn.action) for turn in got.turns)
+    chars += sum(len(message.content) for messages in observed for message in messages)
+    if limit is not None and chars / _CHARS_OF_A_TOKEN > limit:
+        yield "limits/tokens", ("limits", "response_tokens"), (limit, where)

@@ -284,9 +284,8 @@ class _Script:
                 return fault
             for call in calls:
                 if isinstance(call, MalformedCall):
-                    return self._fault(
-                        path, f"a recorded call of {where} cannot be read: {call.reason}", "mend the row"
-                    )
+                    why = f"a recorded call of {where} cannot be read: {call.reason}"
+                    return self._fault(path, why, "mend the row")
                 if (fault := self._unfit(path, call.name, call.arguments, count, where)) is not None:
                     return fault
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlenv._base.text import did_you_mean, nearest, strings_in
-from rlenv.checks.subject import ReadSplit, Subject, prompt_texts
+from rlenv.checks.subject import PATTERNS, ReadSplit, Subject, gold_columns, prompt_texts
 from rlenv.errors import Finding
 from rlenv.language.expressions import expected_of, open_on
 from rlenv.language.kinds import gold_key, kind_of
@@ -366,3 +366,29 @@ def _secrets(subject: Subject, section: str) -> Iterator[Finding]:
             hint = "write ${env:NAME}, and set the variable where the spec runs"
             fault = subject.document.fault(path, f"found what looks like a secret ('{shown}…')", hint)
             yield dataclasses.replace(fault, quote="")  # the line holds it
+
+
+_EXPRESSIONS: Final = frozenset("gate success for_each report_by function path pattern when".split())
+
+
+def check_braces(subject: Subject) -> Iterator[Finding]:
+    """`{task.question}`, `$question` and `task.answer` are texts; a template has two braces on each side."""
+    spec, columns = subject.loaded.spec, {column for split in subject.splits.values() for column in split.columns}
+    known: dict[str, Collection[str]] = {"task": columns, "vars": spec.vars, "resources": spec.resources}
+    # Nobody means to fill in what is right: {answer} is where the model's own goes.
+    shown = columns - {one for reward in spec.rewards.values() for one in gold_columns(reward)}
+    for path, text in strings_in(subject.document.data, ()):
+        if path[0] in ("tasks", "dialect", "name") or path[-1] in _EXPRESSIONS or "parameters" in path:
+            continue
+        if (lone := PATTERNS.lone.fullmatch(text)) and lone[2] in known[lone[1]]:
+            yield subject.say("no-braces/name", path, text)
+            continue
+        text = PATTERNS.filled.sub(" ", text)
+        for found in PATTERNS.single.finditer(text):
+            name = found[1].removeprefix("task.")
+            is_known = found[1].startswith(("task.", "vars."))
+            is_closed = name in shown and found[0][-1] in "}])>" and found[0][0] != "$"
+            if is_known or is_closed or (name in shown and path[0] == "prompt" and found[0][0] == "$"):
+                whole = found[1] if "." in found[1] else f"task.{found[1]}"
+                yield subject.say("single-braces/name", path, found[0].strip(), whole, find=found[0])
+                break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import tomllib
 from collections import Counter
@@ -18,14 +19,18 @@ from rlenv.calls.executor import Executor
 from rlenv.calls.toolsets import ToolSet, ToolSets
 from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
 from rlenv.episodes.environment import Environment
-from rlenv.errors import EpisodeError, Finding, SpecError, UsageError
+from rlenv.errors import EpisodeError, Finding, RlenvError, SpecError, UsageError
 from rlenv.language.document import SourceDocument
-from rlenv.language.expressions import EpisodeLimits, RowLimits, compile_expression
+from rlenv.language.expressions import EpisodeLimits, RowLimits, compile_expression, open_on
 from rlenv.language.functions import failure
-from rlenv.language.kinds import gold_key
+from rlenv.language.kinds import gold_in, gold_key
 from rlenv.language.loader import LoadedSpec
-from rlenv.language.spec import LimitsSpec, OracleStep, PromptSpec
+from rlenv.language.spec import AnswerSpec, LimitsSpec, OracleStep, PromptSpec, RewardSpec
+from rlenv.language.templates import TemplateError, compile_template, compile_value
+from rlenv.messages import Message, ParsedAction, ToolCall
+from rlenv.policies.scripted import random_value
 from rlenv.resources.base import Resource
+from rlenv.rewards.answer import extract
 from rlenv.rewards.base import Term
 from rlenv.secrets import Filled, watched
 from rlenv.tasks.rows import harbor_tasks, load_tasks
@@ -34,6 +39,10 @@ from rlenv.tools.base import Tool
 T = TypeVar("T")
 MAX_ROWS = 10_000
 """So many rows of a split are looked at."""
+MOST_READ = 1_000
+"""So many characters of a sentence, a gold value or a question are held against patterns."""
+_FILLED: Final = "\ufffc"
+"""Stands in the fixed text where a row or a resource fills something in."""
 MAX_BROKEN = 20
 """So many broken lines of a split are listed."""
 WORDS: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("odd.toml").read_text(encoding="utf-8"))
@@ -209,6 +218,110 @@ def prompt_texts(prompt: PromptSpec) -> list[tuple[tuple[str | int, ...], str]]:
     """Every template of a prompt but the images', with its place, in the order of the messages."""
     said = {"system": prompt.system, "messages": prompt.messages, "user": prompt.user if prompt.asks else None}
     return [*strings_in(said, ("prompt",))]
+
+
+def gold_term(subject: Subject) -> Term | None:
+    """The first term that compares with a gold value of the row."""
+    return next((one for one in subject.terms if has_gold(subject, one)), None)
+
+
+def all_golds(subject: Subject, term: Term, split: ReadSplit) -> Sequence[str | None]:
+    """The gold value of each row as text; None where there is none, or several."""
+    return subject.once(("golds", term.name, split.name), lambda: [gold_of(subject, term, row) for row in split.rows])
+
+
+def has_gold(subject: Subject, term: Term) -> bool:
+    return bool(gold_in(term.spec)) and "resources" not in str(subject.document.get(f"rewards.{term.name}"))
+
+
+def gold_of(subject: Subject, term: Term, row: Mapping[str, Any]) -> str | None:
+    """The gold value as text; None where there is none, or several."""
+    expect = gold_in(term.spec)
+    try:
+        fill = subject.once(("gold", term.name), lambda: compile_value(getattr(expect, "value", expect)))
+        is_open = subject.once(("gate", term.name), lambda: open_on(term.spec.gate))(row)
+        value = fill(task=row, vars=subject.loaded.spec.vars) if is_open else None
+    except (TemplateError, TypeError, RlenvError):
+        return None
+    return None if isinstance(value, bool) or not isinstance(value, (str, int, float)) else str(value)
+
+
+def gold_answer(subject: Subject, term: Term, split: ReadSplit, index: int) -> str | None:
+    """The answer that a row's gold value is, or the argument of its gold call where the answer stands; else None."""
+    expect, given = gold_in(term.spec), getattr(term.spec, "arguments", {})
+    called = getattr(expect, "arguments", None) if term.spec.kind == "verify" else None
+    for key, source in called.items() if isinstance(called, Mapping) else ():
+        if str(given.get(key)).replace(" ", "") == "{{answer}}":
+            try:
+                value = compile_value(source)(task=split.rows[index], vars=subject.loaded.spec.vars)
+            except (TemplateError, TypeError):
+                return None
+            value = value[0] if isinstance(value, (list, tuple)) and value else value
+            return value if isinstance(value, str) else None
+    return all_golds(subject, term, split)[index]
+
+
+def gold_columns(reward: RewardSpec) -> Sequence[str]:
+    """The columns that a term compares with as they are: a gold value, a gold call, hidden tests."""
+    wanted = gold_in(reward)
+    if reward.kind == "tests":
+        wanted = [getattr(reward, key) for key in ("calls", "stdin", "programs")]
+    elif reward.kind == "verify":
+        wanted = getattr(wanted, "arguments", None) or getattr(wanted, "value", wanted)
+    found = [match[1] for _, text in strings_in(wanted, ()) if (match := PATTERNS.gold_path.fullmatch(text))]
+    return [column for column in found if f"task.{column}" not in str(getattr(reward, "arguments", ""))]
+
+
+def fixed_text(subject: Subject) -> str:
+    """The part of the prompt that is the same for every task, with constants filled in and U+FFFC for the rest."""
+    return subject.once("fixed", lambda: _fixed_text(subject))
+
+
+def demands(subject: Subject) -> list[str]:
+    """The sentences of the fixed text that hold for every task, and forbid nothing; none that nobody would read."""
+    sentences = re.split(r"(?<=[.!?;。])\s+|\n", PATTERNS.such_as.sub("", fixed_text(subject)))
+    return [one for one in sentences if len(one) <= MOST_READ and not PATTERNS.partly.search(one)]
+
+
+def _fixed_text(subject: Subject) -> str:
+    prompt, parts = subject.loaded.spec.prompt, []
+    for _, source in prompt_texts(prompt):
+        try:
+            parts.append(compile_template(source).text(vars=subject.loaded.spec.vars))
+        except (TemplateError, RlenvError):
+            parts.append(re.sub(r"\{[{%#].*?[}%#]\}", _FILLED, source, flags=re.DOTALL))
+    return "\n".join(parts)[: 20 * MOST_READ]
+
+
+def written(subject: Subject, text: str, tools: Mapping[str, Tool]) -> str | Message | None:
+    """An action that gives `text` as its answer; None where no text surely does."""
+    spec = subject.loaded.spec.answer
+    if spec.from_ == "tool":
+        tool = tools.get(spec.tool or "")
+        if tool is None:
+            return None
+        given = random_value({"type": "object", **tool.parameters}, random.Random(0))
+        name = spec.argument or next(iter(tool.parameters.get("properties", {})), "")
+        fits = tool.parameters.get("properties", {}).get(name, {}).get("type") in (None, "string")
+        value = {**given, name: text} if fits and isinstance(given, dict) else given
+        return Message("assistant", "", (ToolCall(tool.name, value),))
+    forms = {"tag": f"<{spec.tag}>{text}</{spec.tag}>", "boxed": f"\\boxed{{{text}}}"}
+    return _fitting(spec, text) if spec.from_ == "regex" else forms.get(spec.from_, text)
+
+
+def _fitting(spec: AnswerSpec, text: str) -> str | None:
+    """A message with `text` where the pattern's group stands; None if it finds no answer there, or cannot be told."""
+    around = PATTERNS.group.fullmatch(spec.pattern or "")
+    sides: list[str] = []
+    for side in around.groups() if around is not None else ():
+        atoms = re.findall(r"(?s)(\\.|.)([*?+]?)", re.sub(r"\[([^\]\\^])[^\]\\]*\]", r"\\\1", side))
+        if any(re.fullmatch(r"[].[|(){}*+?]|\\[dDwWSpP]", atom) for atom, _ in atoms):
+            return None
+        kept = [" " if atom == "\\s" else atom[-1] for atom, often in atoms
+                if often not in ("*", "?") and atom not in ("^", "$", "\\b", "\\A", "\\z", "\\Z")]  # fmt: skip
+        sides.append("".join(kept))
+    message = f"{sides[0]}{text}{sides[1]}" if sides else ""
+    return message if message and extract(spec, ParsedAction(message)) is not None else None
 
 
 def step_in(message: str) -> tuple[str | int, ...]:

@@ -17,9 +17,9 @@ from rlenv.checks.odd_rows import check_rows
 from rlenv.checks.odd_terms import check_terms
 from rlenv.checks.oracle import check_gold, check_oracle
 from rlenv.checks.reader import check_meaning
-from rlenv.checks.sites import check_filled, check_templates
+from rlenv.checks.sites import check_braces, check_filled, check_templates
 from rlenv.checks.subject import Subject, subject_of
-from rlenv.checks.surface import check_dialect, check_rewards, check_surface
+from rlenv.checks.surface import check_dialect, check_rewards, check_scorers, check_surface
 from rlenv.endpoints import Endpoint
 from rlenv.errors import Finding, SpecError
 from rlenv.language.document import SourceDocument, read_source
@@ -45,10 +45,12 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
 _ODDITIES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_rows,
     check_prompts,
+    check_braces,
     check_parts,
     check_code,
     check_stores,
     check_terms,
+    check_scorers,
 )
 
 

@@ -157,9 +157,8 @@ class CollectCommand(WithSpec, WithPolicy, WithPrices):
             raise UsageError(f"-k is at most {MOST_SAMPLES:,}")
         _check_source(self)
         environment = load(self.spec, set=self.overrides)
-        keep = Keep.of(
-            self.keep, terms=environment.spec.rewards, keeps_invalid=self.keep_invalid, keeps_cut=self.keep_cut
-        )
+        terms = environment.spec.rewards
+        keep = Keep.of(self.keep, terms=terms, keeps_invalid=self.keep_invalid, keeps_cut=self.keep_cut)
         kwargs = keywords(self.kwarg)
         tokenizer = load_tokenizer(local_model(self.model, chat_template=self.chat_template))
         encoder = bind(tokenizer, environment, history=self.history, template_kwargs=kwargs)

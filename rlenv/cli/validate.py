@@ -310,9 +310,8 @@ class ValidateCommand(WithSet, WithReader):
         is_fine = all(one.will_run and (one.is_exact or one.history == "keep") for one in verdicts.values())
         is_good = report.is_valid and not (self.strict and report.warnings)
         if self.json:
-            more = (
-                {"verdicts": {name: one.as_dict() for name, one in verdicts.items()}} if self.model is not None else {}
-            )
+            told = {name: one.as_dict() for name, one in verdicts.items()}
+            more = {"verdicts": told} if self.model is not None else {}
             write_json({**report.as_dict(), **more}, indent=2)
             return 0 if is_good and is_fine else 1
         console = Console(file=sys.stdout, soft_wrap=True, highlight=False)

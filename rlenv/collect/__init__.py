@@ -134,9 +134,8 @@ def collect(
     else:
         files = [folder / TRAJECTORIES]
         _play(environment, encoder, settings, policy(), files[0], take)
-    chosen = choose(
-        pool.candidates, per_task=settings.per_task, balances=settings.balance is not None, seed=settings.seed
-    )
+    balances = settings.balance is not None
+    chosen = choose(pool.candidates, per_task=settings.per_task, balances=balances, seed=settings.seed)
     with _Rows(folder) as rows:
         for candidate, trajectory in _chosen(chosen, files):
             rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))

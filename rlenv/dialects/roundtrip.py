@@ -192,9 +192,7 @@ def _beside(dialect: TextDialect) -> Iterator[RowFault]:
     if not _same(read, calls[:1]) or read.content != _BESIDE:
         message = f"words in front of a call do not read back: {shown(text)} is read as {_read_as(read)}"
         if read.calls and _same(read, calls[:1]):
-            message = (
-                f"words in front of a call do not read back: {shown(text)} gives the content {shown(read.content)}"
-            )
+            message = f"words in front of a call do not read back: {shown(text)} gives {shown(read.content)} as content"
         yield RowFault(("chat", "calls_behind"), message, 'write calls_behind: "\\n"')
 
 

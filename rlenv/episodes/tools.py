@@ -99,9 +99,7 @@ class EpisodeTools:
         if not replies:
             self.first = self.toolset
             return ""
-        shown = [
-            json.dumps(schema) for schema in self.toolset.schemas if schema["function"]["name"] not in before.tools
-        ]
+        shown = [json.dumps(one) for one in self.toolset.schemas if one["function"]["name"] not in before.tools]
         return "".join(("\n\n", _NEW, *("\n" + text for text in shown))) if shown else ""
 
     async def aclose(self) -> None:

@@ -134,9 +134,7 @@ def _header(path: Path) -> tuple[Mapping[str, Any], str]:
     if not isinstance(header, dict):
         return {}, f"{path.name} is no file of safetensors"
     header.pop("__metadata__", None)
-    ends = [
-        entry["data_offsets"][1] for entry in header.values() if isinstance(entry, dict) and "data_offsets" in entry
-    ]
+    ends = [one["data_offsets"][1] for one in header.values() if isinstance(one, dict) and "data_offsets" in one]
     whole = 8 + length + max(ends, default=0)
     if whole > size:
         return {}, f"{path.name} is cut: it has {size:,} of {whole:,} bytes"

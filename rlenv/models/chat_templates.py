@@ -123,9 +123,8 @@ def marks_of(
     pad, unknown = _text(declared, texts, "pad"), _text(declared, texts, "unknown")
     named = sorted(token for token in tokens if _PAD.search(token))
     texts_end = sorted(token for token in tokens if _TEXT_END.fullmatch(token))
-    free = [
-        one for one in (pad, *named, unknown, *texts_end) if one is not None and one not in (*ends, *written.begins)
-    ]
+    taken = (None, *ends, *written.begins)
+    free = [one for one in (pad, *named, unknown, *texts_end) if one not in taken]
     # Where no token is free: the end of a text, which is a lesser loss than the end of a turn.
     chosen = free[0] if free else texts.get(marks.ends[-1], marks.eos) if marks.ends else None
     if chosen is None or chosen == pad:

@@ -264,9 +264,8 @@ def _reworded(messages: Sequence[Message], names: Sequence[str], *, keeps_own: b
             if not keeps_own:
                 one = message.tool_calls[:1] if names else ()
                 calls = tuple(ToolCall(names[0], {}, id=call.id) for call in one)
-                message = replace(
-                    message, content="" if calls else _HARMLESS, tool_calls=calls, thinking="", authored=()
-                )
+                said = "" if calls else _HARMLESS
+                message = replace(message, content=said, tool_calls=calls, thinking="", authored=())
             kept.update(call.id for call in message.tool_calls)
         elif message.role == "tool" and message.tool_call_id not in kept:
             if out and out[-1].role != "assistant":

@@ -143,9 +143,7 @@ def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
         return pa.ListArray.from_arrays(pa.array(offsets_of(map(len, values)), pa.int32()), flat, type=item)
 
     spans = [[{"start": start, "end": end} for start, end in row.turns] for row in rows]
-    columns = [
-        numbers(name, [getattr(row, name) for row in rows]) for name in ("prompt_ids", "ids", "mask", "logprobs")
-    ]
+    columns = [numbers(key, [getattr(row, key) for row in rows]) for key in ("prompt_ids", "ids", "mask", "logprobs")]
     columns.append(array_of(spans, kind.value_type.field("turns").type))
     fields = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
     inside = pa.StructArray.from_arrays(columns, fields=fields)
@@ -262,9 +260,7 @@ def _has_fields(kind: pa.DataType) -> bool:
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a schema, by their names; null where the table has none."""
     pa, known = arrow(), set(table.column_names)
-    columns = [
-        table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type) for one in schema
-    ]
+    columns = [table[it.name].cast(it.type) if it.name in known else pa.nulls(len(table), it.type) for it in schema]
     return pa.table(columns, schema=schema)
 
 

@@ -195,9 +195,8 @@ class Growth:
             answers = [] if is_last else dummies.answer_messages(form, turn, contents, 0)
             with suppress(UnsupportedTemplate):
                 prompt = self._voice.render(story, story.messages)
-                whole = self._voice.render(
-                    story, [*story.messages, message, *answers], add_generation_prompt=not is_last
-                )
+                messages = [*story.messages, message, *answers]
+                whole = self._voice.render(story, messages, add_generation_prompt=not is_last)
                 return self._own_words(turn, said, layout, prompt, whole, ends, is_last=is_last)
         return ""
 

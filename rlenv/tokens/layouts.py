@@ -276,9 +276,7 @@ class _Derivation:
         """
         shared = dummies.shared_text(tail, self._alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
-        places = [
-            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
-        ]
+        places = [(tail.find(one), -len(one), one) for one in (*self.stops, *STOPS) if one and self.marks.has(one)]
         at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
         # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
         if known and (not ends_turns or not inside or at - size <= len(shared)):

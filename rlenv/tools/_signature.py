@@ -274,9 +274,7 @@ def _from_types(
 def _converter(
     hints: Mapping[str, Any], adapters: Mapping[str, TypeAdapter[Any]]
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
-    rich = {
-        key: adapter for key, adapter in adapters.items() if hints[key] not in _AS_THEY_ARE and hints[key] is not int
-    }
+    rich = {key: one for key, one in adapters.items() if hints[key] not in _AS_THEY_ARE and hints[key] is not int}
     whole = frozenset(key for key in adapters if hints[key] is int)
     if not rich and not whole:
         return None

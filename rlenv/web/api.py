@@ -326,9 +326,8 @@ def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
     from rlenv.runs.locks.lock import FOLDER, diff, read_lock  # the half of rlenv that plays episodes
 
     try:
-        locks = [
-            read_lock(run.folder / FOLDER / f"{name}.json") for run, name in zip((a, b), hashes.values(), strict=True)
-        ]
+        pairs = zip((a, b), hashes.values(), strict=True)
+        locks = [read_lock(run.folder / FOLDER / f"{name}.json") for run, name in pairs]
     except UsageError as error:
         return [{"section": "lock", "key": str(error), **hashes}]
     return [plain(entry) for entry in diff(*locks)]

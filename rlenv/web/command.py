@@ -388,9 +388,8 @@ def _box(text: str, *, title: str, style: str, most: int | None) -> Panel:
 
 def _end(trajectory: Trajectory, expected: Mapping[str, str]) -> Table:
     how = "terminated" if trajectory.terminated else "truncated"
-    table = Table(
-        "term", "value", "", title=escape(f"{how}: {trajectory.reason}"), title_justify="left", show_header=False
-    )
+    title = escape(f"{how}: {trajectory.reason}")
+    table = Table("term", "value", "", title=title, title_justify="left", show_header=False)
     table.columns[0].overflow = table.columns[2].overflow = "fold"
     table.columns[1].no_wrap = True
     for name, term in trajectory.reward.terms.items():

@@ -164,9 +164,7 @@ async def _specs(request: web.Request) -> web.Response:
     found = await asyncio.to_thread(lambda: list(specs_below(_roots(request))))
     specs = [{"path": str(path), "name": path.stem, "shipped": False} for path in found]
     listed = {spec["path"] for spec in specs}
-    more = [
-        {"path": name, "name": name, "shipped": True} for name, path in shipped().items() if str(path) not in listed
-    ]
+    more = [{"path": one, "name": one, "shipped": True} for one, path in shipped().items() if str(path) not in listed]
     return _json({"specs": [*specs, *more]})
 
 

@@ -373,6 +373,162 @@ RELATIONS["odd-file"] = (
     [machine("/app/answer.txt"), machine(OUT, OUT, keep=["/srv/out"]), machine(OUT, OUT, collect=f"cp {OUT} /app/")],
 )
 RELATIONS["unread-parameter"][1].append(tool("note", {"text": "{{ task.answer }}"}))
+
+
+def added(code: str, odd: list[dict[str, Any]], sound: list[dict[str, Any]]) -> None:
+    both = RELATIONS.setdefault(code, ([], []))
+    both[0].extend(odd)
+    both[1].extend(sound)
+
+
+def rule(name: str, **more: Any) -> dict[str, Any]:
+    return {"rewards": {"right": {"kind": "rule", "rule": name, **more}}}
+
+
+def beside(**more: Any) -> dict[str, Any]:
+    return {"rewards": {"right": EXACT, "more": {"kind": "rule", "weight": 0.1, **more}}, "success": "right >= 1"}
+
+
+def shows(*columns: str, **given: Any) -> dict[str, Any]:
+    return {**rows(**given), "prompt": {"system": f"Write it {TAG}",
+            "user": " ".join(f"{{{{ task.{column} }}}}" for column in columns)}}  # fmt: skip
+
+
+# An answer that the prompt shows, numbers that it bounds, and forms that it names.
+NUMERIC = rule("numeric_match")
+PERCENT = "Answer with a percentage such as <answer>12%</answer>."
+DATES = rows(answer=["2020-05-03", "2020-05-04"])
+QUIZ = {"choices": ["red", "blue", "green"]}
+LETTERS = rows(answer=["A", "B", "C"], choices=[QUIZ["choices"]])
+OPTIONS = "{{ task.question }}\nA) a\nB) b\nC) c"
+LABELS = ["spam", "ham", "spam", "ham", "spam", "ham", "spam"]
+MAILS = [{"question": f"Mail {number}?", "answer": label} for number, label in enumerate(LABELS)]
+added(
+    "odd-gold",
+    [
+        {**system("Choose. Its letter alone, such as <answer>B</answer>."), **rows()},
+        {**rows(answer=[0.25, 0.5]), **system(PERCENT), **NUMERIC},
+        {**rows(answer=[4, 9]), **system("Answer with a number from 1 to 5."), **NUMERIC},
+        {**rows(answer=[3.14159, 2.5]), **system("Round to two decimals."), **NUMERIC},
+        {**rows(), **system("Reply with JSON.")},
+        {**rows(), **system("Give the number in digits.")},
+        {**rows(answer=["The house is red", "It is the best"]), **system("Answer in German.")},
+        rows(answer=["2020-05-03", "03.05.2020"]),
+        rows(answer=["Lima\u200b", "Bern"]),
+        {"prompt": {"system": f"Write it {TAG}", "user": OPTIONS}, **rows(answer=["A", "D", "B"])},
+        {"tasks": {"train": {"rows": [*MAILS, {"question": "Mail 8?", "answer": "Spam"}]}}},
+        {"tasks": {"train": {"rows": [*MAILS, {"question": "Mail 8?", "answer": "sapm"}]}}},
+        rule("exact_match", expect="{{ task.answer[0] }}"),
+        {
+            **rows(names=[["David Bowie", "Bowie"], ["Elvis Presley", "Elvis"]]),
+            **rule("exact_match", expect="{{ task.names | join(', ') }}"),
+        },
+    ],
+    [
+        {**rows(answer=["A", "B"]), **system("Choose. Its letter alone, such as <answer>B</answer>.")},
+        {**rows(answer=[25, 50]), **system(PERCENT), **NUMERIC},
+        {**rows(answer=[4, 5]), **system("Answer with a number from 1 to 5."), **NUMERIC},
+        {**rows(answer=[9, 12]), **system("Answer with between 1 and 3 words."), **NUMERIC},
+        {**rows(answer=[3.14159, 2.5]), **system("Round to two decimals."), **rule("numeric_match", tolerance=0.01)},
+        {**rows(answer=["{}", "[1]"]), **system("Reply with JSON.")},
+        {**system("Translate the German word into English."), **rows()},
+        DATES,
+        {"prompt": {"system": f"Write it {TAG}", "user": OPTIONS}, **rows(answer=["A", "C", "B"])},
+        {"tasks": {"train": {"rows": MAILS}}},
+        {
+            **system("Name its first letter."),
+            **rule("exact_match", expect="{{ task.answer[0] }}"),
+            "oracle": [{"say": "<answer>{{ task.answer[0] }}</answer>"}],
+        },
+        {
+            **rows(colours=[["red", "blue"], ["green", "black"]]),
+            **rule("exact_match", expect="{{ task.colours | join(', ') }}"),
+            "oracle": None,
+        },
+    ],
+)
+CHOICES = {"answer": ["A", "B", "C"], "choices": [QUIZ["choices"]]}
+added("unread-column", [LETTERS], [shows("question", "choices", **CHOICES)])
+added(
+    "no-passage",
+    [system("Read the following passage and answer.")],
+    [{**shows("question", "text", text="a long text of many words, " * 9), "answer": None}, system("Read it.")],
+)
+# Terms that any text earns, or none.
+NO_KEYS = {"type": "object", "properties": {"town": {"type": "string"}}}
+added(
+    "any-answer",
+    [beside(rule="regex", of="message", pattern="(<answer>.*</answer>)?"), beside(rule="json_schema", schema=NO_KEYS)],
+    [beside(rule="regex", of="message", pattern="<answer>.*</answer>"),
+     beside(rule="json_schema", schema=NO_KEYS | {"required": ["town"]})],
+)  # fmt: skip
+added("always-pays", [beside(rule="length", max=90_000)], [beside(rule="length", max=400)])
+added("limits", [{**system("Explain your reasoning in detail."), **beside(rule="length", max=40)},
+      {**rows(answer="{answer} " * 90), "limits": {"response_tokens": 32}}],
+      [{**system("Be brief."), **beside(rule="length", max=40)}, {"limits": {"response_tokens": 32}}])  # fmt: skip
+USED = {"rule": "tool_called", "tool": "find", "min": 0, "max": 0}
+added("wrong-sign", [{**system("Always use the find tool."), **tool("find"), **beside(**USED)}],
+      [{**system("Do it in your head."), **tool("find"), **beside(**USED)}])  # fmt: skip
+# Gold calls and gold queries that nobody can make.
+added("gold-calls", [calls({"name": "find", "arguments": {"name": 7}})], [])
+PATTERN = {"answer": {"from": "regex", "pattern": "It is: ([a-z]+)"}, "oracle": None,
+           "prompt": {"system": "End with 'It is: TOWN'.", "user": "{{ task.question }}"}}  # fmt: skip
+QUERIES = {"rewards": {"right": {"kind": "verify", "tool": "query", "arguments": {"sql": "{{ answer }}"},
+           "expect": {"arguments": {"sql": "{{ task.sql }}"}}, "compare": "rows"}}}  # fmt: skip
+added(
+    "gold-not-earned",
+    [{**PATTERN, **rows(answer=["lima 1", "bern 2"])}, {**DATABASES, **QUERIES, **rows(sql=["SELECT 1", "SELEC 2"])}],
+    [{**PATTERN, **rows(answer=["lima", "bern"])}, {**DATABASES, **QUERIES, **rows(sql=["SELECT 1", "SELECT 2"])}],
+)
+# What the prompt asks for, and nothing allows.
+CODE = {"tools": {"run": {"kind": "code"}}}
+FINAL = {"answer": {"from": "final_message"}, "oracle": [{"say": "{{ task.answer }}"}]}
+added("no-way", [{**system("Compute with numpy."), **CODE}, {**system("Variables are kept between calls."), **CODE},
+      {**system("INSERT what is missing."), **DATABASES}, system("Ask the user for the country.")],
+      [{**system("Compute with math."), **CODE}, {**system("Never INSERT a row."), **DATABASES},
+       {**system("Ask the user for it."), "user": SCRIPTED, **rows(things=[["a"]]), "oracle": None}])  # fmt: skip
+added("answer-form", [{"prompt": {"system": "Explain your reasoning.", "user": "{{ task.question }}"}, **FINAL}],
+      [{"prompt": {"system": "Write the town alone.", "user": "{{ task.question }}"}, **FINAL}])  # fmt: skip
+# Names in descriptions, examples and other words for one tool.
+TWO = {
+    "find_town": {"kind": "python", "function": "tools.py:find", "description": "Keeps a note."},
+    "keep_note": {"kind": "python", "function": "tools.py:note", "description": "Finds a town, find it."},
+}
+added(
+    "unknown-tool",
+    [
+        {**system("Ask find(town='x')."), **tool("find")},
+        tool("find", description="Give its `zip_code`."),
+        {**tool("find"), **system("`room` finds it."), "tools": {"my_room": tool("find")["tools"]["find"]}},
+    ],
+    [{**system("Ask find(name='x')."), **tool("find")}, tool("find", description="Give its `name`.")],
+)
+SAME = {"find": tool("find")["tools"]["find"], "note": {"kind": "python", "function": "tools.py:note"}}
+added("same-description", [{"tools": {**SAME, "look": SAME["find"] | {"description": "Looks."}}},
+      {"tools": {name: one | {"description": text} for (name, one), text in zip(
+          TWO.items(), ("Keep a note.", "Find a town."), strict=True)}}],
+      [{"tools": SAME}])  # fmt: skip
+# What is said twice, cut, left over or shown whole.
+TURNS = rows(things=[["Which sea is the warmest?", "And the coldest?"]])
+added(
+    "duplicate-rows",
+    [{**TURNS, "prompt": {"system": f"Write it {TAG}", "user": "{{ task.things[0] }}"}, "user": SCRIPTED,
+      "oracle": None}],
+    [{**TURNS, "prompt": {"system": f"Write it {TAG}", "user": "{{ task.things[0] }}"}, "oracle": None,
+      "user": {"kind": "scripted", "replies": ["{{ task.things[1:] }}", "Thanks."]}}],
+)  # fmt: skip
+added("user-ends", [{**rows(town="{answer}"), "oracle": None, **rule("exact_match", expect="{{ task.town }}"),
+      "user": {"kind": "scripted", "replies": ["Hm.", "It is {{ task.town }}. ###STOP###"]}}], [])  # fmt: skip
+added("cut-text", [shows("question[:9]")], [shows("question[:900]")])
+added("gold-in-prompt", [{"prompt": {"system": f"Write it {TAG}", "user": "{{ task }}"}}, shows("answer")],
+      [{"prompt": {"system": f"Repeat it {TAG}", "user": "{{ task.answer }}"}}])  # fmt: skip
+added("odd-column", [rows(question=["asdf", "Which town?", "Which one?"])], [rows()])
+added("unfinished", [rows(question=["Where does {name} live?", "Where is {name} born?"])],
+      [rows(question=["What is in the set {a, b}?", "What prints f'{name}' in Python?"])])  # fmt: skip
+added("idle-limit", [{"tasks": {"train": rows()["tasks"]["train"] | {"limit": 2}}}],
+      [{"tasks": {"test": rows()["tasks"]["train"] | {"limit": 2}}}])  # fmt: skip
+added("other-rule", [{**calls(FIND), **system("Make all calls in any order."), "rewards": {"right": EXACT, "calls": {
+      "kind": "rule", "rule": "calls_match", "expect": "{{ task.gold }}", "order": True}}}], [])  # fmt: skip
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip

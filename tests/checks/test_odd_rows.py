@@ -199,7 +199,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "tools that are forbidden": system("Do not use a calculator. Answer without using any tools."),
     "a tool in a question": asks(("Which would you use as a tool to cut wood?", "saw"), ("Which digs?", "spade")),
     "a schema without tools": system("You know the schema of the database."),
-    "functions of Python": system("Use `print()` to see values, and `sympy` where it helps.") | tool(kind="code"),
+    "functions of Python": system("Use `print()` to see values, and `math` where it helps.") | tool(kind="code"),
     "calls in a question": asks(("At most 500 calls a day. In 2?", "1000"), ("At most 20 calls. In 3?", "60"))
     | own("find"),
     "moves of a game": system("White mates in 3 moves.")

@@ -248,9 +248,7 @@ def _repeated(tool: str, lost: Sequence[Lost], context: RewardContext) -> tuple[
     ]
     repeated, left = 0, list[Lost]()
     for one in lost:
-        again = [
-            _well(result, tool) for name, arguments, result in well if (name, arguments) == (one.tool, one.arguments)
-        ]
+        again = [_well(result, tool) for name, given, result in well if (name, given) == (one.tool, one.arguments)]
         if again:
             repeated += max(again)
         else:

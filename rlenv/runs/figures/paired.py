@@ -127,9 +127,7 @@ def _renamed(
 ) -> Iterator[tuple[_Task, list[int]]]:
     """The tasks of B by the numbers that A has for what they ask; a task of A without its own prompt in B is the one of
     its number, unless that is another of A's."""
-    prompts = [
-        {of: told[places[0]] for of, places in tasks.items()} for tasks, told in ((first, asked), (second, other))
-    ]
+    prompts = [{of: told[places[0]] for of, places in some.items()} for some, told in ((first, asked), (second, other))]
     own = {of for of in first.keys() & second.keys() if prompts[0][of] == prompts[1][of]}
     free: dict[tuple[str, str, Any], list[_Task]] = {}
     for of in sorted(first.keys() - own):

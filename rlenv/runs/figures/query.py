@@ -391,9 +391,7 @@ def searched(records: Iterable[tuple[str, bytes]], text: str) -> Iterator[list[H
     """
     if len(text) < _LEAST:
         raise UsageError(f"a text of {_LEAST} characters or more is expected")
-    needles = {
-        json.dumps(text.lower(), ensure_ascii=is_ascii)[1:-1].encode(errors="replace") for is_ascii in (False, True)
-    }
+    needles = {json.dumps(text.lower(), ensure_ascii=plain)[1:-1].encode(errors="replace") for plain in (False, True)}
     # Letters beyond ASCII have no lower case as bytes: a text with such is looked for in every record.
     is_told = text.isascii() or text.lower() == text.upper()
     for id, record in records:
