@@ -86,6 +86,8 @@ def test_what_is_large_and_within_the_limits_arrives() -> None:
         ("error -32603", "server_error", "unclear"),
         ("exit", "crashed", "unclear"),
         ("killed", "killed", "unclear"),
+        ("closed", "disconnected", "unclear"),  # as a server says that passes on what another one has to say
+        ("dumb", "disconnected", "unclear"),
     ],
 )
 def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:

@@ -182,7 +182,10 @@ class Link:
             if code == LOST:
                 raise _NotRun(message) from error
             if code == CONNECTION_CLOSED and message == _SESSION_ENDED:
+                is_suspect = not (connection.is_gone or connection.calls)  # the server has said it, and lives on
                 self._forget(connection)
+                if is_suspect:
+                    raise ServerDied(message, reason="disconnected") from error
             if code == UNREACHABLE:
                 raise ServerDied(message, reason="unavailable") from error
             was_cut = code == BROKEN or (code == CONNECTION_CLOSED and message.startswith(_ANSWER_CUT))
@@ -210,9 +213,10 @@ class Link:
         if child is None:
             is_suspect = not connection.is_gone and (asked_again.get() or await self._breaks.is_alone())
             return "disconnected" if is_suspect else "server_died"
-        if not await child.has_exited() or connection.calls_at_end != 1:
+        has_exited = await child.has_exited()
+        if connection.calls_at_end != 1:
             return "server_died"
-        return "killed" if child.was_killed else "crashed"
+        return "disconnected" if not has_exited else "killed" if child.was_killed else "crashed"
 
     async def aclose(self) -> None:
         """Ends the session and everything that is under way for it."""
@@ -255,8 +259,7 @@ class Link:
         return connection
 
     def _has_ended(self, connection: Connection) -> None:
-        lived_s = asyncio.get_running_loop().time() - connection.opened_at
-        self._pace.has_ended(lived_s)
+        self._pace.has_ended(connection.lived_s)
         # Closing fails the calls that wait for an answer which cannot come any more.
         self._close_host(report=connection)
 
@@ -291,7 +294,7 @@ class Link:
     def _forget(self, connection: Connection) -> None:
         if self.current is connection:
             connection.is_lost = True
-            self._pace.has_ended(asyncio.get_running_loop().time() - connection.opened_at)
+            self._pace.has_ended(connection.lived_s)
             self._close_host()
 
     def _suspect(self, connection: Connection) -> None:

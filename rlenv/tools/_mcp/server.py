@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,7 +153,13 @@ class Connection:
         self.calls_at_end: int | None = None
         """How many were on it when it ended by itself; None where it has not."""
         self._idle: asyncio.Future[None] | None = None
-        self.opened_at = asyncio.get_running_loop().time()
+        self._opened_at = asyncio.get_running_loop().time()
+        self._has_answered = False
+
+    @property
+    def lived_s(self) -> float:
+        """The seconds since it was opened; infinite for one that has answered a call: another call ended it then."""
+        return inf if self._has_answered else asyncio.get_running_loop().time() - self._opened_at
 
     @property
     def is_open(self) -> bool:
@@ -177,7 +184,9 @@ class Connection:
         request = types.CallToolRequest(params=params)
         self.calls += 1
         try:
-            return await self.client.session.send_request(request, types.CallToolResult)
+            found = await self.client.session.send_request(request, types.CallToolResult)
+            self._has_answered = True
+            return found
         except MCPError as error:
             if error.error.code != types.HEADER_MISMATCH:
                 raise

@@ -70,6 +70,11 @@ def answer(number: int, how: str) -> None:
         write(head + b'{"type":"text","text":"a\\ud800b"}]}}\n')
     elif word == "error":
         send({"id": number, "error": {"code": int(rest), "message": "no"}})
+    elif word == "closed":
+        send({"id": number, "error": {"code": -32000, "message": "Connection closed"}})
+    elif word == "dumb":
+        os.close(1)
+        signal.pause()
     elif word == "exit":
         os._exit(3)
     elif word == "killed":
