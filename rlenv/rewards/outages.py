@@ -234,9 +234,11 @@ async def _settled(
         try:
             # Of a call that was not kept, that the tool is well has to do.
             most = ROUNDS if arguments is not None else 1
-            tries, took_s, fells = _known_tries(tool, failed, context), _own_s(failed), failed.reason in _DEATHS
+            tries, took_s = _known_tries(tool, failed, context), _own_s(failed)
+            # One that hangs may hold up its server, which is then away for the known call too, as one that it fells.
+            is_dear = failed.reason == "late" or failed.reason in _DEATHS
             return await in_turn(
-                ask_known, ask_again, most=most, within_s=within_s, took_s=took_s, is_dear=fells, tries=tries
+                ask_known, ask_again, most=most, within_s=within_s, took_s=took_s, is_dear=is_dear, tries=tries
             )
         except RewardError as error:
             return error

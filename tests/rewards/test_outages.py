@@ -477,6 +477,27 @@ def test_a_failure_is_the_policys_beside_a_known_call_that_goes_well_alone(known
         assert asked["known"] > 1
 
 
+def test_a_short_call_that_hangs_and_blocks_its_server_is_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = ToolResult("tool", "late", "timeout", reason="late", whose="unclear", seconds=0.95)
+    is_blocked = False
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        nonlocal is_blocked
+        if arguments["q"] == "known" and not is_blocked:
+            await passes(0.01)
+            return ToolResult("tool", "well", "ok")
+        is_blocked = arguments["q"] != "known"
+        await passes(0.95 if is_blocked else 2.2)  # it is replaced
+        return hung
+
+    async def main() -> str:
+        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+        with running_under(Countdown(60.0)):
+            return (await settled(Lost("tool", {"q": "very"}, hung), TOOL, reward_context(call=call))).whose
+
+    assert run_skipping(main()) == "policy"
+
+
 @pytest.mark.parametrize(
     ("tool", "turns", "says"),
     [
