@@ -104,9 +104,8 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
         return None
     # Several backslashes are one piece: as many pieces of any length would take for ever to be told apart.
-    text = "".join(
-        _backslashes(len(run)) if run[0] == "\\" else "".join(map(_one, run)) for run in _PIECES.findall(bare)
-    )
+    pieces = _PIECES.findall(bare)
+    text = "".join(_backslashes(len(run)) if run[0] == "\\" else "".join(map(_one, run)) for run in pieces)
     if len(bare) < _LEAST_ANYWHERE:
         return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
     data = bare.encode("utf-8", "surrogateescape")

@@ -143,9 +143,8 @@ def _ends(tool: str, entry: str, own: bool | str, spec: EnvSpec) -> Ends | None:
 
     def asked(result: ToolResult, context: ToolContext) -> Literal["", "ended", "truncated"]:
         try:
-            found = template.value(
-                resources=context.resources, task=context.task, vars=spec.vars, tool=tool, result=result
-            )
+            held, task = context.resources, context.task
+            found = template.value(resources=held, task=task, vars=spec.vars, tool=tool, result=result)
         except TemplateError as error:
             raise EpisodeError(f"tools.{entry}.ends ({given.strip()}): {error}", reason="ends") from error
         return "truncated" if found == "truncated" else "ended" if found else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import itertools
 import math
 import random
 import re
@@ -351,12 +350,6 @@ def _answer(subject: Subject) -> Iterator[Finding]:
 
 def _descriptions(subject: Subject) -> Iterator[Finding]:
     seen, tools = dict[str, str](), {tool.name: tool for tool in subject.compiled.tools.values()}
-    named = {name: {one for one in re.split(r"[_-]", name.lower()) if len(one) > 2} for name in tools}
-    words = {name: {*re.findall(r"[a-z]+", tool.description.lower())} for name, tool in tools.items()}
-    for one, other in itertools.combinations([name for name in tools if named[name]], 2):
-        own = (named[one] & words[one]) | (named[other] & words[other])
-        if not own and named[one] <= words[other] and named[other] <= words[one]:
-            yield subject.say("same-description/swapped", f"tools.{tools[one].entry or one}", other, at="key")
     for tool in tools.values():
         takes, place = tool.parameters.get("properties", {}), f"tools.{tool.entry or tool.name}"
         told = [(found, place, "description") for found in re.findall(r"`(\w{3,})`", tool.description)]

@@ -257,13 +257,13 @@ def _is_part(source: TaskSource, other: TaskSource, name: str) -> bool:
 
 def _again(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Finding]:
     """What the user says first, said once more: by the prompt's own messages, or by the simulated user."""
-    row, user = asked[0].split.rows[0] if asked else {}, subject.loaded.spec.user
-    first = asked[0].users[0].strip() if asked and asked[0].users and subject.loaded.spec.prompt.asks else ""
-    places = (("prompt.messages", subject.loaded.spec.prompt.messages), ("user.replies", getattr(user, "replies", ())))
-    for place, source in places if len(first) > 12 else ():
+    spec, row = subject.loaded.spec, asked[0].split.rows[0] if asked else {}
+    first = asked[0].users[0].strip() if asked and asked[0].users and spec.prompt.asks else ""
+    places = {"prompt.messages": spec.prompt.messages, "user.replies": getattr(spec.user, "replies", ())}
+    for place, source in places.items() if len(first) > 12 else ():
         with contextlib.suppress(TemplateError, RlenvError, TypeError):
-            said = compile_value(source)(task=row, vars=subject.loaded.spec.vars)
-            if any(text.strip() == first for _, text in strings_in(said, ())):
+            said = strings_in(compile_value(source)(task=row, vars=spec.vars), ())
+            if any(text.strip() == first for _, text in said):
                 yield subject.say("duplicate-rows/message", place, first[:40], at="key")
 
 

@@ -184,10 +184,6 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
     is_most = rule in ("turn_count", "tool_call_count") or is_brief
     if is_most and spec.usual_weight < 0 and most is not None and not least:
         yield subject.say("wrong-sign/weight", f"{path}.weight", spec.usual_weight, most + 1)
-    forbids = spec.usual_weight < 0 and rule == "tool_called" and most is None
-    asked = [found[0] for one in demands(subject) if (found := PATTERNS.use.search(one))]
-    if asked and (forbids or (rule in ("tool_called", "tool_call_count") and most == 0 and spec.usual_weight > 0)):
-        yield subject.say("wrong-sign/asked-call", path, asked[0], at="key")
     if limit is None:
         return
     if least is not None and least > limit and spec.usual_weight:

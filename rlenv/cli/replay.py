@@ -72,9 +72,8 @@ class ReplayCommand(WithSet, WithPrices):
             environment = scored.environment_of(before, run=self.file, spec=self.spec, set=self.overrides)
             _check_live(self.live, environment)
             if self.all_tools and (reader := _reads_what_tools_do(environment)):
-                raise UsageError(
-                    f"--all-tools runs no tools, and {reader} depends on what they do", hint="leave it out"
-                )
+                message = f"--all-tools runs no tools, and {reader} depends on what they do"
+                raise UsageError(message, hint="leave it out")
             _say_what_is_taken(self, environment)
 
             async def main() -> list[Replayed]:
@@ -274,9 +273,8 @@ def _checked(args: RescoreCommand) -> Weights:
     if len(weights.weight) < len(paid):
         raise UsageError("--weight names one term twice", hint="leave one of them out")
     if not args.spec and not weights:
-        raise UsageError(
-            "nothing is to change", hint="add --spec NEW.yaml, --drop TERM, --only TERM or --weight TERM=W"
-        )
+        message = "nothing is to change"
+        raise UsageError(message, hint="add --spec NEW.yaml, --drop TERM, --only TERM or --weight TERM=W")
     return weights
 
 

@@ -88,9 +88,8 @@ class ServeCommand(WithSet):
             drain_s=self.drain_s,
             message_bytes=int(self.max_message_mb * 1e6),
         )
-        server = Server(
-            self._environments(), limits, token, board=board or Board(), is_open=self.no_token and not token
-        )
+        is_open = self.no_token and not token
+        server = Server(self._environments(), limits, token, board=board or Board(), is_open=is_open)
 
         def ready() -> None:
             server.board.add(UP)

@@ -125,9 +125,8 @@ class Manifest:
                     "is kept",
                     hint=f"go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER",
                 )
-            raise UsageError(
-                f"{folder} holds no supervised data (there is no {MANIFEST})", hint="`rlenv collect -o` makes it"
-            )
+            message = f"{folder} holds no supervised data (there is no {MANIFEST})"
+            raise UsageError(message, hint="`rlenv collect -o` makes it")
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("format", None) != _FORMAT:

@@ -354,9 +354,8 @@ class Environment:
                 find = finder(template, base=base, roots=self.loaded.roots, **values)
                 found += [image_of(one, file=find) for one in listed(value)]
             except (UnreadableImage, RefusedPath, TemplateError) as error:
-                raise EpisodeError(
-                    f"prompt.images.{index} ({template.source.strip()}): {error}", reason="image"
-                ) from error
+                message = f"prompt.images.{index} ({template.source.strip()}): {error}"
+                raise EpisodeError(message, reason="image") from error
         return tuple(found)
 
     def prompt_text(self, messages: Sequence[Message], tools: ToolSet | None = None) -> str:

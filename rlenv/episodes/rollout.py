@@ -235,13 +235,11 @@ def nest(outer: Path, make: Make, path: Path, overrides: Mapping[str, Any]) -> N
     target = path.resolve()
     if target in chain:
         circle = " -> ".join(file.name for file in (*chain[chain.index(target) :], target))
-        raise UsageError(
-            f"the specs call each other in a circle: {circle}", key="spec", hint="remove one of the agents"
-        )
+        message = f"the specs call each other in a circle: {circle}"
+        raise UsageError(message, key="spec", hint="remove one of the agents")
     if not path.is_file():
-        raise UsageError(
-            f"there is no file '{path.name}' in {path.parent}", key="spec", hint="the path is relative to the spec"
-        )
+        message = f"there is no file '{path.name}' in {path.parent}"
+        raise UsageError(message, key="spec", hint="the path is relative to the spec")
     token = _chain.set((*chain, target))
     try:
         return NestedSpec(make(load_spec(path, set=overrides)))

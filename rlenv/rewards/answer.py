@@ -167,9 +167,8 @@ def compile_pattern(source: str, *, dot_all: bool = True, ignore_case: bool = Fa
         advice = next((advice for start, advice in _ADVICE.items() if reason.startswith(start)), _ESCAPE)
         raise UsageError(f"pattern {source!r} does not compile: {reason}", hint=advice) from error
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"pattern {source!r} does not compile: it holds half of a surrogate pair", hint=_ESCAPE
-        ) from error
+        message = f"pattern {source!r} does not compile: it holds half of a surrogate pair"
+        raise UsageError(message, hint=_ESCAPE) from error
     if regexp.programsize > _MAX_PROGRAM:
         raise UsageError(
             f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed)",

@@ -69,9 +69,8 @@ def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
         target = spec.function
         function = load_function(target, key="function", gives=["trajectories"], context=context)
         if is_async(function):
-            raise UsageError(
-                f"{spec.function} is a coroutine function; a plain one was expected", key="function", hint="write def"
-            )
+            message = f"{spec.function} is a coroutine function; a plain one was expected"
+            raise UsageError(message, key="function", hint="write def")
 
         def own(trajectories: Sequence[Trajectory]) -> list[Measured]:
             try:
@@ -139,9 +138,8 @@ def score_groups(
     """
     found = list(trajectories)
     if scorer.asked_names and not keeps_asked:
-        raise UsageError(
-            f"the term '{scorer.asked_names[0]}' asks models about a group", hint="await environment.score_groups"
-        )
+        message = f"the term '{scorer.asked_names[0]}' asks models about a group"
+        raise UsageError(message, hint="await environment.score_groups")
     if not scorer.has_group_terms:
         return found
     for places in _places(trajectories, groups):

@@ -203,14 +203,12 @@ def _check_group_terms(planned: Sequence[Planned]) -> None:
     for one in planned:
         if one.name in grouped and (unknown := [name for name in one.term.reads if name not in known]):
             there = ", ".join(known)
-            raise UsageError(
-                f"no term '{unknown[0]}' to compare", key=f"rewards.{one.name}.of", hint=f"there are: {there}"
-            )
+            message = f"no term '{unknown[0]}' to compare"
+            raise UsageError(message, key=f"rewards.{one.name}.of", hint=f"there are: {there}")
     for one in planned:
         if one.gate is not None and (late := sorted(grouped.intersection(one.gate.names))):
-            raise UsageError(
-                f"'{late[0]}' is known only once all answers are", key=f"rewards.{one.name}.gate", hint="drop it"
-            )
+            message = f"'{late[0]}' is known only once all answers are"
+            raise UsageError(message, key=f"rewards.{one.name}.gate", hint="drop it")
 
 
 _CANCEL_GRACE_S = 1.0

@@ -198,9 +198,8 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     properties = tool.parameters.get("properties", {})
     for key, given in (("arguments", spec.arguments), ("expect.arguments", expect.arguments or {})):
         if unknown := [argument for argument in given if properties and argument not in properties]:
-            raise UsageError(
-                f"'{spec.tool}' takes no '{unknown[0]}'", key=key, hint=f"it takes: {', '.join(properties)}"
-            )
+            message = f"'{spec.tool}' takes no '{unknown[0]}'"
+            raise UsageError(message, key=key, hint=f"it takes: {', '.join(properties)}")
     names = frozenset(_NOT_GOLD if expect.any_of is not None else _NOT_GOLD[:-1])
     expected = compile_for_context(
         dict(expect.arguments) if expect.arguments is not None else expect.value,

@@ -263,9 +263,8 @@ class _Run:
                     budget.ended(trajectory, left=left)
 
                 jobs, many = [self._jobs[index] for index in todo], plan.concurrency
-                ran = await rollout(
-                    environment, self._actor.policy, jobs, concurrency=many, on_end=ended, lane=stage.lane
-                )
+                policy = self._actor.policy
+                ran = await rollout(environment, policy, jobs, concurrency=many, on_end=ended, lane=stage.lane)
                 whole = self._whole(dict(zip(todo, ran, strict=True)), batch)  # all samples of a task are in one batch
                 found += await environment.score_groups(whole, on_asked=budget.asked)
                 if plan.until_width is not None and success_width(found) <= plan.until_width:

@@ -121,9 +121,8 @@ def _chosen(terms: Sequence[Term], weights: Weights, success: str | None) -> lis
     for option, names in (("--drop", weights.drop), ("--only", weights.only), ("--weight", tuple(weights.weight))):
         for name in names:
             if name not in known:
-                raise UsageError(
-                    f"{option} {name}: no term is called that", hint=did_you_mean(name, known, "there are")
-                )
+                message = f"{option} {name}: no term is called that"
+                raise UsageError(message, hint=did_you_mean(name, known, "there are"))
     for name, value in weights.weight.items():
         if not math.isfinite(value):
             raise UsageError(f"--weight {name}={value}: expected a finite number")

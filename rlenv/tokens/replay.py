@@ -211,9 +211,8 @@ class _Played:
         if self.spells or spells(self.encoder.vocabulary, said):
             messages = [self._hidden(message, told, is_prompt) for message, told in conversation]
             try:
-                hidden = self.encoder.template.render(
-                    messages, tools=self.independent.hide(self.dialogue.tools), now=now
-                )
+                tools = self.independent.hide(self.dialogue.tools)
+                hidden = self.encoder.template.render(messages, tools=tools, now=now)
             except UnsupportedTemplate as error:
                 raise self._end("taken out", str(error)) from error
         ids = self.independent.ids(text, hidden)

@@ -62,9 +62,8 @@ def _check() -> None:
     try:
         find_monty_binary(None)
     except FileNotFoundError as error:
-        raise UsageError(
-            "the sandbox monty has no worker program", hint=f"pip install pydantic-monty-runtime ({error})"
-        ) from error
+        message = "the sandbox monty has no worker program"
+        raise UsageError(message, hint=f"pip install pydantic-monty-runtime ({error})") from error
 
 
 def monty_runner(

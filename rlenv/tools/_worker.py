@@ -209,9 +209,8 @@ class PythonWorkers:
             is_patient = bool(asked_again.get())
             result = await self._pool.run(work, until=call.deadline, is_patient=is_patient)
         except StartFailed as error:
-            raise EpisodeError(
-                f"a worker process of tool '{self._name}' did not start: {error}", reason="worker"
-            ) from error
+            message = f"a worker process of tool '{self._name}' did not start: {error}"
+            raise EpisodeError(message, reason="worker") from error
         except Gone as error:
             # The call may have ended its process, also by a signal that usually comes from outside.
             was_killed = error.cause == "outside"

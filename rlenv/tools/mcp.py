@@ -99,9 +99,8 @@ def _server(name: str, spec: McpSpec, context: CompileContext, call: ToolContext
         if key in spec.model_fields_set and getattr(spec, owner) is None:
             raise UsageError(f"it is read only with '{owner}'", key=key, hint=f"remove '{key}'")
     if spec.workers is not None and spec.scope != "pool":
-        raise UsageError(
-            f"it is read only with 'scope: pool', and the scope is {spec.scope}", key="workers", hint="remove 'workers'"
-        )
+        message = f"it is read only with 'scope: pool', and the scope is {spec.scope}"
+        raise UsageError(message, key="workers", hint="remove 'workers'")
     if importlib.util.find_spec("mcp") is None:
         raise MissingExtra("the tool kind 'mcp'", extra="mcp")
     from rlenv.tools._mcp.server import McpServer

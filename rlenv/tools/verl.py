@@ -130,9 +130,8 @@ def _registry(module: Any) -> Sequence[Any]:
     tools = sys.modules.get("verl.tools.function_tool")
     registered = [one for one in getattr(tools, "FUNCTION_TOOL_REGISTRY", {}).values() if id(one.fn) in own]
     if not registered:
-        raise UsageError(
-            "it has no function under @function_tool", hint="from verl.tools.function_tool import function_tool"
-        )
+        message = "it has no function under @function_tool"
+        raise UsageError(message, hint="from verl.tools.function_tool import function_tool")
     return registered
 
 

@@ -320,9 +320,8 @@ def below(given: str, roots: Sequence[Path]) -> Path:
         raise UsageError(f"no file can have this path: {reason}", key="path", hint="give another name") from error
     if not inside:
         shown = ", ".join(map(str, roots)) or "none are given"
-        raise UsageError(
-            f"'{given[:200]}' is not below the folders that are served", key="path", hint=f"these: {shown}"
-        )
+        message = f"'{given[:200]}' is not below the folders that are served"
+        raise UsageError(message, key="path", hint=f"these: {shown}")
     return there or inside[0]
 
 

@@ -466,9 +466,6 @@ added("always-pays", [beside(rule="length", max=90_000)], [beside(rule="length",
 added("limits", [{**system("Explain your reasoning in detail."), **beside(rule="length", max=40)},
       {**rows(answer="{answer} " * 90), "limits": {"response_tokens": 32}}],
       [{**system("Be brief."), **beside(rule="length", max=40)}, {"limits": {"response_tokens": 32}}])  # fmt: skip
-USED = {"rule": "tool_called", "tool": "find", "min": 0, "max": 0}
-added("wrong-sign", [{**system("Always use the find tool."), **tool("find"), **beside(**USED)}],
-      [{**system("Do it in your head."), **tool("find"), **beside(**USED)}])  # fmt: skip
 # Gold calls and gold queries that nobody can make.
 added("gold-calls", [calls({"name": "find", "arguments": {"name": 7}})], [])
 PATTERN = {"answer": {"from": "regex", "pattern": "It is: ([a-z]+)"}, "oracle": None,
@@ -490,10 +487,6 @@ added("no-way", [{**system("Compute with numpy."), **CODE}, {**system("Variables
 added("answer-form", [{"prompt": {"system": "Explain your reasoning.", "user": "{{ task.question }}"}, **FINAL}],
       [{"prompt": {"system": "Write the town alone.", "user": "{{ task.question }}"}, **FINAL}])  # fmt: skip
 # Names in descriptions, examples and other words for one tool.
-TWO = {
-    "find_town": {"kind": "python", "function": "tools.py:find", "description": "Keeps a note."},
-    "keep_note": {"kind": "python", "function": "tools.py:note", "description": "Finds a town, find it."},
-}
 added(
     "unknown-tool",
     [
@@ -504,10 +497,8 @@ added(
     [{**system("Ask find(name='x')."), **tool("find")}, tool("find", description="Give its `name`.")],
 )
 SAME = {"find": tool("find")["tools"]["find"], "note": {"kind": "python", "function": "tools.py:note"}}
-added("same-description", [{"tools": {**SAME, "look": SAME["find"] | {"description": "Looks."}}},
-      {"tools": {name: one | {"description": text} for (name, one), text in zip(
-          TWO.items(), ("Keep a note.", "Find a town."), strict=True)}}],
-      [{"tools": SAME}])  # fmt: skip
+LOOK = SAME["find"] | {"description": "Looks."}
+added("same-description", [{"tools": {**SAME, "look": LOOK}}], [{"tools": SAME}])
 # What is said twice, cut, left over or shown whole.
 TURNS = rows(things=[["Which sea is the warmest?", "And the coldest?"]])
 added(

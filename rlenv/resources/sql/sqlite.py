@@ -245,9 +245,8 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> SqlR
         UsageError: path and init do not fit, or the path of a shared database depends on the task.
     """
     if spec.isolation is not None and spec.access != "copy":
-        raise UsageError(
-            "a database that is read only needs none", key="isolation", hint="write access: copy, or remove it"
-        )
+        message = "a database that is read only needs none"
+        raise UsageError(message, key="isolation", hint="write access: copy, or remove it")
     given = {key: path for key, path in (("path", spec.path), ("init", spec.init)) if path is not None}
     if len(given) != 1:
         raise UsageError("expected either path or init", hint="name one of them")

@@ -215,9 +215,8 @@ def read_pin(path: Path, entry: str) -> Listing:
         raise UsageError(f"'{path.name}' cannot be read: {error}", key="pin", hint=again) from error
     try:
         if content["rlenv_tools"] != _VERSION:
-            raise UsageError(
-                f"'{path.name}' is of version {content['rlenv_tools']}, not {_VERSION}", key="pin", hint=again
-            )
+            message = f"'{path.name}' is of version {content['rlenv_tools']}, not {_VERSION}"
+            raise UsageError(message, key="pin", hint=again)
         found = content["entries"].get(entry)
         if found is None:
             known = ", ".join(content["entries"])
