@@ -43,6 +43,8 @@ def _parse(text: str) -> list[Any]:
 
 def _with_unit(expression: Any, sympy: Any) -> Any:
     """With the imaginary unit where the name i stands."""
+    if isinstance(expression, sympy.FiniteSet | sympy.Tuple):
+        return expression.func(*(_with_unit(one, sympy) for one in expression.args))
     named = {one: sympy.I for one in expression.free_symbols if one.name == "i"}
     if not named:
         return expression
