@@ -101,7 +101,7 @@ def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table
     records, messages, tokens, events = [], [], [], []
     for row in rows:
         record, held, asked = read_body(file, row)
-        records.append(record)
+        records.append(bytes(record))  # pyarrow 26 never lets go of a view that it makes a value of, nor of its memory
         try:
             told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
             messages.append([_message(message) for message in loads(told)["messages"]])

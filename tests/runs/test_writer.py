@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import random
@@ -159,6 +160,20 @@ def test_a_segment_is_sealed_at_its_limit_and_a_new_one_begun(tmp_path: Path) ->
     reader = RunReader(tmp_path)
     assert reader.table["id"].to_pylist() == ids
     assert [reader.body(id).trajectory().task_index for id in ids] == list(range(20))
+
+
+def test_a_process_holds_nothing_of_the_bodies_that_it_has_sealed(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+
+    def views() -> int:
+        gc.collect()
+        return sum(type(one) is memoryview for one in gc.get_objects())
+
+    before, writer = views(), RunWriter(tmp_path, seal_episodes=2)
+    for number in range(10):
+        writer.append(episode(number), Facts(tokens=(TOKENS,)))
+    writer.close()
+    assert (len(list((tmp_path / "bodies").iterdir())), views()) == (5, before)
 
 
 def test_beyond_its_budget_a_run_keeps_the_bodies_that_people_look_for(tmp_path: Path) -> None:
