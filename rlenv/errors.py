@@ -159,7 +159,6 @@ class MissingExtra(UsageError):
     """An optional part of rlenv is not installed.
 
     Args:
-        feature: what was asked for.
         extra: the extra that brings it (`pip install "rlenv[extra]"`).
     """
 
@@ -175,9 +174,6 @@ class UnknownEntry(UsageError):
 
     Args:
         group: the key that holds such entries: `tools`, `resources`, `endpoints`.
-        name: what was named.
-        known: what could have been.
-        key: the key that names it.
         message: what is said in place of `there is no tool 'NAME'`.
         hint: what is said in place of the nearest of `known`.
     """

@@ -351,8 +351,13 @@ def _say(
         said = only.environment.id if args.spec and name in measured else f"{only.environment.id} {name}"
         _show_rescored(console, said, differences[name])
     else:
-        before = summarise(source.before, seconds=0.0)
-        console.print(_variant_table(before, summaries, differences))
+        table = Table("", "reward", "success", "invalid", "changed")
+        for name, summary in {"as recorded": summarise(source.before, seconds=0.0), **summaries}.items():
+            changed = str(len(differences[name].changes)) if name in differences else ""
+            rewards = scored.within(summary.reward_mean, summary.reward_interval)
+            successes = scored.within(summary.success_rate, summary.success_interval)
+            table.add_row(escape(name), escape(rewards), escape(successes), str(summary.invalid), changed)
+        console.print(table)
         for name, difference in differences.items():
             console.print(escape(f"{name}:"), soft_wrap=True)
             _list_changes(console, difference)
@@ -367,19 +372,6 @@ def _say(
 
 def _intervals(summary: GroupSummary) -> dict[str, Any]:
     return {"reward_interval": summary.reward_interval, "success_interval": summary.success_interval}
-
-
-def _variant_table(
-    before: GroupSummary, summaries: Mapping[str, GroupSummary], differences: Mapping[str, Difference]
-) -> Table:
-    table = Table("", "reward", "success", "invalid", "changed")
-    rows = {"as recorded": before, **summaries}
-    for name, one in rows.items():
-        changed = str(len(differences[name].changes)) if name in differences else ""
-        rewards = scored.within(one.reward_mean, one.reward_interval)
-        successes = scored.within(one.success_rate, one.success_interval)
-        table.add_row(escape(name), escape(rewards), escape(successes), str(one.invalid), changed)
-    return table
 
 
 def _show_rescored(console: Console, name: str, found: Difference) -> None:

@@ -73,7 +73,6 @@ class Pool:
         Args:
             until: the deadline, of `time.monotonic`, later by what does not count; the process is killed soon after.
             key: a process that holds it is preferred.
-            is_urgent: before others that wait.
             is_patient: waiting for a place counts for no limit either.
 
         Raises:

@@ -147,7 +147,6 @@ class Scorer:
         shut, a gate over an invalid one makes its own term invalid, unless the other comparisons decide it.
 
         Args:
-            context: the whole episode.
             turns: what `score_turn` gave for each turn of `context.turns`, in order.
             limit_s: seconds for all terms that are not quick; None for no limit.
 

@@ -99,7 +99,6 @@ async def evaluate_async(
         split: the tasks; by default `test` where there is one, else the first split.
         n: how many tasks; None for all. Of each `k` samples are played.
         seed: of the run; each sample has its own, made of it.
-        concurrency: episodes at once.
         until_width: play tasks in an order drawn by `seed`, and end once the 95 % interval of success is so narrow.
         set: values that replace keys of the spec, by dotted path.
         out: the folder of the run; `resume` plays what it lacks and what is invalid, `overwrite` replaces it.

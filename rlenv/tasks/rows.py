@@ -48,7 +48,6 @@ def seed_of(run: int, split: str, task: int, sample: int = 0) -> int:
     one draw. It is the BLAKE2b digest (4 bytes, the first bit cleared) of "RUN/SAMPLE/SPLIT/TASK".
 
     Args:
-        run: the seed of the run.
         task: the row's index in its split (0-based).
         sample: which of the task's episodes: the sample of an evaluation, in training the step.
     """

@@ -72,8 +72,6 @@ class FakeEndpoint:
             log-probabilities for whoever asks for them by the fields of vLLM, SGLang or OpenAI; a Reply is any other.
         context: the most tokens of a prompt and its answer; a request for more is answered with 400, and `POST
             /tokenize` counts. Without one nothing is too long, and nobody counts (404).
-        end: the model's end token.
-        special: its other control tokens.
         says_stops: give `stop_reason`, as vLLM does; the OpenAI API has no such field.
     """
 

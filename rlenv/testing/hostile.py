@@ -172,7 +172,6 @@ def check_hostile(
         policy: what attacks; a HostilePolicy with `seed` by default.
         honest: what plays beside; the spec's oracle by default, nobody where there is none.
         split: whose tasks are played; the first split by default.
-        at_once: hostile episodes at a time.
 
     Raises:
         AssertionError: with every law that is broken and the actions that broke it.

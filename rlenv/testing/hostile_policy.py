@@ -161,7 +161,6 @@ class HostilePolicy:
 
     Args:
         environment: what is attacked; its tools' schemas, dialect, answer rule and oracle are looked at.
-        seed: another seed, other actions.
         hang_share: the share of actions that are made to last until somebody stops them.
         large_share: the share of actions that may be larger than 20,000 characters; others are cut there.
     """

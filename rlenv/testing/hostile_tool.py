@@ -131,7 +131,6 @@ def hostile_tool(what: str = "", seed: int = 0) -> Any:
 
     Args:
         what: a name of OUTPUTS; any other text draws one, equal for equal texts and seeds.
-        seed: another seed, another draw.
     """
     found = OUTPUTS.get(what)
     if found is None:

@@ -58,7 +58,6 @@ async def check_policy_async(
         set: values that replace keys of the spec.
         task: the row of the split that is played.
         split: the first one by default.
-        seed: the episodes' seed.
         max_tokens: the policy's own limit of tokens in one action; None where it has none.
         is_cut: `max_tokens` is so low that it cuts the first action.
         is_seeded: equal seeds give equal actions; False for a server that does not promise it.

@@ -116,7 +116,6 @@ def check(
 
     Args:
         make: builds the encoder; a template or tokenizer that it refuses is a finding.
-        dialogues: how many dialogues are generated.
         real: dialogues of an environment, checked like the generated ones.
         verdict: on what an environment plays; None judges what environments in general play, those with a simulated
             user apart.

@@ -30,7 +30,6 @@ class TemplatedDialect:
     roles, as token-exact observations are.
 
     Args:
-        name: how errors call the template.
         values: names that the template reads beside the conversation, such as `bos_token`.
         stop: the mark, or the marks, that end an assistant's turn, where the template's is not a common one.
 

@@ -319,7 +319,6 @@ class TokenEncoder:
             roles: such as `["tool"]`, or `["user"]` where an environment answers in words.
             after_thinking: whether the policy may have written thinking before.
             messages: the first messages; by default a user's.
-            tools: their schemas.
 
         Raises:
             UnsupportedTemplate: the message names the template and the place.

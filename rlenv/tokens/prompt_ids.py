@@ -63,9 +63,6 @@ class PromptIds:
     ) -> array[int]:
         """The ids of the template's rendering, generation prompt included.
 
-        Args:
-            story: the conversation of these messages.
-
         Raises:
             EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
         """

@@ -364,7 +364,6 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        name: how errors call it.
         values: names that the template reads beside the conversation, such as `enable_thinking` or `bos_token`.
 
     Raises:

@@ -251,7 +251,6 @@ def confined(
         argv: the program, with its path, and its arguments.
         folders: what is there beside, at the same place, whatever is hidden around it; true where it may be written.
         cwd: where the program starts.
-        processes: whether it may start others.
 
     Raises:
         UsageError: bubblewrap does not work here.

@@ -22,7 +22,6 @@ class RlenvWorkflow(RolloutWorkflow):
 
     Args:
         gconfig: AReaL's `GenerationHyperparameters`; its `max_new_tokens` is the room of the whole response.
-        tokenizer: the policy's.
         options: those of `rlenv_train.player.Player`.
     """
 

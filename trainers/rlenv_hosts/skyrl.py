@@ -39,8 +39,6 @@ class RlenvGenerator:
 
     Args:
         cfg: SkyRL's configuration; `generator.sampling_params.max_generate_length` is the most of a turn.
-        tokenizer: the policy's.
-        client: SkyRL's inference engine client.
         options: those of `rlenv_train.player.Player`, such as `max_response_tokens`.
     """
 

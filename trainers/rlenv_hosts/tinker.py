@@ -95,7 +95,6 @@ class RlenvGroup(EnvGroupBuilder):
 
     Args:
         address: the task; its spec is a path or a name that ships.
-        size: how many samples.
         tokenizer: the folder or hub name of the policy's.
         limits: those of `rlenv.TokenEpisode`, such as `max_response_tokens`.
         step: of the training, which the episode's seed follows.

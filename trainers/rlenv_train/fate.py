@@ -154,7 +154,6 @@ def place_rewards(rows: Sequence[Row], turn_rewards: Sequence[float], *, total: 
     Args:
         rows: of one episode, in their order.
         turn_rewards: one a turn over all rows, as `RewardBreakdown.turn_rewards`.
-        total: the episode's reward.
     """
     placed = [[0.0] * len(row.response_ids) for row in rows]
     turns = [(at, start, end) for at, row in enumerate(rows) for start, end in row.turn_spans]

@@ -308,7 +308,6 @@ async def make_lesson(
     Args:
         environment: the compiled spec; it is played for a flaw that `EDITS_CALLS`, and no other.
         flaw: what to get wrong; it `has_room`.
-        rng: decides what the edits write.
     """
     if flaw not in EDITS_CALLS:
         kept = {Flaw.GUESS: 0, Flaw.STOPS_EARLY: len(gold.turns) - 2}.get(flaw, len(gold.turns) - 1)

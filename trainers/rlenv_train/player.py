@@ -79,7 +79,6 @@ def addresses(
     """The addresses of a split's tasks, in their order.
 
     Args:
-        seed: of the run.
         count: so many tasks, spread evenly over the groups; all for None.
         place: the path by which a worker loads the spec; by default its name, which is one where it ships.
 

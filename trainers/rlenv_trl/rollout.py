@@ -70,7 +70,6 @@ class Rollout:
         """The rows of a data set over a split of every spec: a prompt each, which is the address of an episode.
 
         Args:
-            seed: of the run.
             count: so many tasks of each spec; all for None.
 
         Raises:

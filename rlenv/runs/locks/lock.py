@@ -137,9 +137,7 @@ def lock_of(
     Args:
         splits: those that are played; all of the spec where None. Every row of theirs is read.
         policy: who acts, as JSON: `kind`, `model`, `weights` (or `run` and `step`), `sampling`.
-        seed: of the run.
         seeds: what the seed of an episode is made of, such as `rlenv.tasks.rows.SEEDS`.
-        k: samples of each task.
         tokenizer: what is bound, of `rlenv.tokens.bound` or transformers.
         trainer: what a trainer says of itself, as JSON.
         say: is told what takes long, such as gigabytes of rows.

@@ -149,7 +149,6 @@ class Watched:
     Args:
         actors: the handles by what they are, looked up anew each time: a trainer makes them late and may add some.
         leave: ends this process where the main thread cannot.
-        every_s: how often the thread asks.
         left_s: how long the main thread is given to end by itself.
     """
 

@@ -66,7 +66,6 @@ def mixed_rows(
     stretch of rows has nearly their shares; the shares of the whole are exact to one row.
 
     Args:
-        specs: environments with their weights.
         prompts: so many the run asks; a spec without an end gives its share of them, each of them once.
 
     Raises:

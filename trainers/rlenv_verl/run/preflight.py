@@ -55,7 +55,6 @@ def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weig
     """The preflight of a prepared run; `config` is veRL's configuration as it resolved.
 
     Args:
-        loops: the agent loops' YAML.
         needs_weights: the run starts now and here, so that a model without weights is an error.
 
     What cannot be measured, since the policy does not exist yet, is a finding.

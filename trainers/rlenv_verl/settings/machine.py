@@ -160,7 +160,6 @@ def bf16_runs(environment: Mapping[str, str] | None = None, *, program: str = _P
 
     Args:
         environment: the process's variables; this process's own by default.
-        program: what is tried, as Python.
     """
     variables = dict(os.environ if environment is None else environment)
     try:

@@ -51,7 +51,6 @@ def build_tokenizer(
 
     Args:
         conversations: messages and the tool schemas that their prompt shows, as chat templates take them.
-        folder: where the tokenizer's files go.
         markers: further strings that are one token each, such as an answer tag.
         vocab_size: at most this many tokens; as many as the merges need.
 
@@ -229,7 +228,6 @@ def take_step(
     """One step of the optimiser over the sum of all batches' losses, divided by `tokens`.
 
     Args:
-        batches: micro-batches of one step.
         tokens: what the sum is divided by: the step's trained tokens for a mean over tokens, or a constant.
         clip: the largest norm of the gradient.
 
@@ -288,7 +286,6 @@ def warm_up(
         mixed: the mixture of right and flawed episodes.
         steps: optimiser steps, at least 2.
         clean_share: the share of steps on clean examples alone.
-        batch: examples a step.
         learning_rate: peak of the schedule, reached after 30 steps, then falling linearly to a tenth.
         progress: called with (step, loss) after each step.
     """

@@ -93,7 +93,6 @@ def make_tiny_policy(
 
     Args:
         environments: one or several compiled specs, each with an `oracle` and the hermes dialect.
-        seed: weights, lessons and their order.
         split: where the lessons' tasks come from; by default `warmup` where a spec has it, else its first split.
         threads: for torch. Two are faster on an idle machine and slower on a busy one.
         progress: called with a line of text after each episode and each optimiser step.
