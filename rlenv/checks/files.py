@@ -295,7 +295,7 @@ def _function(subject: Subject, name: str, entry: Any) -> Iterator[Finding]:
     # What the oracle calls is the way to the answer, and a passage that holds it is to be read.
     given = [ast.unparse(one.value) for one in ast.walk(node) if isinstance(one, ast.Return) and one.value is not None]
     is_way = name in str(subject.document.get("oracle")) or "task" not in inject
-    for text in [text for text in given if len(text) < 110 and "==" not in text and not is_way]:
+    for text in [text for text in given if len(text) < 90 and "==" not in text and not is_way]:
         if gold := next((one for one in PATTERNS.given_back.findall(text) if one in golds), ""):
             yield subject.say("gold-in-tool/returned", f"{path}.function", gold, golds[gold])
             break

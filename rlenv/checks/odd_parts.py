@@ -161,6 +161,10 @@ def _command(subject: Subject, path: str, spec: ToolSpec) -> Iterator[Finding]:
         is_empty = getattr(spec, "cwd", "") == "temp" and "{" not in text
         if is_empty and not text.startswith(("/", "-")) and (subject.loaded.base_of(path) / text).is_file():
             yield subject.say("no-file/empty-folder", f"{path}.command.{index}", text)
+        folder = subject.loaded.base_of(path) / getattr(spec, "cwd", "temp")
+        is_script = index == 1 and is_shell and re.fullmatch(r"[\w./-]+\.(?:py|sh|js|rb|pl|R)", text)
+        if is_script and folder.is_dir() and not (folder / text).exists():
+            yield subject.say("no-file/missing", f"{path}.command.{index}", text, folder.name)
 
 
 def _values(subject: Subject) -> Iterator[Finding]:

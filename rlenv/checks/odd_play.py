@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rlenv.checks.odd_parts import Told, cut_answers, empty_golds, told_by_tools, unmeasurable
-from rlenv.checks.odd_terms import long_episodes
+from rlenv.checks.odd_terms import long_episodes, told_otherwise
 from rlenv.checks.subject import (
     PATTERNS,
     ReadSplit,
@@ -98,6 +98,7 @@ def check_played(subject: Subject) -> Iterator[Finding]:
     texts += [result.text for got in played.oracle.values() for turn in got.turns for result in turn.results]
     if objects := re.findall(r"<[\w.]+ object at 0x[0-9a-f]+>", "\n".join(texts)):
         yield subject.say("odd-column/object", "prompt", objects[0], at="key")
+    yield from told_otherwise(subject, played.oracle)
     yield from told_by_tools(subject, played.told, played.oracle)
     yield from (unread := list(_unread_golds(subject, played)))
     has_oracle = bool(subject.loaded.spec.oracle)

@@ -237,6 +237,7 @@ def _conflicts(subject: Subject) -> Iterator[Finding]:
         "forgets": any(getattr(one, "session", True) is False for one in spec.tools.values()),
         "alone": spec.user is None and not re.search(r"(?i)ask|user|human", " ".join(subject.tools)),
         "toolless": not tools,
+        "tagged": spec.answer.from_ == "tag" and f"<{spec.answer.tag}>" in fixed_text(subject),
         "one-call": tools and subject.limits.calls_per_turn == 1,
         "whole": spec.answer.from_ == "final_message" and rules & {"exact_match", "numeric_match", "math_equal"},
         "ordered": any(getattr(one, "order", None) is True for one in spec.rewards.values()),

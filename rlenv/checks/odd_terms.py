@@ -31,6 +31,7 @@ from rlenv.trajectory import Trajectory
 
 _CHARS_OF_A_TOKEN: Final = 7
 """More than a token has on average in any text: English has some 4.5."""
+_PLACES: Final = {"one": 1, "two": 2, "three": 3, "four": 4, "ten": -1, "hundred": -2, "thousand": -3}
 _LABELS: Final = frozenset(("yes", "no", "true", "false", "correct", "incorrect"))
 _GOOD: Final = frozenset("answered exact_match f1 json_match math_equal numeric_match sql_match valid_calls".split())
 _ENDS: Final = (_GOOD | {"contains", "json_schema"}) - {"valid_calls"}
@@ -53,6 +54,12 @@ def check_terms(subject: Subject) -> Iterator[Finding]:
     spec = subject.loaded.spec
     if spec.oracle is None and spec.tools:
         yield subject.say("no-oracle/with-tools", "tools", at="key")
+    silent = spec.steps and not any(step.call for step in spec.steps)
+    for name in [name for name in subject.tools if silent and name != spec.answer.tool]:
+        asks = rf"\b(?i:call|use|with|by|using)(?: the)? [`'\"]?{re.escape(name)}\b"
+        if any(re.search(asks, one) for one in demands(subject)):
+            yield subject.say("no-oracle/no-call", "oracle", name, at="key")
+            return
 
 
 def _golds(subject: Subject, path: str, term: Term, split: ReadSplit) -> Iterator[Finding]:
@@ -358,10 +365,15 @@ def asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[
         return
     shown, shapes = _shown(subject), {_shape(gold) for gold in golds}
     # Where numbers are compared, a percentage and an amount of money are numbers.
-    alike = {"a percentage", "an amount of money", "a number"} if rule == "numeric_match" else set[str]()
+    numbers = {"a percentage", "a number", *(name for name, _ in WORDS["shapes"] if name.startswith("an amount"))}
+    alike = numbers if rule == "numeric_match" else set[str]()
     dates = [shape for shape in sorted(shapes) if shape.startswith("a date")]
     if len(dates) > 1 and rule == "exact_match":
         yield f"the gold values are dates of several forms ({'; '.join(dates)})", "write them in one form"
+    for mask in re.findall(r"\b[NX]{1,4}(?:[-./: ][NX]{1,4})+\b", fixed_text(subject)) if rule == "exact_match" else ():
+        form = "".join({"N": r"\d", "X": r"\w"}.get(sign, re.escape(sign)) for sign in mask)
+        if lost := [gold for gold in golds if re.fullmatch(form, gold) is None]:
+            yield f"the prompt shows the form {mask}, and a gold value is {lost[0][:40]!r}", "write both alike"
     if (wanted := _shape(shown)) and golds and not shapes & (alike if wanted in alike else {wanted}):
         yield f"the prompt shows the answer {shown[:40]!r}, and a gold value is {golds[0][:40]!r}", "write both alike"
 
@@ -388,8 +400,8 @@ def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterato
                 yield f"the prompt says '{words}', and a gold value is {outside[0]}", "write one range in both"
                 return
         if rule == "numeric_match" and (rounded := PATTERNS.decimals.search(text)) is not None:
-            word = rounded[1].lower()
-            places = int(word) if word.isdecimal() else ("one", "two", "three", "four").index(word) + 1
+            word = (rounded[1] or rounded[2]).lower()
+            places = _PLACES.get(word) or int(word)
             near, share_of = getattr(term.spec, "tolerance", 0), getattr(term.spec, "relative_tolerance", 0)
             for gold, one in zip(golds, given, strict=True):
                 if abs(one - round(one, places)) > (near or 0) + (share_of or 0) * abs(one):
@@ -406,3 +418,25 @@ def long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tup
     chars += sum(len(message.content) for messages in observed for message in messages)
     if limit is not None and chars / _CHARS_OF_A_TOKEN > limit:
         yield "limits/tokens", ("limits", "response_tokens"), (limit, where)
+
+
+def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory]) -> Iterator[Finding]:
+    """A search whose results never show what the oracle answers, or a look-up whose only result is another number."""
+    pairs: list[tuple[str, str, str]] = []
+    for got in oracle.values():
+        results = [result for turn in got.turns for result in turn.results if not result.is_error]
+        texts, answer = "\n".join(result.text for result in results), (got.answer or "").strip()
+        kinds = {subject.tools[result.name].kind for result in results if result.name in subject.tools}
+        is_word = kinds == {"search"} and len(answer) > 3 and re.search(r"[^\W\d]{4}", answer) is not None
+        both = number(texts.strip()), number(answer)
+        # Where the question counts, the oracle may well reckon with what it is told.
+        counts = PATTERNS.counted.search("\n".join(one.content for one in got.messages if one.role == "user"))
+        is_number = len(results) == 1 and kinds <= {"python", "sql", "mcp"} and None not in both and both[0] != both[1]
+        if (not is_number or counts) and not (is_word and answer.lower() not in texts.lower()):
+            return
+        pairs.append((results[0].name, texts[:30], answer[:30]))
+    # A fixed step or factor from one to the other is the oracle's own.
+    numbers = [(float(number(text) or 0), float(number(answer) or 0)) for _, text, answer in pairs]
+    steps = min(len({round(b - a, 6) for a, b in numbers}), len({round(b / (a or 1), 6) for a, b in numbers}))
+    if len(pairs) > 1 and (steps > 1 or not number(pairs[0][2])):
+        yield subject.say("wrong-oracle/otherwise", f"tools.{pairs[0][0]}", *pairs[0][1:], at="key")

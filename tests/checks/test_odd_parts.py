@@ -29,6 +29,11 @@ def find(name: str) -> str:
     return ROOMS.get(name, "nowhere")
 
 
+def size(name: str) -> int:
+    "Counts the doors."
+    return len(name) * len(name)
+
+
 def note(text: str) -> str:
     "Keeps a note."
     return "noted"
@@ -520,6 +525,30 @@ added("idle-limit", [{"tasks": {"train": rows()["tasks"]["train"] | {"limit": 2}
       [{"tasks": {"test": rows()["tasks"]["train"] | {"limit": 2}}}])  # fmt: skip
 added("other-rule", [{**calls(FIND), **system("Make all calls in any order."), "rewards": {"right": EXACT, "calls": {
       "kind": "rule", "rule": "calls_match", "expect": "{{ task.gold }}", "order": True}}}], [])  # fmt: skip
+added(
+    "odd-gold",
+    [{**system("As NN-NN."), **rows(answer=["1234", "5678"])}, {**system("Such as <answer>$12</answer>."),
+      **rows(answer=["€12", "€15"])}, {**system("Give it to the nearest ten."), **rows(answer=[123, 10]), **NUMERIC}],
+    [{**system("As NN-NN."), **rows(answer=["12-34", "56-78"])}, {**system("Such as <answer>$12</answer>."),
+      **rows(answer=["$12", "$15"])}, {**system("Give it to the nearest ten."), **rows(answer=[120, 10]), **NUMERIC}],
+)  # fmt: skip
+BOTH = "Write the answer in <answer>. Put it into \\\\boxed{}."
+added("answer-form", [{"prompt": {"system": BOTH, "user": "{{ task.question }}"}}],
+      [{"prompt": {"system": "Write <answer>\\\\boxed{…}</answer>.", "user": "{{ task.question }}"}}])  # fmt: skip
+added("no-oracle", [{**tool("find"), **system("Use find for it.")}],
+      [{**tool("find", {"name": "x"}), **system("Use find for it.")}, tool("find")])  # fmt: skip
+added("no-file", [{"tools": {"look": {"kind": "command", "command": ["python3", "gone.py"], "cwd": "."}}}],
+      [{"tools": {"look": {"kind": "command", "command": ["python3", "tools.py"], "cwd": "."}}}])  # fmt: skip
+SIZES = {**tool("size", {"name": "{{ task.answer }}"}), **NUMERIC, **rows(town=[*TOWNS], answer=[4, 5, 9])}
+SAID = [{"call": {"size": {"name": "{{ task.town }}"}}}, *SAY]
+ASKED = {"prompt": {"system": f"Write it {TAG}", "user": "How many doors has {{ task.town }}?"}}
+COUNTED = {"prompt": {"system": f"Write it {TAG}", "user": "How many doors have three houses in {{ task.town }}?"}}
+added("wrong-oracle", [{**SIZES, **ASKED, "oracle": SAID}, {**SEARCH, "oracle": [{"call": {"search": {
+      "query": "nothing of this"}}}, *SAY]}],
+      [{**SIZES, **COUNTED, "oracle": SAID}, {**SEARCH, **rows(word="{answer}"), "oracle": [{"call": {"search": {
+      "query": "{{ task.word }}"}}}, *SAY]}])  # fmt: skip
+
+
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
          for is_odd, cases in zip((True, False), sides, strict=True) for index in range(len(cases))]  # fmt: skip
