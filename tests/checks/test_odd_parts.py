@@ -527,9 +527,13 @@ added("other-rule", [{**calls(FIND), **system("Make all calls in any order."), "
       "kind": "rule", "rule": "calls_match", "expect": "{{ task.gold }}", "order": True}}}], [])  # fmt: skip
 added(
     "odd-gold",
-    [{**system("As NN-NN."), **rows(answer=["1234", "5678"])}, {**system("Such as <answer>$12</answer>."),
+    [{**system("Sort it into one of red, green or blue."), **rows(answer=["red", "grey"])},
+     {**system("Such as <answer>Bell, 1876</answer>."), **rows(answer=["1877", "1913"])},
+     {**system("As NN-NN."), **rows(answer=["1234", "5678"])}, {**system("Such as <answer>$12</answer>."),
       **rows(answer=["€12", "€15"])}, {**system("Give it to the nearest ten."), **rows(answer=[123, 10]), **NUMERIC}],
-    [{**system("As NN-NN."), **rows(answer=["12-34", "56-78"])}, {**system("Such as <answer>$12</answer>."),
+    [{**system("Sort it into one of red, green or blue."), **rows(answer=["red", "blue"])},
+     {**system("Such as <answer>Bell, 1876</answer>."), **rows(answer=["Edison, 1877", "Sundback, 1913"])},
+     {**system("As NN-NN."), **rows(answer=["12-34", "56-78"])}, {**system("Such as <answer>$12</answer>."),
       **rows(answer=["$12", "$15"])}, {**system("Give it to the nearest ten."), **rows(answer=[120, 10]), **NUMERIC}],
 )  # fmt: skip
 BOTH = "Write the answer in <answer>. Put it into \\\\boxed{}."
