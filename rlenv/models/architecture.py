@@ -44,12 +44,8 @@ class Looked:
 
 
 _HEADER_MOST: Final = 100_000_000  # safetensors refuses a longer header
-_TABLES: Final = (
-    "embed_tokens.weight",
-    "wte.weight",
-    "word_embeddings.weight",
-    "embed_in.weight",
-    "tok_embeddings.weight",
+_TABLES: Final = tuple(
+    f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
 )
 _POINTER: Final = b"version https://git-lfs"
 _INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

@@ -90,12 +90,8 @@ _FORM: Final = 1
 """Changes with what is made of a file, so that folders of earlier forms are not taken."""
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _IDS: Final = {
-    "eos": "tokenizer.ggml.eos_token_id",
-    "eot": "tokenizer.ggml.eot_token_id",
-    "eom": "tokenizer.ggml.eom_token_id",
+    **{name: f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "bos", "unknown")},
     "pad": "tokenizer.ggml.padding_token_id",
-    "bos": "tokenizer.ggml.bos_token_id",
-    "unknown": "tokenizer.ggml.unknown_token_id",
 }
 
 

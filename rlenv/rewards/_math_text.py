@@ -15,17 +15,7 @@ _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
 _RUN = re.compile(r"\s{3,}")
 _LARGE = re.compile(r"[eE]\s*[+-]?\d{4}")
-_COMMANDS = {
-    "·": "cdot",
-    "×": "times",
-    "÷": "div",
-    "±": "pm",
-    "≤": "le",
-    "≥": "ge",
-    "≠": "ne",
-    "∞": "infty",
-    "∪": "cup",
-}
+_COMMANDS = dict(zip("·×÷±≤≥≠∞∪", "cdot times div pm le ge ne infty cup".split(), strict=True))
 _SIGNS = str.maketrans({"\u2013": "-", "\u2014": "-", **{sign: f"\\{name} " for sign, name in _COMMANDS.items()}})
 _RAISED, _RAISED_DIGITS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _ROOT_OF = re.compile(r"√\s?(?:(\d{1,40}|[A-Za-z])|(?=\())")

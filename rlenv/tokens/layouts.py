@@ -127,19 +127,9 @@ _PROBES: Final = (
 )
 _MOST_APART: Final = 16
 """The most messages whose contents are looked at one by one."""
-STOPS: Final = (
-    "<start_function_response>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|eot|>",
-    "<|eom|>",
-    "</s>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<｜end▁of▁sentence｜>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
+STOPS: Final = tuple(
+    "<start_function_response> <|im_end|> <|eot_id|> <|eom_id|> <|eot|> <|eom|> </s> <end_of_turn> <turn|>"
+    " <｜end▁of▁sentence｜> <|end_of_text|> <|endoftext|>".split()
 )
 """Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
 _NO_CALLS: Final = "does not write an assistant's calls"

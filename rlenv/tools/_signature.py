@@ -123,17 +123,11 @@ def _numpy(lines: list[str], index: int, found: dict[str, list[str]]) -> int:
 
 
 _WORDS: dict[str, str] = {
-    "text": "string",
-    "string": "string",
-    "str": "string",
-    "number": "number",
-    "float": "number",
-    "integer": "integer",
-    "int": "integer",
-    "boolean": "boolean",
-    "bool": "boolean",
-    "list": "array",
-    "array": "array",
+    **dict.fromkeys(("text", "string", "str"), "string"),
+    **dict.fromkeys(("number", "float"), "number"),
+    **dict.fromkeys(("integer", "int"), "integer"),
+    **dict.fromkeys(("boolean", "bool"), "boolean"),
+    **dict.fromkeys(("list", "array"), "array"),
     "object": "object",
 }
 # JSON values that such parameters take as they are.

@@ -21,14 +21,10 @@ from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 __all__ = ["KIND", "CalculatorSpec"]
 
 _DESCRIPTION = "Calculate an arithmetic expression, such as (12.5 + 3) * 4 / 2."
+_EXPRESSION = "Numbers with + - * / // % ** and parentheses; functions such as sqrt, round, min, max."
 _PARAMETERS: Mapping[str, Any] = {
     "type": "object",
-    "properties": {
-        "expression": {
-            "type": "string",
-            "description": "Numbers with + - * / // % ** and parentheses; functions such as sqrt, round, min, max.",
-        }
-    },
+    "properties": {"expression": {"type": "string", "description": _EXPRESSION}},
     "required": ["expression"],
 }
 

@@ -265,13 +265,8 @@ def _of_the_run(document: SourceDocument, at: tuple[str, ...], path: str) -> Fin
 # what to take instead. Its `gae`, `reinforce_plus_plus` and `opo` (a mean weighted by length, which is 0 there) count
 # none: tests/trainers/estimators/test_baselines.py.
 _COUNTING = {
-    "grpo": "rlenv_grpo",
-    "grpo_vectorized": "rlenv_grpo",
-    "grpo_passk": "rlenv_grpo",
-    "gdpo": "rlenv_grpo",
-    "gpg": "rlenv_grpo",
-    "rloo": "rlenv_rloo",
-    "rloo_vectorized": "rlenv_rloo",
+    **dict.fromkeys(("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gpg"), "rlenv_grpo"),
+    **dict.fromkeys(("rloo", "rloo_vectorized"), "rlenv_rloo"),
     "reinforce_plus_plus_baseline": "rlenv_reinforce_plus_plus_baseline",
 }
 
