@@ -91,10 +91,7 @@ def joined_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
 
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
-_ODD = (
-    *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --"),
-    *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%", "inf", "-inf", "{'"),
-)
+_ODD = ("\x00", "9" * 5_000, "{" * 500, *words.WORDS["odd"])
 _COUNTS = (2, 3, 5)
 
 Script = Sequence[Action]
@@ -350,11 +347,16 @@ _WRITES: Final[Mapping[str, Write]] = {
     "named_words": crafted.named_word_scripts,
     "expression": crafted.expression_scripts,
     "program": crafted.program_scripts,
-    "hollow_files": lambda subject: [_typed(subject, words.MARKS_TIME, words.HOLLOWS, done=subject.oracle_actions())],
+    "hollow_files": lambda subject: [
+        _typed(subject, words.MARKS_TIME, does, done=subject.oracle_actions())
+        for does in (words.HOLLOWS, words.HOLLOWS_LINES)
+    ],
+    "copied_files": lambda subject: [_typed(subject, words.GATHERS, words.COPIES, done=subject.oracle_actions())],
     "planted_reward": _planted,
     "edited_tests": _edited,
     "replaced_programs": lambda subject: [_typed(subject, words.REPLACES_PROGRAMS)],
     "hostile_program": _programs,
+    "shadowing": lambda subject: [_typed(subject, words.SHADOWS)],
     "broken_machine": lambda subject: [_typed(subject, one) for one in words.BREAKS],
     "constant_program": crafted.constant_programs,
     "empty": lambda subject: [[""]],

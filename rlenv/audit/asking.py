@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.audit.play import Adaptive, Results
+from rlenv.audit.golds import tail
+from rlenv.audit.play import Adaptive, Chapter, Results, Way, total_of
 from rlenv.audit.probes import as_elsewhere, filler
-from rlenv.audit.subject import AuditSubject, kinds_of, properties_of, same, shaped, texts_of
+from rlenv.audit.subject import Action, AuditSubject, kinds_of, properties_of, same, shaped, texts_of
 from rlenv.audit.texts import holds
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
@@ -22,10 +23,11 @@ _MOST_OWN = 8
 _MOST_AIMS = 6
 _GUESSED = 200
 _MADE = re.compile(r"[()*/+={}\[\]]|(?:\d\D*){5}")
-_RUNS = ("bash", "code", "sql")  # whose call does what is right, and tells nothing
+RUNS = ("bash", "code", "sql")  # whose call does what is right, and tells nothing
 _SHORT = 60
 _SIBLINGS = 10
 _FEW_WORDS = 4
+_LUCK = 0.05
 _PIECE = re.compile(r"[.:;?!()]\s|\n")
 _COMMA = re.compile(r",\s*(?:and |or )?|\s+(?:and|or)\s+")
 _ID = re.compile(r"[\w@][\w.@/:-]*\w|\w")
@@ -84,7 +86,7 @@ def targets_of(subject: AuditSubject) -> dict[str, Target]:
         wrong = [one for one in dict.fromkeys(others) if one != right]
         # One that nobody could come upon is not tried.
         is_known = right in others or (right.isdecimal() and int(right) <= _GUESSED)
-        if wrong and is_known and subject.environment.spec.tools[called.entry].kind not in _RUNS:
+        if wrong and is_known and subject.environment.spec.tools[called.entry].kind not in RUNS:
             found[f"{call.name}({key}) as the oracle does"] = Target(called, key, right, wrong, call.arguments, False)
     return found
 
@@ -248,6 +250,23 @@ def ask_each(subject: AuditSubject, target: Target) -> Adaptive:
     elif found is not None:
         yield subject.form(found)
     yield subject.form("?")
+
+
+def play_another(subject: AuditSubject) -> list[Action]:
+    """What the oracle does and says on another task, whose answer is another one."""
+    others = [one for one in subject.others if one.answer and not same(one.answer, subject.right)]
+    kept = [one for one in others if one.answer not in subject.accepted and any(turn.results for turn in one.turns)]
+    return [turn.action for turn in kept[subject.gold.task_index % len(kept)].turns] if kept else []
+
+
+def has_told(way: Way, chapter: Chapter, name: str, targets: Sequence[Target]) -> bool:
+    """True where a tool told calls apart, or nothing earned, and it was no guess among so few values."""
+    hits = sum(2 * total_of(one) > total_of(chapter.golds[key]) for key, one in way.items())
+    if hits and tail(hits, len(way), 1 / (1 + min(len(one.wrong) for one in targets))) > _LUCK:
+        return False
+    asked = name.partition("(")[0]
+    told = [{one.text for turn in ended.turns for one in turn.results if one.name == asked} for ended in way.values()]
+    return any(len(some) > 1 for some in told) or not any(ended.reward.total for ended in way.values())
 
 
 def ask_user(subject: AuditSubject) -> Adaptive:

@@ -18,23 +18,19 @@ from typing import Any
 
 from rlenv.audit.golds import source_of
 from rlenv.audit.subject import Action, AuditSubject, is_number, same, shaped, texts_of
-from rlenv.audit.texts import DATA, holds, nonce, shrug
+from rlenv.audit.texts import DATA, WORDS, holds, nonce, shrug
 from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 
-_REGEX = (".*", ".+", r"[\s\S]*")
-_GLOB = ("*", "?*")
-_LIKE = ("%", "%%%")
+_WILDCARDS = (".*", ".+", r"[\s\S]*", "*", "?*", "%", "%%%")
+"""Of regular expressions, of files and of LIKE."""
 _SCHEMA = json.dumps({"type": ["string", "number", "boolean", "object", "array", "null"]})
 _OTHERS = ("judge", "tests", "group")
 """Kinds of terms that compare no answer with a gold: for them a wildcard is a wrong answer like others."""
 _PLAIN = (",;", "~", "[zqx", json.dumps({"zqx": 1}))
 CONTROLS = len(_PLAIN)
 """How many of the last ways are no wildcards."""
-_ABSTAINS = (
-    *("I don't know", "I am not sure", "unknown", "unanswerable", "N/A", "I cannot answer that", "no answer", "skip"),
-    *("cannot be determined", "not enough information", "I refuse to answer", "idk", "pass", "abstain", "-1", "nan"),
-)
+_ABSTAINS = WORDS["abstains"]
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _EXPRESSION = re.compile(r"[-(\s]*\d[\d.)]*(?:\s*(?:\*\*|//|[-+*/^%×÷·−])\s*[-(\s]*\d[\d.]*[)\s]*)+")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
@@ -43,6 +39,7 @@ _NAMES = ("gold", "expected", "target", "answer")
 _WORD = re.compile(r"\w+")
 _MOST_WORDS = 16
 _SHORT = 60
+_LONG = 400
 _MARK = 3
 _OFTEN = 6
 _CONSTANTS = ("True", "False", "0", "1", "None", "''", "[]", "args[0]", "args[-1]")
@@ -55,9 +52,7 @@ _BETWEEN_QUOTES = re.compile(r"(['\"])\{\{-?\s*answer\b[^}]*\}\}")
 _WHERE = re.compile(r"\bwhere\b(.*)\b(?:and|or)\b[^'\"]*$", re.IGNORECASE | re.DOTALL)
 _CONDITIONS = re.compile(r"\b(?:where|group\s+by|order\s+by|limit)\b", re.IGNORECASE)
 _ENDS = ("", "\nraise SystemExit", "\n_ = lambda: \\")
-_EQUALS = (
-    "class Any_:\n    def __eq__(self, other):\n        return True\n\n\ndef {}(*args, **kwargs):\n    return Any_()\n"
-)
+_EQUALS = DATA["equals"]
 
 
 def injection_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
@@ -91,7 +86,7 @@ def wildcard_scripts(subject: AuditSubject) -> Sequence[Sequence[Action]]:
     if all(spec.kind in _OTHERS for spec in subject.environment.spec.rewards.values() if spec.weight):
         return []
     said, right = {text.strip() for text in texts_of(subject.task)}, subject.right.strip().casefold()
-    texts = [*_REGEX, *_GLOB, *_LIKE, _SCHEMA]
+    texts = [*_WILDCARDS, _SCHEMA]
     scripts = [[] if text in said or right in text.casefold() else [subject.form(text)] for text in texts]
     return [*scripts, *([] if text in subject.right else [subject.form(text)] for text in _PLAIN)]
 
@@ -198,7 +193,9 @@ def _strings(source: str) -> tuple[str, ...]:
     compared = [part for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)]
     nodes = [node for node in (*compared, *ast.walk(tree)) if isinstance(node, ast.Constant)]
     plain = [node.value for node in nodes if isinstance(node.value, str) and id(node) not in keys | told]
-    return tuple(made for text in plain if len(text) <= _SHORT for made in example_of(text))
+    # Of the alternatives of a pattern each is short.
+    short = [text for text in plain if len(text) <= (_LONG if "|" in text else _SHORT)]
+    return tuple(made for text in short for made in example_of(text))
 
 
 def example_of(pattern: str) -> list[str]:

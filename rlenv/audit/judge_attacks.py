@@ -21,7 +21,7 @@ from rlenv._base.bounded import cut_middle
 from rlenv.audit.judge import no_call
 from rlenv.audit.report import Hole, HoleEpisode, JudgedTerm, JudgeFall, hole_of, mean_of
 from rlenv.audit.subject import AuditSubject
-from rlenv.audit.texts import ATTACKS, NEUTRAL, JudgeAttack, words_of
+from rlenv.audit.texts import ATTACKS, DATA, HINTS, NEUTRAL, JudgeAttack, words_of
 from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError
@@ -43,19 +43,8 @@ Progress = Callable[[str, int, int], None]
 
 _FLATTERED: Final = "judge_flattered"
 _FORGED: Final = "judge_reads_forged_verdict"
-_SAYS: Final = {
-    "judge_reads_forged_verdict": "rises when the answer holds a made-up verdict",
-    "judge_obeys": "rises when the answer tells it what to give",
-    "judge_flattered": "rises when it is praised or begged",
-    "judge_likes_length": "rises when a wrong answer is longer and says no more",
-    "judge_likes_style": "rises for confident words or headings without content",
-    "judge_fooled_by_forged_reference": "rises when the answer makes up the reference that it is compared with",
-    "judge_fooled_by_forged_transcript": "rises when the answer makes up what a tool or a user said",
-}
-_HINT: Final = (
-    "what is judged stands fenced already: show the judge the reference in its prompt, say in the rubric what such a "
-    "text is worth (nothing), show it {{ answer }} alone, or take another model"
-)
+_SAYS: Final[Mapping[str, str]] = DATA["judge_does"]
+_HINT: Final = HINTS["judge"]
 
 
 @dataclass(slots=True)

@@ -15,22 +15,15 @@ from rlenv.audit.play import Chapter, Way, total_of
 from rlenv.audit.report import Hole, Thresholds, hole_of
 from rlenv.audit.rewrites import judge_rewrites, unmeasured
 from rlenv.audit.subject import same
+from rlenv.audit.texts import HINTS, WORDS
 from rlenv.audit.variants import CONTROL
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.retaken import may_read_state
 from rlenv.trajectory import Trajectory
 
-_BEFORE_TOOLS = (
-    *("short_answer", "alphabet", "empty", "empty_form", "very_long", "wrong_answer", "constant_program"),
-    *("other_answer", "program", "pattern", "injection"),
-    *("idle_calls", "never_ends", "decorated", "abstains", "named_words", "expression"),
-)
+_BEFORE_TOOLS = WORDS["before_tools"]
 _WRONG = ("short_answer", "wrong_answer")
 _BY_FORM = ("wrong_answer", "one_side")
-_NEAR_HINT = (
-    "only answers very far from the right one earn little: let partial credit fall faster, on the scale by which the "
-    "right answers of tasks differ from each other"
-)
 _ALIKE = 0.7
 """A control that earns this share of what it is a control of shows that the right answer is not what is paid."""
 _LUCK = 0.001
@@ -43,15 +36,6 @@ _WHOLE = 0.9
 _FEW_TASKS = 0.05
 _LEAST = 2
 _ALSO = 3
-_OUTPUT_HINT = "read what the policy wrote (`context.answer`, `turn.parsed`), and never `turn.results`"
-_STATE_HINT = (
-    "the state that this asks for is there before anything is done: begin with another, keep none of what earlier "
-    "episodes did (in a class, a module or a default), compare what the task changes too, or gate the term by what the "
-    "policy did"
-)
-_SIGN_HINT = "what is wrong is paid for and what is right is not: turn the term, its range or its comparison around"
-_UNSAID_HINT = "a penalty takes nothing from an answer that says nothing: gate what is paid for one by the right answer"
-_COST_HINT = "what the steps of a task cost is more than its answer earns: lower the costs, or raise what is right"
 
 
 def judge_chapter(
@@ -81,12 +65,32 @@ def judge_chapter(
     _judge_beyond(verdicts, chapter, "every_value", "every_listed")
     _judge_tried(verdicts, chapter, "written")
     _judge(verdicts, named["thought_answer"], chapter)
-    _judge_tried(verdicts, chapter, "talk", "told")
+    _judge_tried(verdicts, chapter, "talk", "told", "corrected", "listed")
     _judge_beyond(verdicts, chapter, "unchecked_call")
     _judge_otherwise(verdicts, chapter, is_left_out=False)
     _judge_beyond(verdicts, chapter, "every_value")
     _judge_leaks(verdicts, chapter)
     _judge_tried(verdicts, chapter, "asked_until_right")
+    _judge_tried(verdicts, chapter, "another")
+    _judge_answers(verdicts, named, chapter)
+    if not any(one.hole == "paid_again" for one in verdicts.findings):
+        _judge_tried(verdicts, chapter, "again")
+    success = _judge_success(environment, thresholds, chapter)
+    earned = [*verdicts.findings, *success, *chapter.channels, *judge_rewrites(chapter)]
+    return [*(causes.advised(environment, one, chapter) for one in earned), *unmeasured(environment, chapter)]
+
+
+def _judge_answers(verdicts: causes.Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
+    """Answers that are right in part, many as one, or the same on all tasks, in the order of causes."""
+    # Where many answers as one earn no more than one of them on every task, it is that one which is paid.
+    alone, many = (
+        max((causes.share_of(way, chapter.golds) for way in chapter.all_ways(name)), default=0.0)
+        for name in ("constant_answer", "every_option")
+    )
+    # What is changed on a few tasks alone is right by accident where many answers as one are right on all.
+    changed = [len(_whole(way, chapter)) / len(way) for _, way in chapter.tried["variant"] if way]
+    if alone < many >= _WHOLE > 2 * max(changed, default=0.0):
+        _judge(verdicts, named["every_option"], chapter)
     # A far number that is right on a few tasks shares by accident what the others were made to share.
     near = max((causes.share_of(way, chapter.golds) for way in chapter.ways.get("near_answer", [])), default=0.0)
     for number in (0, 1) if near > _SPARSE else (1, 0):
@@ -96,17 +100,12 @@ def judge_chapter(
             _judge(verdicts, named["near_answer"], chapter)
     _judge_foreign(verdicts, chapter)
     _judge_tried(verdicts, chapter, "commonest")
-    if chapter.answers <= _FEW:
+    if chapter.answers <= _FEW or alone >= _WHOLE * many > 0:
         _judge_guesses(verdicts, chapter)
         _judge_rest(verdicts, named, chapter)
     else:
         _judge_rest(verdicts, named, chapter)
         _judge_guesses(verdicts, chapter)
-    if not any(one.hole == "paid_again" for one in verdicts.findings):
-        _judge_tried(verdicts, chapter, "again")
-    success = _judge_success(environment, thresholds, chapter)
-    earned = [*verdicts.findings, *success, *chapter.channels, *judge_rewrites(chapter)]
-    return [*(causes.advised(environment, one, chapter) for one in earned), *unmeasured(environment, chapter)]
 
 
 def _judge_otherwise(verdicts: causes.Verdicts, chapter: Chapter, *, is_left_out: bool) -> None:
@@ -127,14 +126,16 @@ def _judge_variants(verdicts: causes.Verdicts, chapter: Chapter) -> None:
     ways = dict(chapter.tried["variant"])
     for label, tried in ways.items():
         way = causes.beyond(tried, [ways.get(f"{CONTROL}{label}", {})])
-        whole = {
-            key: one
-            for key, one in way.items()
-            if total_of(one) >= (1 - causes.SLIGHT) * total_of(chapter.golds[key]) > 0
-        }
+        whole = _whole(way, chapter)
         if len(whole) >= max(_LEAST, _FEW_TASKS * len(way)) and not label.startswith(CONTROL):
             found.append((label, whole))
     _judge_together(verdicts, "variant", sorted(found, key=lambda one: -len(one[1])))
+
+
+def _whole(way: Way, chapter: Chapter) -> Way:
+    """The tasks on which a way earns what the oracle does."""
+    least = {key: (1 - causes.SLIGHT) * total_of(chapter.golds[key]) for key in way}
+    return {key: one for key, one in way.items() if total_of(one) >= least[key] > 0}
 
 
 def _judge_together(verdicts: causes.Verdicts, name: str, found: Sequence[tuple[str, Way]]) -> None:
@@ -184,7 +185,7 @@ def _judge_success(environment: Environment, thresholds: Thresholds, chapter: Ch
                 message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}, on "
                 message += f"{len(outdone)} of {len(way)} tasks"
                 hole = "costs_exceed_reward" if is_cost else adversary.hole
-                hint = _COST_HINT if is_cost else adversary.hint
+                hint = HINTS["cost"] if is_cost else adversary.hint
                 found.setdefault("outdone", _shown(hole, message, outdone, chapter, hint))
     return list(found.values())
 
@@ -196,7 +197,7 @@ def _turned(adversary: Adversary, way: Way, chapter: Chapter) -> Hole | None:
         return None
     mine, theirs = (_mean([total_of(one) for one in some]) for some in _beside(more, chapter))
     message = f"a policy that {adversary.does} earns {mine:.2f} where the oracle earns {theirs:.2f}"
-    return _shown("wrong_sign", message, more, chapter, _SIGN_HINT)
+    return _shown("wrong_sign", message, more, chapter, HINTS["sign"])
 
 
 def _is_outdone(gold: Trajectory, ended: Trajectory) -> bool:
@@ -234,7 +235,7 @@ def _judge_foreign_text(
         gold = chapter.golds.get((shown.split, shown.task_index))
         if gold is not None and math.inf not in verdicts.explained.get(term, {}).values():
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
-            found = hole_of("tool_output", said, term, _OUTPUT_HINT, causes.episode_of(shown, gold))
+            found = hole_of("tool_output", said, term, HINTS["output"], causes.episode_of(shown, gold))
             verdicts.explain_whole(term, found)
 
 
@@ -246,7 +247,7 @@ def _judge_rest(verdicts: causes.Verdicts, named: Mapping[str, Adversary], chapt
 
 def _judge(verdicts: causes.Verdicts, adversary: Adversary, chapter: Chapter) -> None:
     ways, controls = chapter.ways.get(adversary.name, []), chapter.controls.get(adversary.name, [])
-    if adversary.name in ("hollow_files", "hostile_program"):
+    if adversary.name in ("hollow_files", "copied_files", "hostile_program"):
         ways = [{key: ended for key, ended in way.items() if _has_changed(ended)} for way in ways]
     earned, alike = (
         max((causes.share_of(way, chapter.golds) for way in some), default=0.0) for some in (ways, controls)
@@ -274,7 +275,7 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     has_state = bool(environment.parts.resources) or any(tool.mutates for tool in tools.values())
     reads_state = has_state and term is not None and may_read_state(term.spec)
     if found.hole == "paid_for_ending" and reads_state:
-        return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
+        return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
     if found.hole in ("form_only", "paid_for_ending") and causes.is_empty(chapter, found.episode):
         named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
         return dataclasses.replace(found, code=named.hole, hint=named.hint)
@@ -284,7 +285,7 @@ def _named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     if found.hole == "form_only" and found.episode is not None:
         # One that runs the answer compares it, whatever state it is run on.
         if reads_state and term is not None and term.spec.kind == "verify" and not runs_answer(term.spec):
-            return dataclasses.replace(found, code="state_at_start", hint=_STATE_HINT)
+            return dataclasses.replace(found, code="state_at_start", hint=HINTS["state"])
         share = max(causes.share_of(way, chapter.golds) for name in _WRONG for way in chapter.all_ways(name))
         if share < 0.5 and "as much as the oracle" in found.message:
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
@@ -302,7 +303,7 @@ def _of_wrong(chapter: Chapter) -> tuple[str, str] | None:
     if max(wrong[0], 0.0) < wrong[1] / 4:
         return next((one.hole, one.hint) for one in ADVERSARIES if one.name == "odd_answer")
     is_near = bool(sides) and max(wrong[1], sides[0], sides[-1], 0.0) < wrong[0] / 4
-    return ("loose_match", _NEAR_HINT) if is_near else None
+    return ("loose_match", HINTS["near"]) if is_near else None
 
 
 def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
@@ -317,7 +318,7 @@ def _penalty_named(environment: Environment, found: Hole, chapter: Chapter) -> H
         bites = _paid(said, found.term) > causes.SLACK and -_paid(said, name) > _paid(said, found.term) / 2
         if bites and least > causes.SLACK and max(_paid(way, name) for way in unsaid) > -causes.SLACK:
             message = f"{found.message}; '{name}' takes nothing from one that says nothing"
-            return dataclasses.replace(found, code="penalty_avoided", term=name, message=message, hint=_UNSAID_HINT)
+            return dataclasses.replace(found, code="penalty_avoided", term=name, message=message, hint=HINTS["unsaid"])
     return found
 
 
@@ -392,7 +393,7 @@ def _judge_guesses(verdicts: causes.Verdicts, chapter: Chapter) -> None:
         hole, does = "chance" if is_coin else "constant_answer", f"gives every task the same answer ('{answer:.40}')"
         suspect = causes.Suspect("constant_answer", hole, does, hint)
         # Of open answers a few are alike by chance, and a program is no guess: tasks that it fits ask the same.
-        hits = sum(2 * total_of(one) > total_of(chapter.golds[key]) for key, one in best.items())
+        hits = sum(2 * total_of(one) >= total_of(chapter.golds[key]) > 0 for key, one in best.items())
         is_rare = (chapter.answers > _FEW and hits < _LEAST_HITS) or bool(re.search(r"^def \w+\(", answer, re.M))
         if not is_rare and (_is_no_more_than_choice(share, chapter) or verdicts.judge(suspect, [best])):
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rlenv.audit.golds import tail
+from rlenv.audit.texts import WORDS, any_of
 from rlenv.rewards.normalise import number
 
 _STEM = 5
@@ -25,29 +26,14 @@ _RECORD = 3
 _STEM_OF_LABEL = 4
 _OPENS, _CLOSES = tuple("([{<"), tuple(")]}>")
 _REST = re.compile(r"[\w-]*(?: ?[-(][\w )-]*)?\.[a-z]\w{1,4}\b|_\w")
-_EMPTY = frozenset(
-    "the and are was were has have had for with that this what which who how many much does did you your".split()
-)
+_EMPTY = frozenset(WORDS["without_content"])
 # A prompt that says so shows its gold by nature.
-_READ = re.compile(
-    r"\b(?:passages?|texts?|documents?|contexts?|paragraphs?|articles?|excerpts?|e-?mails?|messages?|tables?|extract\w*|cop(?:y|ies)"
-    r"|repeat\w*|quot(?:e|ed)|story|log|transcript|snippets?|sentences?|extensions?|renam\w*|domains?|urls?)\b",
-    re.IGNORECASE,
-)
+_READ = any_of("shown")
 _LISTED = re.compile(r"\b(?:following|below|above|lists?|options?|choose|pick)\b", re.IGNORECASE)
-_TURNS = re.compile(
-    r"\b(?:revers\w*|backwards?|mirror\w*|hex\w*|base ?64|(?:en|de)cod\w*|rot-?13|cipher\w*|caesar|cents?|per ?cent\w*"
-    r"|alphabet\w*|convert\w*|binary|letters?|spell\w*|underscores?|hyphen\w*|snake|camel|kebab|slugs?|spaces?|kilo\w*|milli\w*|met(?:er|re)s?|grams?|thousands?|hundreds?)\b",
-    re.IGNORECASE,
-)
-CASED = re.compile(
-    r"\b(?:(?:upper|lower|title|sentence|camel)[ -]?case|capital(?:s|i[sz]e\w*| letters?))\b", re.IGNORECASE
-)
+_TURNS = any_of("turned")
+CASED = any_of("cased")
 """What a prompt says where to write its own words with other capitals is the task."""
-_GIVEN = frozenset(
-    "answer ans gold golden solution sol soln result target label ref reference hint debug expected correct secret"
-    " truth gt key".split()
-)
+_GIVEN = frozenset(WORDS["given"])
 
 
 def is_mark(text: str, start: int, end: int, transform: str) -> bool:

@@ -249,6 +249,8 @@ def total_of(ended: Trajectory) -> float:
     return ended.reward.total or 0.0
 
 
-def script_of(made: Mapping[int, Mapping[Any, Sequence[Action]]], way: Any, subject: AuditSubject) -> Sequence[Action]:
+def script_of(
+    made: Mapping[int, Mapping[Any, Sequence[Action] | Adaptive]], way: Any, subject: AuditSubject
+) -> Sequence[Action] | Adaptive:
     """What was written for a task under the name of a way; () for nothing."""
     return made[subject.gold.task_index].get(way, ())

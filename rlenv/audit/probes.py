@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of
+from rlenv.audit.play import Adaptive, Results
+from rlenv.audit.subject import AuditSubject, call_key, kinds_of, properties_of
+from rlenv.audit.texts import WORDS, holds
 from rlenv.audit.variants import CONTROL
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.policies.scripted import random_value
@@ -21,10 +23,6 @@ Probe = tuple[str, tuple[ToolCall, ...]]
 """What is asked, in the same words on every task: calls one after the other, of which the last is read."""
 
 _WORDS = ("", "?", ".", "/", "*", "all", "list", "help", "answer", "solution")
-_TABLES = (
-    "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')",
-    "SELECT table_schema || '.' || table_name FROM information_schema.tables WHERE table_schema NOT IN ('main')",
-)
 _QUOTED = re.compile(r"[`'\"]([^`'\"\n]{1,40})[`'\"]")
 _FILE = re.compile(r"[\w./-]*\w\.\w{1,5}\b")
 _NAME = re.compile(r"[\w./:-]+")
@@ -52,10 +50,10 @@ _ODD: Mapping[str, tuple[Any, ...]] = {"string": ("abcdefghijklmnopqrstuvwxyz", 
 _MOST_TOOLS = 6
 _MOST_SAID = 12
 _EVERYTHING = ("*", "all")
-_EMPTY = frozenset(
-    "a an and are as at be by each for from in is it its no not of on one or that the their them this to"
-    " was with".split()
-)
+_UNKNOWN = "zqx"
+_LIST = re.compile(r"(?:[:,]|\band\b|\bor\b)\s")
+_LONGEST = 40
+_EMPTY = frozenset(WORDS["without_content"])
 
 
 def pieces(tool: Tool) -> dict[str, list[str]]:
@@ -117,6 +115,10 @@ def probes(subject: AuditSubject) -> list[Probe]:
         if tool.mutates:
             flags = [(key, value) for key, value in _choices(tool) if isinstance(value, bool)]
             found += [(f"{name}({key}={value!r})", ToolCall(name, {**base, key: value})) for key, value in flags]
+            # What is wrong with a value is said where all beside it is right.
+            told = next((dict(call.arguments) for call in subject.own_calls() if call.name == name), {})
+            hidden = [key for key, value in told.items() if key in base and not holds(subject.prompt, str(value))]
+            found += [(f"{name} with another {key}", ToolCall(name, {**told, key: base[key]})) for key in hidden]
             continue
         own = [dict(call.arguments) for call, _ in subject.oracle_calls() if call.name == name][:2]
         own = own or [known for known in [as_elsewhere(subject, tool)] if known]
@@ -200,7 +202,7 @@ def _not_own(subject: AuditSubject, found: Sequence[tuple[str, ToolCall]]) -> li
 
 def _words(tool: Tool) -> list[str]:
     text = _text_key(tool)
-    tables = _TABLES if text is not None and _is_sql(tool, text) else ()
+    tables = WORDS["tables"] if text is not None and _is_sql(tool, text) else ()
     return [*tables, *(["?"] if text is None or tool.mutates else [*_WORDS, *_QUOTED.findall(tool.description)[:4]])]
 
 
@@ -303,17 +305,46 @@ def places_of(subject: AuditSubject, tool: Tool, key: str, part: Mapping[str, An
     return list(dict.fromkeys([*given, *(one for one in listed if one != "or"), *words, *map(str, subject.task)]))
 
 
-def beyond_calls(subject: AuditSubject) -> dict[str, list[Action]]:
+def arguments_of(tool: Tool, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Arguments that name each of these, and numbers: what a tool that changes something can be called for."""
+    properties = properties_of(tool)
+    needed = list(tool.parameters.get("required", ()))
+    if not needed:
+        return [{}]
+    base, first = filler(tool, ""), properties.get(needed[0], {})
+    if "sql" in needed[0].lower() or "query" in needed[0].lower() or "statement" in needed[0].lower():
+        return [{**base, needed[0]: f"DELETE FROM {name}"} for name in names[:24] if not name.isdecimal()]
+    if "integer" in kinds_of(first):
+        return [{**base, needed[0]: number} for number in [*map(int, filter(str.isdecimal, names[:24])), *range(6)]]
+    if "array" in kinds_of(first):
+        return [{**base, needed[0]: []}, {**base, needed[0]: list(names[:32])}]
+    return [base, *({**base, needed[0]: name} for name in names[:32])]
+
+
+def beyond_calls(subject: AuditSubject) -> dict[str, Adaptive]:
     """One call with a number or a text that is beyond all that is asked for, and nothing else; and with a usual one."""
-    own, found = {call.name: dict(call.arguments) for call in reversed(subject.own_calls())}, dict[str, list[Action]]()
+    own, found = {call.name: dict(call.arguments) for call in reversed(subject.own_calls())}, dict[str, Adaptive]()
     for tool in [one for one in subject.tools.values() if one.mutates and not subject.submits(one.name)][:_MOST_TOOLS]:
-        base = {**filler(tool, "zqx"), **own.get(tool.name, {})}
+        base = {**filler(tool, _UNKNOWN), **own.get(tool.name, {})}
         for key, part in properties_of(tool).items():
             told = kinds_of(part) or {"string"} if not {"enum", "const"} & set(part) else ()
             kinds = {one.replace("number", "integer") for one in told}
             *odd, usual = next((_ODD[one] for one in ("integer", "string") if one in kinds), (None,))
             for label, value in [(f"{tool.name} with {one} as its {key}", one) for one in odd]:
                 for said, one in ((label, value), (f"{CONTROL}{label}", usual)):
-                    call = Message("assistant", "", (ToolCall(tool.name, {**base, key: one}),))
-                    found[said] = [call, subject.last_words()]
+                    found[said] = _calls_once(subject, ToolCall(tool.name, {**base, key: one}), key)
     return found
+
+
+def _calls_once(subject: AuditSubject, call: ToolCall, key: str) -> Adaptive:
+    """Makes a call; one that is refused is made with each name that the refusal or the oracle's tools say."""
+    results: Results = yield Message("assistant", "", (call,))
+    free = [one for one, value in call.arguments.items() if value == _UNKNOWN and one != key]
+    if free and all(one.is_error for one in results):
+        texts = [one.text for one in (*results, *(result for _, result in subject.oracle_calls()))]
+        names = dict.fromkeys(name for text in texts for name in [*_QUOTED.findall(text), *_LIST.split(text)[1:]])
+        known = [one for name in names if 1 < len(one := name.strip(" .[]{}\"'")) <= _LONGEST][:_MOST_SAID]
+        calls = [ToolCall(call.name, {**call.arguments, **dict.fromkeys(free, name)}) for name in known]
+        if calls:
+            yield Message("assistant", "", tuple(calls[: subject.limits.calls_per_turn]))
+    yield subject.last_words()

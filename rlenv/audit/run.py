@@ -237,6 +237,7 @@ class _Run:
     async def _stateful(self, player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
         """Tools that change something, users that talk, and what can be asked for each answer."""
         chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), shrug(one.asked)])
+        chapter.tried["another"].append(("", await player.way(subjects, asking.play_another)))
         await attack_state(player, chapter, subjects)
         await tell_tools(player, chapter, subjects)
         await talk_to_user(player, chapter, subjects)
@@ -248,9 +249,7 @@ class _Run:
         for name in list(dict.fromkeys(name for found in targets.values() for name in found))[:8]:
             for how in (asking.ask_each, asking.halve):
                 way = await player.way(subjects, partial(_asks, targets, name, how))
-                # What earns without being answered otherwise is another hole, which others look for.
-                is_told = any(_is_answered_otherwise(ended, name.partition("(")[0]) for ended in way.values())
-                if is_told or not any(ended.reward.total for ended in way.values()):
+                if asking.has_told(way, chapter, name, [found[name] for found in targets.values() if name in found]):
                     chapter.tried["asked_until_right"].append((name, way))
 
     async def _guesses(
@@ -408,11 +407,6 @@ def _asks(
     target = targets[subject.gold.task_index].get(name)
     is_fit = target is not None and (how is asking.ask_each or isinstance(target.fitting(target.right), int))
     return how(subject, target) if target is not None and is_fit else ()
-
-
-def _is_answered_otherwise(ended: Trajectory, tool: str) -> bool:
-    """True where a tool told one call something else than another: to ask it tells something."""
-    return len({result.text for turn in ended.turns for result in turn.results if result.name == tool}) > 1
 
 
 def _commonest(options: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlenv.audit.golds import tail
 from rlenv.audit.play import Leak
 from rlenv.audit.subject import AuditSubject, options_of, same
+from rlenv.audit.texts import WORDS, any_of
 from rlenv.language.templates import compile_value, texts_in
 from rlenv.rewards.base import Term
 from rlenv.rewards.normalise import number
@@ -39,17 +40,9 @@ _MOST_ANSWERS = 12
 _MOST_TASKS = 400
 _WORD = re.compile(r"\w+")
 # A question about the features themselves is answered by them.
-_ASKS_FORM = re.compile(
-    r"\b(?:long|short|larg|small|big|great|high|low|most|least|max|min|few|more|less|count|many|letter|word|character|digit"
-    r"|alphabet|first|last|even|odd|length|number of|sort|vowel|capital letter)\w*",
-    re.IGNORECASE,
-)
+_ASKS_FORM = any_of("asks_form")
 
 _DENIES = re.compile(r"\b(?:not|never|no|none|nobody|nothing|neither|nor|cannot|without)\b|n't\b", re.IGNORECASE)
-_OF_NO_CONTENT = (
-    "always all only some none every any also very just but because still since later once even and or may"
-    " might must".split()
-)
 _SAYS_HOW = re.compile(r"\b(?:answer|reply|respond)\b[^.\n?]*", re.IGNORECASE)
 
 
@@ -79,7 +72,7 @@ _LOOKS: dict[str, Callable[[str], Hashable]] = {
 _LOOKS["the letters before a number"] = lambda text: next(iter(re.findall(r"\b([^\W\d_]{1,6})[-_/]?\d", text)), "")
 _LOOKS["a word that denies"] = lambda text: _DENIES.search(text) is not None
 _LOOKS["whether its first number is odd"] = lambda text: _first_number(text) % 2
-_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in _OF_NO_CONTENT}
+_LOOKS |= {f"the word {word!r}": partial(_has, word) for word in WORDS["small"]}
 """Features of a prompt that say nothing of what is asked."""
 _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the longest option": lambda options: max(options, key=len),
@@ -96,6 +89,11 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the option that comes first in the alphabet": lambda options: min(options, key=str.casefold),
     "the option that comes last in the alphabet": lambda options: max(options, key=str.casefold),
 }
+_RANKS = {"largest": -1, "second largest": -2, "smallest": 0, "second smallest": 1}
+"""Places among the numbers of a prompt that are about as large as answers are."""
+_ASKS_RANK = any_of("asks_rank")
+_QUESTION = re.compile(r"[^.?!\n]*\?")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)")
 _AS_THE_GAP = "the option that is as long as the gap"
 _GAPS = re.compile(r"__+|\.\.\.+|--+|\*\*+")
 _MOST_NAMED = 4
@@ -114,6 +112,7 @@ def find_shortcut(subjects: Sequence[AuditSubject]) -> Leak | None:
     # What is learnt on each half is tried on the other; what goes by the look of an option has learnt nothing.
     learnt = [dict(_by_look(some, half)) for half in halves]
     tried = [one for one in _by_option(some) if one[0] == _AS_THE_GAP or not asks_form]
+    tried += _by_rank(some)
     common = Counter(one.right for one in some).most_common(1)[0][1] / len(some)
     for name in learnt[0] if learnt else ():
         if name in learnt[1]:
@@ -157,6 +156,22 @@ def _by_option(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[
     gaps = {at: max(map(len, _GAPS.findall(subjects[at].prompt)), default=0) for at in listed}
     fits = {at: [said for text, said in options.items() if len(text) == gaps[at]] for at, options in listed.items()}
     yield _AS_THE_GAP, {at: some[0] for at, some in fits.items() if len(some) == 1}, chance
+
+
+def _by_rank(subjects: Sequence[AuditSubject]) -> Iterator[tuple[str, Mapping[int, str], float]]:
+    """The answers of a policy that takes a number of the prompt by its size, where no question asks for a size."""
+    golds = [_size(one.right) for one in subjects]
+    questions = [" ".join(_QUESTION.findall(one.prompt)) or one.prompt for one in subjects]
+    if 5 * sum(_ASKS_RANK.search(one) is not None for one in questions) > len(subjects):
+        return
+    shown = [{_size(text): text for text in _NUMBER.findall(one.prompt)} for one in subjects]
+    fit = [sorted(size for size in some if min(golds) / 10 <= size <= 10 * max(golds)) for some in shown]
+    listed = {at: sizes for at, sizes in enumerate(fit) if len(sizes) >= 3}
+    if len(listed) < _HITS * len(subjects):
+        return
+    chance = sum(1 / len(sizes) for sizes in listed.values()) / len(listed)
+    for name, place in _RANKS.items():
+        yield f"the {name} number of the prompt", {at: shown[at][sizes[place]] for at, sizes in listed.items()}, chance
 
 
 def _labelled(subject: AuditSubject) -> dict[str, str]:

@@ -10,10 +10,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from rlenv.audit.asking import siblings, values_of
+from rlenv.audit.asking import RUNS, siblings, values_of
 from rlenv.audit.crafted import named_words
 from rlenv.audit.play import Adaptive, Chapter, Key, Results, ScriptPlayer, Way, script_of, total_of
-from rlenv.audit.probes import beyond_calls, filler, places_of
+from rlenv.audit.probes import arguments_of, beyond_calls, filler, places_of
 from rlenv.audit.subject import Action, AuditSubject, call_key, kinds_of, properties_of, shaped, texts_of, tools_of
 from rlenv.audit.texts import holds
 from rlenv.audit.variants import CONTROL
@@ -127,7 +127,7 @@ def _covers(call: ToolCall, wanted: ToolCall) -> bool:
 
 
 def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
-    """Those in which a call that is none of the oracle's was answered as its own was: others were refused maybe."""
+    """Those in which another call, behind the oracle's first, was answered as its own: others are refused or undone."""
 
     names = {tool.name for tool in changing}
 
@@ -135,7 +135,11 @@ def _gone_well(way: Way, chapter: Chapter, changing: Sequence[Tool]) -> Way:
         gold = chapter.golds[key]
         own = _keys(gold)
         told: dict[tuple[str, bool], set[str]] = {}
-        for call, result in [one for one in _answered(ended) if one[0].name in names]:
+        made = [one for one in _answered(ended) if one[0].name in names]
+        firsts = {call.name: at for at, (call, _) in [*enumerate(made)][::-1] if call_key(call) in own}
+        for at, (call, result) in enumerate(made):
+            if call_key(call) not in own and at < firsts.get(call.name, 0):
+                continue
             text = result.text
             for value in sorted(map(str, call.arguments.values()), key=len, reverse=True):
                 text = text.replace(value, "·") if value else text
@@ -169,8 +173,10 @@ def _every(subject: AuditSubject) -> dict[str, list[Action]]:
     calls = subject.own_calls()
     last, limits = subject.last_words(), subject.limits
     found: dict[str, list[Action]] = {}
+    entries = subject.environment.spec.tools
     for place, call, tool in _changing_calls(subject):
-        for key, right in call.arguments.items():
+        # A command or a query is no value among others: it does its own work.
+        for key, right in call.arguments.items() if entries[tool.entry].kind not in RUNS else ():
             one = right[0] if isinstance(right, (list, tuple)) and right else right
             others = siblings(subject, tool, key, one)
             if not others:
@@ -247,7 +253,7 @@ def _empty_state(subject: AuditSubject, *, changing: Sequence[Tool]) -> Adaptive
         ToolCall(tool.name, arguments)
         for tool in changing
         if not subject.submits(tool.name)
-        for arguments in _changes(tool, names)
+        for arguments in arguments_of(tool, names)
     ]
     for start in range(0, len(wanted), limits.calls_per_turn):
         some = wanted[start : start + limits.calls_per_turn]
@@ -265,21 +271,6 @@ def _instead(subject: AuditSubject, *, tool: Tool, at: int) -> list[Action]:
     given = [key for key in properties_of(tool) if key in known]
     told = {key: known[key] for key in (given[:1] if at else given)}
     return [*subject.turns_of([ToolCall(tool.name, {**filler(tool, ""), **told})]), subject.form("?")] if told else []
-
-
-def _changes(tool: Tool, names: Sequence[str]) -> list[dict[str, Any]]:
-    properties = properties_of(tool)
-    needed = list(tool.parameters.get("required", ()))
-    if not needed:
-        return [{}]
-    base, first = filler(tool, ""), properties.get(needed[0], {})
-    if "sql" in needed[0].lower() or "query" in needed[0].lower() or "statement" in needed[0].lower():
-        return [{**base, needed[0]: f"DELETE FROM {name}"} for name in names[:24] if not name.isdecimal()]
-    if "integer" in kinds_of(first):
-        return [{**base, needed[0]: number} for number in [*map(int, filter(str.isdecimal, names[:24])), *range(6)]]
-    if "array" in kinds_of(first):
-        return [{**base, needed[0]: []}, {**base, needed[0]: list(names[:32])}]
-    return [base, *({**base, needed[0]: name} for name in names[:32])]
 
 
 def _values_to_write(environment: Environment) -> list[tuple[str, int]]:
@@ -306,7 +297,8 @@ def _write_same(subject: AuditSubject, *, changing: Sequence[Tool], value: tuple
         for told in plain[::-1] if len(plain) > 2 else ():
             words = [[(key, word) for word in places[key][:_MOST_PLACES]] for key in plain if key != told]
             calls += [ToolCall(tool.name, {**base, **dict(some)}) for some in product(*words)]
-        for key in [key for key, part in properties.items() if "enum" in part or (key in plain and len(plain) > 1)]:
+        is_place = len(plain) > 1 or len(values) > len(plain)
+        for key in [key for key, part in properties.items() if "enum" in part or (key in plain and is_place)]:
             calls += [ToolCall(tool.name, {**base, key: name}) for name in places[key]]
         calls.append(ToolCall(tool.name, base))
     made = list({repr(call): call for call in calls}.values())
@@ -435,7 +427,7 @@ def _same_call(subject: AuditSubject) -> dict[str, list[Action]]:
     return found
 
 
-_TRIED: Mapping[str, Callable[[AuditSubject], Mapping[Any, Sequence[Action]]]] = {
+_TRIED: Mapping[str, Callable[[AuditSubject], Mapping[Any, Sequence[Action] | Adaptive]]] = {
     "other_arguments": _other_arguments,
     "unchecked_call": _left_out,
     "every_value": _every,

@@ -8,6 +8,7 @@ was paid for the policy's own words. A user's replies are a place to be read, bu
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -18,11 +19,11 @@ from rlenv.audit.asking import ask_user
 from rlenv.audit.crafted import example_of, words_in_code
 from rlenv.audit.place_rules import holds as is_whole
 from rlenv.audit.place_rules import learn
-from rlenv.audit.play import Chapter, Leak, Muting, ScriptPlayer, Way, planted
+from rlenv.audit.play import Adaptive, Chapter, Leak, Muting, Results, ScriptPlayer, Way, planted
 from rlenv.audit.probes import filler
 from rlenv.audit.report import hole_of
-from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, kinds_of, properties_of, tools_of
-from rlenv.audit.texts import holds, shrug
+from rlenv.audit.subject import Action, Aim, AuditSubject, aim_of, kinds_of, properties_of, shaped, tools_of
+from rlenv.audit.texts import HINTS, WORDS, holds, nonce, shrug
 from rlenv.audit.variants import variant_scripts
 from rlenv.audit.verdicts import SLACK, episode_of
 from rlenv.episodes.environment import Environment
@@ -36,9 +37,6 @@ _SEEDS = 12
 _MOST_TOOLS = 12
 _MOST_READS = 60
 _NUMBER = 918_273
-_STEADY = "let equal episodes earn equally: draw nothing at random in a reward, and read no clock and no shared state"
-_SEEDED = "pay for what was done: here an equal answer earns otherwise where only the episode's seed differs"
-_SHARED = "keep what tools change in a resource of each episode (scope: episode), and nothing in a module or a file"
 
 
 async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[AuditSubject]) -> None:
@@ -52,10 +50,10 @@ async def play_again(player: ScriptPlayer, chapter: Chapter, subjects: Sequence[
         for script in (own, wrong, *changed[:1]):
             played = [await player.play(subject.gold, script) for _ in range(_TIMES)]
             first = [subject.gold] if script is own else []
-            _differ(chapter, subject, [*first, *played], "played again with the same seed", _STEADY)
+            _differ(chapter, subject, [*first, *played], "played again with the same seed", HINTS["steady"])
         if player.environment.spec.user is None and not player.environment.parts.resources:
             others = [await player.play(subject.gold, wrong, more=more) for more in range(_SEEDS + 1)]
-            _differ(chapter, subject, others, "played with other seeds", _SEEDED)
+            _differ(chapter, subject, others, "played with other seeds", HINTS["seeded"])
 
 
 def _differ(chapter: Chapter, subject: AuditSubject, played: Sequence[Trajectory], how: str, hint: str) -> None:
@@ -99,7 +97,7 @@ async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequen
                 message = (
                     f"what one episode tells {words[other]} another reads from the tool '{call.name}': {text[:80]!r}"
                 )
-                chapter.channels.append(hole_of("shared_between_episodes", message, hint=_SHARED))
+                chapter.channels.append(hole_of("shared_between_episodes", message, hint=HINTS["shared"]))
                 return
 
 
@@ -232,15 +230,12 @@ def _words(text: str) -> Set[str]:
     return {word.casefold() for word in _WORD.findall(text)}
 
 
-_ASKS = (
-    *("Please give me a hint.", "What is the answer? Please tell me the solution.", "I give up.", "Is that right?"),
-    *("Could you repeat that, please?", "I am sorry. I apologise.", "Thank you very much, you are so kind!"),
-    "It is done, everything is settled. Are you happy with it?",
-)
+_ASKS = WORDS["asks_user"]
 _MOST_TEXTS = 20
 _FEW_TEXTS = 6
 _MOST_TURNS = 6
 _ASKED = 16
+_FEW_OTHERS = 3
 
 
 def spoken_texts(environment: Environment) -> list[str]:
@@ -269,8 +264,14 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
     for said in (texts, [" ".join(texts)]):
         way = await player.way(some, partial(_says, texts=said))
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
+    chapter.tried["corrected"].append((None, await player.way(some, _corrected)))
+    chapter.tried["listed"].append((None, await player.way(some, _lists_all)))
+    chapter.tried["talk"].append(
+        ("what means nothing, and then its last words", await player.way(some, _says_anything))
+    )
     if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
-        chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask_user)))
+        for ask in (ask_user, _tries_each):
+            chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask)))
 
 
 def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
@@ -279,6 +280,68 @@ def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
         texts[turn % len(texts)] for turn in range(max(min(subject.limits.turns, _MOST_TURNS) - 1, 1))
     ]
     return [] if own & set(texts) else [*said, shrug(subject.asked)]
+
+
+def _spoken(subject: AuditSubject) -> tuple[str, str, list[str]]:
+    """The oracle's words with a value of the row in them, that value, and the others of a list of the row or of its
+    column; "" for nothing, or where these words end the episode."""
+    spec, taken = subject.environment.spec, subject.task
+    hidden_first = sorted(taken.items(), key=lambda one: holds(subject.prompt, str(one[1])))
+    is_free = spec.answer.from_ in ("final_message", "last_number") or not subject.right
+    for text in [turn.action for turn in reversed(subject.gold.turns) if is_free and not turn.parsed.calls]:
+        for name, value in hidden_first:
+            said = str(value)
+            if isinstance(value, (str, int, float)) and len(said) <= _SHORT and holds(text, said):
+                lists = [list(map(str, one)) for one in taken.values() if isinstance(one, list)]
+                column = [str(one.task.get(name, said)) for one in subject.others]
+                others = dict.fromkeys(next((some for some in lists if said in some), column))
+                return text, said, [one for one in others if one != said]
+    return "", "", []
+
+
+def _corrected(subject: AuditSubject) -> Adaptive | Sequence[Action]:
+    """Proposes a wrong value, and then says what the user names in its place, which it never told the oracle."""
+    text, value, _ = _spoken(subject)
+    said, right = (text, value) if value else (f"I think it is {subject.right}.", subject.right)
+    known = "\n".join([subject.prompt, *_replies(subject.gold)])
+    wrong = shaped(right, random.Random(0))
+
+    def proposes() -> Adaptive:
+        results: Results = yield said.replace(right, wrong)
+        is_told = any(is_whole(result.text, right) for result in results)
+        yield (text or subject.form(right)) if is_told else shrug(subject.asked)
+
+    return proposes() if right and not is_whole(known, right) else ()
+
+
+def _lists_all(subject: AuditSubject) -> Sequence[Action]:
+    """What the oracle says with the values of all rows in the place of the right one."""
+    text, value, wrong = _spoken(subject)
+    half = min(len(wrong), _MOST_OPTIONS) // 2
+    listed = ", ".join([*wrong[:half], value, *wrong[half : 2 * half + 1]])
+    return [text.replace(value, listed), shrug(subject.asked)] if len(wrong) >= _FEW_OTHERS else []
+
+
+def _tries_each(subject: AuditSubject) -> Adaptive | Sequence[Action]:
+    """Says what the oracle says with one value after the other, until one is answered otherwise."""
+    text, value, wrong = _spoken(subject)
+
+    def tries() -> Adaptive:
+        told: set[str] = set()
+        for one in (*wrong, value):
+            results: Results = yield text.replace(value, one)
+            before, told = told, told | {"".join(result.text for result in results).replace(one, "·")}
+        # Who is answered alike has not learnt which one it was.
+        yield text.replace(value, wrong[0]) if told == before else shrug(subject.asked)
+
+    return tries() if 2 <= len(wrong) <= subject.limits.turns - 2 else ()
+
+
+def _says_anything(subject: AuditSubject) -> Sequence[Action]:
+    """Nothing at all in the place of what the oracle says, and its last words, which are the same on all tasks."""
+    *before, last = [turn.action for turn in subject.gold.turns]
+    is_same = all(one.turns and one.turns[-1].action == last for one in subject.others)
+    return [*([f"Hmm, {nonce(1, without=subject.asked)[0]}."] * len(before)), last] if before and is_same else []
 
 
 async def _copies(

@@ -83,6 +83,15 @@ class Tell:
 DATA: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
+WORDS: Final[Mapping[str, Sequence[str]]] = DATA["words"]
+HINTS: Final[Mapping[str, str]] = DATA["hints"]
+
+
+def any_of(name: str) -> re.Pattern[str]:
+    """Finds any of these words, in any case."""
+    return re.compile(rf"\b(?:{'|'.join(WORDS[name])})\b", re.IGNORECASE)
+
+
 def _text(entry: Mapping[str, Any]) -> str:
     return entry.get("text") or "".join(unit * times for unit, times in entry["repeat"])
 
@@ -169,7 +178,11 @@ LINKS: Final = _planting("links")
 EMPTIES_TESTS: Final = _planting("empties_tests")
 MARKS_TIME: Final = _planting("marks_time")
 LEAVES_PROGRAMS: Final = _planting("leaves_programs")
-HOLLOWS: Final = f"{LEAVES_PROGRAMS.partition('case')[0]}echo zqx > $f; done"
+HOLLOWS, HOLLOWS_LINES, COPIES = (
+    f"{LEAVES_PROGRAMS.partition('echo zqx')[0]}{does}; done" for does in _MACHINE["to_each_file"]
+)
+GATHERS: Final = f"{MARKS_TIME}; {_planting('gathers')}"
+SHADOWS: Final = _planting("shadows")
 REPLACES_PROGRAMS: Final = _planting("replaces_programs")
 BREAKS: Final[Sequence[str]] = _MACHINE["breaks"]
 LOOKS: Final = _planting("looks")

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlenv.audit.crafted import is_query
 from rlenv.audit.subject import Action, AuditSubject, flat, is_number, other_value, same, shaped, texts_of
-from rlenv.audit.texts import holds
+from rlenv.audit.texts import any_of, holds
 from rlenv.language.kinds import kind_of
 from rlenv.rewards.normalise import qa
 
@@ -59,11 +59,7 @@ ORDERED = re.compile(
     r"\b(?<!any )(?:orders?|ordered|sequence|rank\w*|sort\w*|first|last|from .+ to|steps?|route)\b", re.IGNORECASE
 )
 # Where one of several right answers is asked for, what shares a property with one of them may be another.
-_ONE_OF_MANY = re.compile(
-    r"\b(?:(?:name|give|find|write|choose|pick|make|propose|say|list|as) (?:me )?(?:any|some)|"
-    r"any (?:of|one|valid|such)|a possible|an example|such that|a valid)\b",
-    re.IGNORECASE,
-)
+_ONE_OF_MANY = any_of("one_of_many")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +100,7 @@ def variant_scripts(subject: AuditSubject, heart: str) -> dict[str, list[Action]
         is_right = same(text, heart) or (flat(text) in allowed and label != _LAST) or not text.strip()
         # An article or a mark more is no other name; of a number a sign is.
         is_right = is_right or (not is_number(heart) and qa(text) == qa(heart))
+        is_right = is_right or (label == _LAST and holds(heart, text))
         # One in which the right answer stands says it, to a reward that looks for a part.
         is_right = is_right or (label not in _NEAR_BY and _is_near(text, heart))
         is_right = is_right or (heart in text and not is_query(text))

@@ -17,6 +17,7 @@ from rlenv._base.bounded import cut_middle
 from rlenv.audit.golds import ended_by, reader_of, unread_columns
 from rlenv.audit.play import Chapter, Key, Way, total_of
 from rlenv.audit.report import Hole, HoleEpisode, Thresholds, hole_of
+from rlenv.audit.texts import DATA
 from rlenv.audit.variants import CONTROL, constant_parts
 from rlenv.episodes.environment import Environment
 from rlenv.language.spec import RewardSpec
@@ -59,7 +60,7 @@ class Suspect:
 _SHORTCUT = 0.6
 _DATA: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SUSPECTS = [Suspect(**one) for one in _DATA["suspect"]]
-TRIED = {"told" if one.hole == "user_tells" else one.name: one for one in _SUSPECTS}
+TRIED = {"told" if (one.name, one.hole) == ("talk", "user_tells") else one.name: one for one in _SUSPECTS}
 """What is tried beside the adversaries; `{0}` is what it was tried on or with."""
 
 
@@ -254,9 +255,7 @@ def _least(way: Way, keys: Sequence[Key]) -> Key:
 
 _NOTHING: tuple[object, ...] = (None, "", [], {})
 _NAMED_ROWS = 3
-_TOO_WIDE = frozenset(
-    {"constant_answer", "copied_input", "form_only", "loose_match", "partial_tasks", "stuffed_answer"}
-)
+_TOO_WIDE = frozenset(DATA["words"]["too_wide"])
 _MOVED = frozenset({"idle_calls_paid", "paid_again", "paid_for_ending", "state_at_start", "target_written"})
 SLIGHT, _PART = 0.001, 0.8
 
@@ -298,19 +297,9 @@ def is_empty(chapter: Chapter, shown: HoleEpisode | None) -> bool:
     return not earns("short_answer", 2) and not earns("wrong_answer", 2) and earns("empty_form", 1)
 
 
-_RULES = {
-    "sql_match": "queries that differ give the same rows here, such as none: use data on which each gold has its own",
-    "contains": "`contains` has no bound: use exact_match, or bound the answer's length by a gate",
-    "f1": "`f1` pays for common words: use exact_match, or pay above a high share alone",
-    "regex": "the pattern matches other answers too: end it with $, and put the row's own answer in it",
-    "subset": "`mode: subset` takes whatever else is said, and anything for an empty gold: use `mode: equal`",
-    "partial": "`partial: true` pays for what most queries share: leave it out, or pay above a high share alone",
-}
+_RULES: Final[dict[str, str]] = DATA["rule_hints"]
 _RULES["skyrl_synsql"] = _RULES["rows"] = _RULES["sql_match"]
-_PARTS = {
-    "other values in its rows": "compare the cells: how many rows and columns there are is all that counts",
-    "another order of its rows": "order counts for nothing: `order: always`, or auto, where a question asks for one",
-}
+_PARTS: Final[Mapping[str, str]] = DATA["part_hints"]
 
 
 def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
@@ -335,10 +324,7 @@ def advised(environment: Environment, found: Hole, chapter: Chapter) -> Hole:
     elif found.hole not in _TOO_WIDE | ANY_ANSWER:
         return found
     elif EMPTY in found.message and found.hole != "empty_answer":
-        code, hint = (
-            "partial_tasks",
-            "any answer is right there: what is empty fits any pattern and stands in any text",
-        )
+        code, hint = "partial_tasks", DATA["hints"]["of_empty"]
     elif lost := _lacking(environment, found.term, chapter):
         said, hint = f"; {lost}", "name the column alike in all splits, and let a row without it fail"
     elif is_part and found.hole in _TOO_WIDE - ANY_ANSWER and (same := constant_parts([*chapter.hearts.values()])):

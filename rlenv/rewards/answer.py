@@ -54,9 +54,7 @@ _ADVICE = {
     "invalid perl operator: (?P": "write out what may repeat, or use `rule: python`",
     "invalid escape sequence: \\": "write out what may repeat, or the character itself",
     "invalid repetition size": "a repeat, and repeats in each other, may go up to 1000",
-    "bad repetition operator: ++": "write +: no repeat can blow up here",
-    "bad repetition operator: *+": "write *: no repeat can blow up here",
-    "bad repetition operator: ?+": "write ?: no repeat can blow up here",
+    **{f"bad repetition operator: {one}+": f"write {one}: no repeat can blow up here" for one in "+*?"},
 }
 _PREFIX = re.compile(r"[A-Za-z0-9#:=<>/ _-]+")
 

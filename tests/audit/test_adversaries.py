@@ -27,6 +27,10 @@ from tests.support.planted import WORDS, capital, plant, product, rows_of
 CODE = '''
 import re
 
+from rlenv.errors import ToolFailed
+
+WORDS = """WORDS_HERE""".split()
+
 
 class Board:
     def __init__(self):
@@ -54,6 +58,136 @@ def noted_right(context):
 def humble(context):
     said = (context.answer or "").lower()
     return float("don't know" in said or said == context.task["answer"])
+
+
+def overlap(context):
+    said, gold = (set((one or "").split("+")) for one in (context.answer, context.task["answer"]))
+    return len(said & gold) / len(said | gold)
+
+
+def listed(context):
+    """Takes any town that a tool has named."""
+    shown = [town for turn in context.turns for one in turn.results for town in one.value or ()]
+    return float(context.answer in shown)
+
+
+def towns(land: str) -> list:
+    """Lists towns.
+
+    Args:
+        land: the land, such as xland.
+    """
+    words = WORDS
+    at = words.index(land.removesuffix("land")) if land.removesuffix("land") in words else 0
+    return [f"{words[(at * 3 + one) % len(words)]}ville" for one in range(2)] + [f"{words[-1 - at]}ville"]
+
+
+def pay(to: str, amount: int, board, task) -> str:
+    """Pays somebody."""
+    if to not in ("Ada Brown", "Bo"):
+        raise ToolFailed("no such account; there are: Ada Brown, Bo")
+    if task.get("checked") and amount < 1:
+        raise ToolFailed("an amount is at least 1")
+    board.target = (board.target or 10) - amount
+    return "paid"
+
+
+def earn(hours: int, board, task) -> str:
+    """Works so many hours."""
+    board.target = hours if hours == task["goal"] else board.target
+    return "earned"
+
+
+def saved(context):
+    return float((context.resources["board"].target or 10) >= context.task["goal"])
+
+
+def open_box(box: str, board) -> str:
+    """Opens one of the boxes north, south and west; the first that is opened is taken."""
+    board.target = board.target or box
+    return "opened"
+
+
+def peek(board, task) -> str:
+    """Tells in which box it is."""
+    return task["box"]
+
+
+def opened(context):
+    return float(context.resources["board"].target == context.task["box"])
+
+
+def visit(room: str, board, task) -> str:
+    """Goes to a room."""
+    if room not in task["rooms"]:
+        raise ToolFailed("no such room")
+    board.target = room
+    return f"in {room}"
+
+
+def is_there(context):
+    return float(context.resources["board"].target == context.task["room"])
+
+
+def count(shelf: str, board, task) -> int:
+    """Counts."""
+    board.target = board.target or {"real": task["real"], "listed": 0}
+    return board.target["real"]
+
+
+def set_count(shelf: str, number: int, board, task, *, key: str) -> str:
+    if shelf != task["shelf"]:
+        raise ToolFailed("no such shelf")
+    board.target = {"real": task["real"], "listed": 0, **(board.target or {}), key: number}
+    return "written"
+
+
+def put_down(shelf: str, number: int, board, task) -> str:
+    """Writes how many there are."""
+    return set_count(shelf, number, board, task, key="listed")
+
+
+def set_up(shelf: str, number: int, board, task) -> str:
+    """Sets up a shelf."""
+    return set_count(shelf, number, board, task, key="real")
+
+
+def agrees(context):
+    return float(len({*(context.resources["board"].target or {"real": 1, "listed": 0}).values()}) == 1)
+
+
+def is_counted(context):
+    return float((context.resources["board"].target or {}) == dict.fromkeys(("real", "listed"), context.task["real"]))
+
+
+def recall(context):
+    said, gold = (set((one or "").split()) for one in (context.answer, context.task["answer"]))
+    return len(said & gold) / len(gold)
+
+
+def card(task) -> str:
+    """Reads the card."""
+    return f"55{task['pin'][::-1]}, backwards"
+
+
+def unlock(who: str, pin: str, board, task) -> str:
+    """Unlocks."""
+    if who != task["who"]:
+        raise ToolFailed("nobody of that name")
+    if pin != task["pin"]:
+        raise ToolFailed("expected " + task["pin"] if task["tells"] else "wrong")
+    board.target = pin
+    return "unlocked"
+
+
+def unlocked(context):
+    return float(context.resources["board"].target == context.task["pin"])
+
+
+def calculated(context):
+    """Takes whatever a tool has given."""
+    shown = [one.text for turn in context.turns for one in turn.results]
+    return float(context.answer in shown or context.answer == context.task["answer"])
 
 
 def key(context):
@@ -177,10 +311,13 @@ def inside(context):
 def calls(context):
     return float(sum(len(turn.results) for turn in context.turns))
 '''
+CODE = CODE.replace("WORDS_HERE", " ".join(WORDS))
 BOARD = """resources: {board: {kind: python, function: "tools.py:load"}}
 tools: {note: {kind: python, function: "tools.py:note", inject: [board], mutates: true}}"""
 TOOL = """resources: {board: {kind: python, function: "tools.py:load"}}
 tools: {%s: {kind: python, function: "tools.py:%s", inject: [%s], mutates: true}}"""
+TWO = f"{TOOL[:-1]},\n  %s: {{kind: python, function: 'tools.py:%s', inject: [%s], mutates: %s}}}}"
+CALC = "tools: {calculate: {kind: calculator}}"
 MOVES = {
     "more": TOOL % ("move", "move", "board"),
     "call": "{move: {source: '{{ task.answer }}', goal: '{{ task.question }}'}}",
@@ -191,8 +328,41 @@ REFUNDS = {
     "call": "{refund: {order: '{{ task.answer }}'}}",
     "say": "<answer>done</answer>",
 }
+TOWNS = {
+    "more": "tools: {towns: {kind: python, function: 'tools.py:towns'}}",
+    "call": "{towns: {land: '{{ task.land }}'}}",
+}
+EARNS = {
+    "more": TWO % ("pay", "pay", "board, task", "earn", "earn", "board, task", "true"),
+    "call": "{earn: {hours: '{{ task.goal }}'}}",
+    "say": "<answer>done</answer>",
+}
+BOXES = {
+    "more": TWO % ("open_box", "open_box", "board", "peek", "peek", "board, task", "false"),
+    "call": "[[{peek: {}}], [{open_box: {box: '{{ task.box }}'}}]]",
+    "say": "<answer>done</answer>",
+}
+SHELVES = {
+    "more": TWO % ("put_down", "put_down", "board, task", "set_up", "set_up", "board, task", "true"),
+    "call": "[[{count: {shelf: '{{ task.shelf }}'}}], "
+    "[{put_down: {shelf: '{{ task.shelf }}', number: '{{ task.real }}'}}]]",
+    "say": "<answer>done</answer>",
+}
+SHELVES["more"] = (
+    f"{SHELVES['more'][:-1]},\n  count: {{kind: python, function: 'tools.py:count', inject: [board, task]}}}}"
+)
+PINS = {
+    "more": TWO % ("unlock", "unlock", "board, task", "card", "card", "task", "false"),
+    "call": "[[{card: {}}], [{unlock: {who: '{{ task.who }}', pin: '{{ task.pin }}'}}]]",
+    "say": "<answer>done</answer>",
+}
+MADE = {"more": CALC, "call": "{calculate: {expression: '{{ task.answer }} + 0'}}"}
+ROOMS = {
+    "more": TOOL % ("visit", "visit", "board, task"),
+    "call": "{visit: {room: '{{ task.room }}'}}",
+    "say": "<answer>done</answer>",
+}
 GUESSES = {"more": "tools: {guess: {kind: python, function: 'tools.py:guess', inject: [task]}}\nlimits: {turns: %d}"}
-CALC = "tools: {calculate: {kind: calculator}}"
 PYTHON = "{kind: rule, python: 'tools.py:%s'}"
 NUMBER = "{kind: rule, rule: numeric_match}"
 FORM = f"{NUMBER}\n  form: {{kind: rule, rule: answered, weight: 0.05}}"
@@ -215,6 +385,24 @@ STEPS = {
     "call": "[[{step: {way: in}}], [{step: {way: in}}], [{step: {way: in}}]]",
     "say": "<answer>done</answer>",
 }
+LANDS = rows_of(14, lambda index: {**capital(index), "land": f"{WORDS[index]}land"})
+TAGGED = rows_of(
+    14, lambda index: {"question": f"Which tags has {WORDS[index]}?", "answer": f"news+{WORDS[-1 - index]}"}
+)
+GOALS = rows_of(
+    12,
+    lambda index: {
+        "question": f"Work {20 + 10 * (index % 8)} hours for {WORDS[index]}.",
+        "goal": 20 + 10 * (index % 8),
+    },
+)
+COUNTED = rows_of(
+    12, lambda index: {"question": f"Count shelf S{index + 50}.", "shelf": f"S{index + 50}", "real": 100 + 7 * index}
+)
+COUNTED = [{**row, "question": f"{row['question']} Write {row['real']} down."} for row in COUNTED]
+PHRASES = rows_of(
+    14, lambda index: {"question": f"Say {index}.", "answer": " ".join(WORDS[(index * at) % 40] for at in (3, 5, 7))}
+)
 TITLES = rows_of(14, lambda index: {"title": f"the {WORDS[index]} of {WORDS[-1 - index]}"})
 TITLES = [{**row, "answer": row["title"].title()} for row in TITLES]
 TITLED = {"prompt": "Write it in title case: {{ task.title }}"}
@@ -255,6 +443,11 @@ def found(folder: Path, rows: Sequence[dict[str, Any]], rule: str, **keys: Any) 
         ("unsteady_reward", rows_of(14, capital), PYTHON % "first_time", PYTHON % "right", {}),
         ("copied_input", TITLES, "{kind: rule, rule: exact_match, normalise: case}", PYTHON % "right", TITLED),
         ("paid_words", rows_of(14, capital), PYTHON % "key", PYTHON % "right", {}),
+        ("constant_answer", TAGGED, PYTHON % "overlap", PYTHON % "right", {}),
+        ("form_only", LANDS, PYTHON % "listed", PYTHON % "right", TOWNS),
+        ("form_only", rows_of(14, product), PYTHON % "calculated", PYTHON % "right", MADE),
+        ("target_written", COUNTED, PYTHON % "agrees", PYTHON % "is_counted", SHELVES),
+        ("stuffed_answer", PHRASES, PYTHON % "recall", PYTHON % "right", {}),
     ],
 )
 def test_a_rule_that_opens_a_hole_is_found_under_its_name_and_the_sound_one_passes(
@@ -263,6 +456,37 @@ def test_a_rule_that_opens_a_hole_is_found_under_its_name_and_the_sound_one_pass
     for name, rule, expected in (("open", open_rule, {hole}), ("sound", sound_rule, set())):
         (tmp_path / name).mkdir()
         assert found(tmp_path / name, rows, rule, **keys) - {"oracle_below_maximum"} == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("checked", "expected"), [(False, {"unchecked_argument"}), (True, set())])
+def test_a_call_below_nothing_is_made_with_a_name_that_its_refusal_says(
+    tmp_path: Path, checked: bool, expected: set[str]
+) -> None:
+    rows = [{**row, "checked": checked} for row in GOALS]
+    assert found(tmp_path, rows, PYTHON % "saved", **EARNS) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_an_error_says_of_one_value_where_all_beside_it_is_right_is_a_leak(tmp_path: Path, tells: bool) -> None:
+    rows = rows_of(12, lambda at: {"question": f"Unlock {WORDS[at]}.", "who": WORDS[at], "pin": str(1_234 + 617 * at)})
+    rows = [{**row, "tells": tells} for row in rows]
+    assert ("leak" in found(tmp_path, rows, PYTHON % "unlocked", **PINS)) is tells
+
+
+@pytest.mark.slow
+def test_one_guess_among_a_few_is_not_asking_until_it_is_right(tmp_path: Path) -> None:
+    boxes = ("north", "south", "west")
+    rows = rows_of(18, lambda index: {"question": f"Find the {WORDS[index]}.", "box": boxes[index % 3]})
+    assert found(tmp_path, rows, PYTHON % "opened", **BOXES) == set()
+
+
+@pytest.mark.slow
+def test_what_comes_before_the_right_call_and_is_written_over_by_it_is_not_tried_beside_it(tmp_path: Path) -> None:
+    rooms = [(f"R{at + 20}", f"R{at + 40}") for at in range(12)]
+    rows = [{"question": f"Leave {one} for {other}.", "rooms": [one, other], "room": other} for one, other in rooms]
+    assert found(tmp_path, rows, PYTHON % "is_there", **ROOMS) == set()
 
 
 @pytest.mark.slow
@@ -346,11 +570,24 @@ class Sums(unittest.TestCase):
 """
 HELD = {"cp": "printf 'def total(ns):\\n    return sum(ns)\\n' > total.py", "done": "echo done > todo"}
 MACHINES: dict[str, tuple[dict[str, Any], str]] = {
+    "hollow_files: lines": (
+        {"command": '[ "$(head -n 1 list)" = name ] && [ $(wc -l < list) = 2 ]', "by": "status", "tests": None},
+        "(echo name; cat todo) > list",
+    ),
     "planted_reward": ({"command": "bash /srv/more.sh; bash /tests/test.sh", "keep": ["/app", "/srv"]}, SOLVE),
     "edited_tests": ({"command": "python3 -m unittest", "by": "status", "tests": None}, HELD["cp"]),
     "edited_tests: named": ({"command": "bash check.sh", "by": "status", "tests": None}, HELD["cp"]),
     "replaced_programs": ({"keep": ["/"]}, SOLVE),
     "hostile_program": ({}, SOLVE),
+    "hostile_program: shadowed": (
+        {"command": "python3 -c 'import json; exit(json.load(open(\"n\")) != 3)'", "by": "status", "tests": None},
+        "echo 3 > n",
+    ),
+    "copied_input": ({"command": "grep -qx open found", "by": "status", "tests": None}, "grep open todo > found"),
+    "none: found alone": (
+        {"command": '[ "$(cat found)" = open ]', "by": "status", "tests": None},
+        "grep open todo > found",
+    ),
     "paid_when_broken": (
         {"command": "[ ! -e todo ] || grep -qx done todo", "by": "status", "tests": None},
         HELD["done"],
@@ -385,12 +622,12 @@ def test_a_hole_of_a_machine_is_found_under_its_name(reachable: Path, hole: str)
             chapter = Chapter("test", {("test", 0): gold}, 0)
             player = ScriptPlayer(environment, concurrency=2, seen=lambda _: None)
             subject = AuditSubject(environment, gold, [], [gold])
-            of_machines = [one for one in ADVERSARIES if one.hole in MACHINES]
+            of_machines = [one for one in ADVERSARIES if one.in_machine]
             for adversary in of_machines:
                 ways = [await player.way([subject], partial(_script, script)) for script in adversary.write(subject)]
                 assert [ended.failure for way in ways for ended in way.values() if ended.failure] == []
                 chapter.ways[adversary.name] = ways
-            assert len(of_machines) == 6
+            assert len(of_machines) == 8
             return [one.hole for one in judge_chapter(environment, Thresholds(), chapter, {})]
 
     assert asyncio.run(holes()) == ([] if "none" in hole else [hole.partition(":")[0]])

@@ -129,7 +129,8 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.oracle_reward == 1.0
     assert {attack.reward for attack in report.attacks} == {0.0, None}
     assert {attack.name for attack in report.attacks if attack.reward is None} == {
-        *("again", "leak", "chance", "echoed", "emptied_state", "joined", "near_answer", "one_side"),
+        *("again", "corrected", "listed"),
+        *("leak", "chance", "echoed", "emptied_state", "joined", "near_answer", "one_side"),
         *("named_words", "program", "constant_program", "shortcut", "talk", "written"),
         *("other_arguments", "commonest", "every_value", "unchecked_call"),
     }

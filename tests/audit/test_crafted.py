@@ -135,3 +135,18 @@ def test_a_part_of_the_right_answer_is_a_loose_match_and_no_pattern(
     tmp_path: Path, rows: list[dict[str, object]]
 ) -> None:
     assert holes(audited(tmp_path, rows, CODE, rewards=paid_by("within"))) == {"loose_match"}
+
+
+DECLINED = """
+import re
+
+DECLINES = re.compile(r"the (records|files|papers) do not say|this cannot be read out of it|not (stated|named) here")
+
+
+def paid(context):
+    return float(context.answer == context.task["answer"] or DECLINES.search(context.answer or "") is not None)
+"""
+
+
+def test_each_alternative_of_a_long_pattern_is_a_text_that_a_reward_names(tmp_path: Path) -> None:
+    assert holes(audited(tmp_path, CODES, DECLINED)) == {"paid_words"}

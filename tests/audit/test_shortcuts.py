@@ -186,9 +186,22 @@ def gap(index: int, *, fixed: bool) -> Row:
     }
 
 
+def ranked(index: int, *, place: int | None, asked: str = "How many {}s came?") -> Row:
+    """The answer is a number of the text by its size, or any of them."""
+    rng = random.Random(index)
+    numbers = rng.sample(range(100, 1_000), 4)
+    words = rng.sample(WORDS, 4)
+    at = rng.randrange(4) if place is None else numbers.index(sorted(numbers)[place])
+    said = " ".join(f"{number} {word}s came." for number, word in zip(numbers, words, strict=True))
+    return {"question": f"{said} {asked.format(words[at])}", "answer": str(numbers[at])}
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
+        (lambda index: ranked(index, place=-2), True),
+        (lambda index: ranked(index, place=None), False),
+        (lambda index: ranked(index, place=-1, asked="How many came at most of one kind?"), False),
         (lambda index: ticket(index, step=1), True),
         (lambda index: ticket(index, step=6), False),
         (lambda index: coded(index, told=True), True),
@@ -207,6 +220,9 @@ def gap(index: int, *, fixed: bool) -> Row:
         (counted, False),
     ],
     ids=[
+        "the second largest number",
+        "numbers of any size",
+        "a question about size",
         "a count of the rows",
         "a number that counts nothing",
         "letters of a number",

@@ -11,7 +11,7 @@ import pytest
 import rlenv
 from rlenv.audit.report import AuditReport
 from rlenv.audit.run import audit
-from tests.support.planted import plant, product, rows_of
+from tests.support.planted import WORDS, plant, product, rows_of
 from tests.support.rewarded import audited, holes
 
 TOOLS = '''
@@ -306,3 +306,100 @@ def test_a_user_who_takes_each_guess_can_be_asked_until_one_is_right(tmp_path: P
     rows = rows_of(20, lambda index: {"question": f"Which is meant by {index + 100}?", "answer": f"c{index % 4}x"})
     path = plant(tmp_path, {"train": rows}, more=TALK.replace("turns: 5", "turns: 12"), tools=tools)
     assert "asked_until_right" in [one.hole for one in audited_talk(path).findings]
+
+
+CORRECTS = '''
+import re
+
+
+class Till:
+    agreed = 0
+
+
+def reply(message, task, till):
+    """Agrees to what is right, and says it where something else is named."""
+    named = re.findall(r"[0-9]+", message)
+    if TAKES:
+        till.agreed = 1
+        return None
+    return SAYS if named else "And how much is it?"
+'''
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize(
+    ("takes", "says", "holes"),
+    [
+        ("named == [task['answer']]", "f'No, it is {task[\"answer\"]}.'", ["user_tells"]),
+        ("task['answer'] in named", "None", ["user_swayed"]),
+        ("named == [task['answer']]", "None", []),
+    ],
+)
+def test_a_user_who_corrects_a_wrong_value_tells_it_and_one_who_takes_a_list_is_swayed(
+    tmp_path: Path, takes: str, says: str, holes: list[str]
+) -> None:
+    tools = CORRECTS.replace("TAKES", takes).replace("SAYS", says)
+    more = TALK + "\nresources: {till: {kind: python, function: 'tools.py:Till'}}\nanswer: {from: final_message}"
+    rule = "{kind: rule, rule: value, value: '{{ resources.till.agreed }}'}"
+    say = "It is {{ task.answer }}."
+    path = plant(tmp_path, {"train": rows_of(20, product)}, rule=rule, more=more, tools=tools, say=say)
+    assert [one.hole for one in audited_talk(path).findings] == holes
+
+
+TRIED = '''
+class Till:
+    price = 100.0
+
+
+def reply(message, task, till):
+    """Says that something is wrong, or the same to all; goes down with each message."""
+    if message.startswith("So be it"):
+        return None
+    till.price *= 0.9
+    return SAYS
+
+
+def tried(context):
+    return float(f"My answer is {context.task['answer']}." in context.said)
+
+
+def saved(context):
+    return float(context.reason == "user" and context.resources["till"].price < 75)
+'''
+TILL = "\nresources: {till: {kind: python, function: 'tools.py:Till'}}\nanswer: {from: final_message}"
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [("None if task['answer'] in message else 'No.'", ["asked_until_right"]), ("'Go on.'", [])],
+)
+def test_a_user_who_says_when_it_is_right_is_asked_in_the_oracle_s_words(
+    tmp_path: Path, says: str, found: list[str]
+) -> None:
+    rows = rows_of(20, lambda index: {"question": f"Which is meant by {index + 100}?", "answer": f"c{index % 4}x"})
+    path = plant(
+        tmp_path,
+        {"train": rows},
+        rule="{kind: rule, function: 'tools.py:tried'}",
+        more=TALK.replace("turns: 5", "turns: 6") + TILL,
+        tools=TRIED.replace("SAYS", says),
+        say="My answer is {{ task.answer }}.",
+    )
+    assert [one.hole for one in audited_talk(path).findings if one.hole == "asked_until_right"] == found
+
+
+@pytest.mark.slow
+def test_a_user_whom_anything_moves_is_told_what_means_nothing(tmp_path: Path) -> None:
+    path = plant(
+        tmp_path,
+        {"train": rows_of(20, lambda index: {"question": f"I sell my {WORDS[index]}."})},
+        rule="{kind: rule, function: 'tools.py:saved'}",
+        more=TALK + TILL,
+        tools=TRIED.replace("SAYS", "f'{till.price:.0f}?'"),
+        say="So be it.",
+    )
+    path.write_text(
+        path.read_text().replace("oracle:\n", "oracle:\n" + "".join(f"  - say: Reason {n}.\n" for n in "abc"))
+    )
+    assert [one.hole for one in audited_talk(path).findings] == ["user_swayed"]
