@@ -110,12 +110,13 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
         UsageError: the address is none.
     """
     importlib.import_module("aiohttp")  # now: it takes longer than one pass of the event loop may
+    base_url = resolve(spec.base_url).rstrip("/")
     headers = dict(resolve_value(spec.headers))
     if spec.api_key is not None:
         headers["Authorization"] = f"Bearer {resolve(spec.api_key)}"
     return Endpoint(
         name=name,
-        base_url=resolve(spec.base_url).rstrip("/"),
+        base_url=base_url,
         model=resolve(spec.model),
         headers=headers,
         concurrency=spec.concurrency,

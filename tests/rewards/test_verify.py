@@ -354,7 +354,7 @@ def test_a_call_that_fails_time_after_time_beside_one_that_works_is_the_policys(
     measured = run(verify(), calls)
     assert measured.value == 0.0
     assert measured.details["reason"] == reason
-    fells = reason in ("crashed", "killed", "stopped", "disconnected")
+    fells = reason in ("crashed", "killed", "stopped", "disconnected", "late")
     assert calls.asked[:4] == ["mine", "gold", "gold", "mine"]
     again = calls.asked[4:]
     if fells:
