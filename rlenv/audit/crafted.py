@@ -23,7 +23,6 @@ from rlenv.episodes.environment import Environment
 from rlenv.language.templates import TemplateError, compile_value, texts_in
 
 _WILDCARDS = (".*", ".+", r"[\s\S]*", "*", "?*", "%", "%%%")
-"""Of regular expressions, of files and of LIKE."""
 _SCHEMA = json.dumps({"type": ["string", "number", "boolean", "object", "array", "null"]})
 _OTHERS = ("judge", "tests", "group")
 """Kinds of terms that compare no answer with a gold: for them a wildcard is a wrong answer like others."""

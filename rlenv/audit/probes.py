@@ -52,7 +52,6 @@ _MOST_SAID = 12
 _EVERYTHING = ("*", "all")
 _UNKNOWN = "zqx"
 _LIST = re.compile(r"(?:[:,]|\band\b|\bor\b)\s")
-_LONGEST = 40
 _EMPTY = frozenset(WORDS["without_content"])
 
 
@@ -343,7 +342,7 @@ def _calls_once(subject: AuditSubject, call: ToolCall, key: str) -> Adaptive:
     if free and all(one.is_error for one in results):
         texts = [one.text for one in (*results, *(result for _, result in subject.oracle_calls()))]
         names = dict.fromkeys(name for text in texts for name in [*_QUOTED.findall(text), *_LIST.split(text)[1:]])
-        known = [one for name in names if 1 < len(one := name.strip(" .[]{}\"'")) <= _LONGEST][:_MOST_SAID]
+        known = [one for name in names if 1 < len(one := name.strip(" .[]{}\"'")) <= 40][:_MOST_SAID]
         calls = [ToolCall(call.name, {**call.arguments, **dict.fromkeys(free, name)}) for name in known]
         if calls:
             yield Message("assistant", "", tuple(calls[: subject.limits.calls_per_turn]))

@@ -90,7 +90,6 @@ _PICKS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "the option that comes last in the alphabet": lambda options: max(options, key=str.casefold),
 }
 _RANKS = {"largest": -1, "second largest": -2, "smallest": 0, "second smallest": 1}
-"""Places among the numbers of a prompt that are about as large as answers are."""
 _ASKS_RANK = any_of("asks_rank")
 _QUESTION = re.compile(r"[^.?!\n]*\?")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)")

@@ -89,8 +89,9 @@ class Desk:
         idle_s: an episode that nobody has asked anything of for so long is left (`leave`); and one that has ended is
             forgotten.
         keep: called once with each episode that has ended.
-        scored: the transcript of an episode whose driver gives none, as the server has seen it; it is None where the
-            agent has done nothing. Without it what `finish` is given counts alone.
+        scored: the transcript of an episode whose driver gives none, as the server has seen it, with an answer of the
+            driver's at its end; it is None where the agent has done nothing and there is no answer. Without it what
+            `finish` is given counts alone.
         aside: makes what is kept beside each episode.
     """
 
@@ -101,7 +102,7 @@ class Desk:
         most: int = 1000,
         idle_s: float = 900.0,
         keep: Keep = lambda held, trajectory: None,
-        scored: Callable[[Held], Sequence[Message] | None] | None = None,
+        scored: Callable[[Held, str | None], Sequence[Message] | None] | None = None,
         aside: Callable[[], Any] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -184,8 +185,8 @@ class Desk:
         async with held.lock:
             if held.trajectory is None:
                 held.is_closing = True
-                if said is None:
-                    said = self._scored(held) if self._scored is not None else []
+                if said is None or isinstance(said, str):
+                    said = self._scored(held, said) if self._scored is not None else said or []
                 try:
                     if said is None and not held.session.is_over:
                         held.session.episode.fail(

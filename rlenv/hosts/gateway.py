@@ -277,10 +277,12 @@ class Gateway:
 
     # The end
 
-    def _scored(self, held: Held) -> Sequence[Message] | None:
+    def _scored(self, held: Held, answer: str | None) -> Sequence[Message] | None:
         held.aside.scored = told_of(held.aside.exchanges)
         said = [one.message for one in held.aside.scored]
-        return matched(said, held.made) if held.aside.exchanges or held.made else None
+        if answer is not None:  # of the driver's, as out of a file: it stands in the place of the model's last words
+            said = [*(said if said and said[-1].tool_calls else said[:-1]), Message("assistant", answer)]
+        return matched(said, held.made) if said or held.aside.exchanges or held.made else None
 
     def _keep(self, held: Held, trajectory: Trajectory) -> None:
         rows, exchanges = rows_of(held.aside.until_end(held.session.covered)), held.aside.exchanges

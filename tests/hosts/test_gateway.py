@@ -37,6 +37,25 @@ def test_an_agents_four_calls_earn_what_they_do_as_one_message(prefix: str, tmp_
     assert (ended["total"], ended["success"], ended["reason"]) == (pytest.approx(1.3), True, "answer")
 
 
+@pytest.mark.parametrize("last", [RIGHT, "<answer>7</answer>", ""])
+def test_an_answer_that_the_driver_names_stands_behind_the_turns_that_were_taken(last: str, tmp_path: Path) -> None:
+    unread = Message("assistant", "", (ToolCall("calculate", {"wrong": 1}, "c5"),))
+    lines = [*(Message("assistant", "", (one,)) for one in CALLS.tool_calls), unread]
+
+    async def play(ask: Asks, model: FakeEndpoint, **said: str) -> Any:
+        seat = await seat_of(ask)
+        await plays(ask, seat)
+        return {**await finished(ask, seat, **said), "episode": ""}
+
+    async def named(ask: Asks, model: FakeEndpoint) -> Any:
+        return await play(ask, model, answer=RIGHT)
+
+    spec = SPEC.replace("turns: 3", "turns: 8")
+    own = gateway(Speaker([*lines, RIGHT]), tmp_path, play, spec=spec)
+    assert gateway(Speaker([*lines, last]), tmp_path, named, spec=spec) == own
+    assert (own["success"], own["terms"]["short"]) == (True, 0.0)
+
+
 def test_rows_hold_each_sampled_id_once_behind_what_it_was_sampled_behind(tmp_path: Path) -> None:
     encoder = encoder_of(tmp_path)
 
