@@ -22,6 +22,8 @@ _LEAST_S: Final = 1.0
 """What one call has beside twice its own time, however many there are: with less, nothing is found out of any."""
 _DEATHS: Final = ("crashed", "killed", "stopped", "disconnected", "server_died")
 _LOST: Final = ("infrastructure", "unclear")
+_ALWAYS_KNOWN: Final[Mapping[str, Mapping[str, Any]]] = {"code": {"code": "1"}, "sql": {"sql": "SELECT 1"}}
+"""What tools of these kinds have an answer to without an `example`, whatever they stand on."""
 
 
 def is_lost(result: ToolResult) -> bool:
@@ -290,8 +292,8 @@ def _known_tries(tool: Tool, failed: ToolResult, context: RewardContext) -> Know
 
 def _known(tool: Tool, context: RewardContext) -> Mapping[str, Any] | None:
     """Arguments to which the tool has an answer: its example, or those of a call of this episode's own."""
-    if tool.example is not None or tool.kind == "code":
-        return tool.example or {"code": "1"}
+    if tool.example is not None or tool.kind in _ALWAYS_KNOWN:
+        return tool.example or _ALWAYS_KNOWN[tool.kind]
     for turn in reversed(context.turns):
         for call, result in zip(turn.parsed.calls, turn.results, strict=False):
             if isinstance(call, ToolCall) and call.name == tool.name and result.outcome == "ok":

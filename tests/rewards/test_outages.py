@@ -527,6 +527,19 @@ def test_a_call_of_the_episode_that_went_well_is_the_known_one_where_there_is_no
     assert (found.whose, set(asked)) == ("policy", {"first", "very"})
 
 
+@pytest.mark.parametrize(("kind", "argument"), [("code", "code"), ("sql", "sql")])
+def test_a_kind_that_always_has_an_answer_to_something_needs_no_example(kind: str, argument: str) -> None:
+    stalled = ToolResult("tool", "it did not end", "timeout", reason="stalled", whose="infrastructure")
+    own = [stalled, stalled, replace(stalled, reason="timeout", whose="policy")]
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return own.pop(0) if arguments[argument] == "very" else ToolResult(name, "1", "ok")
+
+    tool = replace(TOOL, example=None, kind=kind)
+    lost = Lost("tool", {argument: "very"}, own.pop(0))
+    assert run_skipping(settled(lost, tool, reward_context(call=call))).whose == "policy"
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 9])
 def test_calls_that_are_the_policys_after_all_are_counted_up_to_a_number(most: int) -> None:
     asked: set[str] = set()
