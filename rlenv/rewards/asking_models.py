@@ -22,7 +22,7 @@ from rlenv.endpoints import Client
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
-__all__ = ["Pace", "at_once", "if_felled", "if_unread", "in_time"]
+__all__ = ["Pace", "at_once", "if_felled", "if_unread", "in_time", "may_be_of_text"]
 
 _T = TypeVar("_T")
 _FEWEST_FALLS: Final = 7
@@ -325,6 +325,11 @@ async def if_felled(
 async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
     """One try of a client's request, whatever its endpoint's retries."""
     return await request(retries=0)
+
+
+def may_be_of_text(error: EndpointError) -> bool:
+    """True if what was asked may have done it: no server that cannot be reached, or that knows no such key or model."""
+    return error.is_garbled or error.is_late or error.status not in (None, 401, 404)
 
 
 def _told(error: EndpointError) -> Refused | Untold:

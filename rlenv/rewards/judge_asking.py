@@ -29,7 +29,7 @@ from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
 from rlenv.messages import Message
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, if_felled, if_unread, in_time
+from rlenv.rewards.asking_models import Pace, at_once, if_felled, if_unread, in_time, may_be_of_text
 from rlenv.rewards.verdict import (
     Fence,
     Health,
@@ -47,8 +47,6 @@ SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {f
 _CACHED = 65_536
 _LIMITS = (65_536, 16_384, 4_096, 1_024)
 """The most characters of one material, and of what is shown to a judge that does not take so many."""
-_REFUSALS = frozenset((403, 408, 409, 425, 429, 451, *range(500, 600)))
-"""What some servers answer to what they do not take, and others where nothing works: asked without it, they tell."""
 _MOST_TEXT = 2_000
 """Characters of a text in the reply to a question that is asked again because the last reply was cut."""
 _ROUNDS: Final = 10
@@ -414,12 +412,11 @@ class _Asking:
 
 
 def _failed(error: EndpointError) -> Refused | Untold:
-    """Whether what was asked may have done it: no server that cannot be reached, or that is left alone."""
-    is_unclear = error.status in REFUSED or error.status in _REFUSALS or error.is_garbled or error.is_late
+    """Whether what was asked may have done it: asked without it, the server tells."""
     why = f"the judge did not answer: {error}"
     if error.is_held:
         return HeldUp(why)
-    return Refused(why) if is_unclear else Untold(why, is_last=True)
+    return Refused(why) if may_be_of_text(error) else Untold(why, is_last=True)
 
 
 def _sizes(material: Mapping[str, Material]) -> list[int]:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.dialects.built_in import broken
-from rlenv.endpoints import REFUSED, Endpoint
+from rlenv.endpoints import Endpoint
 from rlenv.endpoints.account import Completion, asks
 from rlenv.errors import EndpointError, EpisodeError, RewardError, UnknownEntry, UsageError, under
 from rlenv.language.functions import failure, import_function, named_parameters
@@ -27,7 +27,7 @@ from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import MalformedCall, Message, Role, ToolCall
 from rlenv.rewards.answer import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.rewards.asking_again import Answered, HeldUp, Refused, Untold, in_turn
-from rlenv.rewards.asking_models import Pace, at_once, if_felled, in_time
+from rlenv.rewards.asking_models import Pace, at_once, if_felled, in_time, may_be_of_text
 from rlenv.secrets import logger, redact
 from rlenv.tools.base import Tool
 from rlenv.tools.model import endpoint_of
@@ -44,7 +44,6 @@ _ROUNDS = 10
 """How often the model gives no reply to what the policy said, and one without it, before it has nothing left to say."""
 _MOST_CALLS = 16
 """How often the model is asked for one reply, where it calls tools first."""
-_REFUSALS = frozenset((*REFUSED, 403, 429, 451))
 _FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
 
 
@@ -135,11 +134,10 @@ class _ModelSession:
         try:
             text = await self._ask(messages, attempt, deadline, opening)
         except EndpointError as error:
-            why, status = f"the simulated user: {error}", error.status or 0
+            why = f"the simulated user: {error}"
             if error.is_held:
                 return HeldUp(why)
-            is_of_text = status in _REFUSALS or status >= 500 or error.is_garbled or error.is_late
-            return Refused(why) if is_of_text else Untold(why, is_last=True)
+            return Refused(why) if may_be_of_text(error) else Untold(why, is_last=True)
         return Answered(text) if text else Refused("the simulated user gave no reply")
 
     async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float, opening: Sequence[Message]) -> str:

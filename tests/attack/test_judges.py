@@ -170,7 +170,10 @@ REFUSING = {
     "filter": chat("", "content_filter"),
     "another word": chat("", "SAFETY"),
     "refusal": saying("I cannot."),
-    **{str(status): refusing(status) for status in (400, 403, 413, 422, 429, 451, 500, 502, 503, 504)},
+    **{
+        str(status): refusing(status)
+        for status in (302, 307, 400, 402, 403, 405, 406, 413, 418, 422, 429, 451, 500, 502, 503, 504)
+    },
 }
 
 

@@ -111,7 +111,10 @@ def test_a_user_whom_the_policy_silences_has_nothing_left_to_say(make_environmen
         long = len(json.dumps(body)) > 10_000
         return Reply(400, {"error": {"message": "too long"}}) if long else "Go on."
 
-    for answer, action in ((silenced, "say nothing"), (refuses, "x" * 2_000_000)):
+    def redirects(body: Any) -> Any:
+        return Reply(302, {}) if "flagged" in str(body["messages"]) else "Go on."
+
+    for answer, action in ((silenced, "say nothing"), (refuses, "x" * 2_000_000), (redirects, "flagged")):
         trajectory, server = talked(make_environment, answer, "hello?", action)
         assert trajectory.failure is None
         assert (trajectory.terminated, trajectory.reason, trajectory.reward.total) == (True, "user", 0.0)
