@@ -230,7 +230,10 @@ class _Suspect(Generic[_T]):
         return False
 
     async def once(self) -> Answered[_T] | Refused | Untold:
-        """Its answer; where the connection breaks over it, refused once the server is back."""
+        """Its answer; where the connection breaks over it, refused once the server is back.
+
+        Raises EndpointError: it fails by something else, which is told by how often that is, whatever time it takes.
+        """
         begun = time.monotonic()
         try:
             async with asyncio.timeout(None if (left := left_s()) == inf else left):
@@ -238,8 +241,10 @@ class _Suspect(Generic[_T]):
         except TimeoutError:
             return Untold("there was no more time", is_last=True)
         except EndpointError as error:
+            if not error.is_cut and not _is_away(error):
+                raise
             if not error.is_cut:
-                return _told(error)
+                return Untold(str(error))
             self.cut_s.append(time.monotonic() - begun)
             await self.is_back()
             return Refused(str(error))
@@ -305,10 +310,9 @@ async def if_felled(
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
-    is_told = error.status is not None or error.is_garbled or error.is_late or error.is_held
     lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint), _Falls), error.is_cut
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
-        if isinstance(await known(), Answered) if was_cut else is_told or not falls.suspects:
+        if isinstance(await known(), Answered) if was_cut else not (falls.suspects and _is_away(error)):
             raise error
         falls.suspects += was_cut
         try:
@@ -329,7 +333,12 @@ async def at_once(request: Callable[..., Awaitable[_T]]) -> _T:
 
 def may_be_of_text(error: EndpointError) -> bool:
     """True if what was asked may have done it: no server that cannot be reached, or that knows no such key or model."""
-    return error.is_garbled or error.is_late or error.status not in (None, 401, 404)
+    return error.is_garbled or error.is_late or error.is_cut or error.status not in (None, 401, 404)
+
+
+def _is_away(error: EndpointError) -> bool:
+    """True where the server did not have the request, as far as the error says."""
+    return not (error.status is not None or error.is_garbled or error.is_late or error.is_held)
 
 
 def _told(error: EndpointError) -> Refused | Untold:

@@ -18,7 +18,7 @@ from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError
 from rlenv.language.spec import BreakerSpec
 from rlenv.rewards.asking_again import Answered, Refused, Untold
-from rlenv.rewards.asking_models import Pace, if_felled, if_unread, in_time
+from rlenv.rewards.asking_models import Pace, _Falls, if_felled, if_unread, in_time
 from rlenv.rewards.verdict import Health, Legibility
 from tests.support.clock import passes, run_skipping
 
@@ -365,8 +365,9 @@ class Falling:
 
     endpoint: Any = "the judge"
 
-    def __init__(self, away_s: float) -> None:
+    def __init__(self, away_s: float, *, refuses: float = 0.0) -> None:
         self.away_s, self.cuts, self.is_up, self.fall = away_s, 0, True, asyncio.Event()
+        self.refuses = refuses
 
     def falls(self) -> None:
         if self.is_up:
@@ -377,6 +378,8 @@ class Falling:
     async def ask(self, seconds: float, *, fells: bool = False, retries: int = 0) -> str:
         if not self.is_up:
             raise EndpointError("it is away")
+        if random.random() < self.refuses:
+            raise EndpointError("it is busy", status=500)
         fall = self.fall
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -444,6 +447,24 @@ def test_a_server_that_falls_by_others_again_and_again_fells_nobody_who_only_tak
         return found
 
     assert set(in_virtual_time(work, monkeypatch)[0]) <= {"well", False}
+
+
+@pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize("seconds", [0.1, 3.0])
+def test_a_server_that_is_back_and_refuses_half_of_all_takes_no_verdict(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> Any:
+        found = list[Any]()
+        random.seed(1)
+        for _ in range(100):
+            server, scope = Falling(2.0, refuses=0.5), Scope()
+            server.falls()
+            scope.keep(("falls", server.endpoint), _Falls).suspects = 1
+            found += await asyncio.gather(server.asked(seconds, scope), return_exceptions=True)
+        return Counter(getattr(one, "is_held", "well") for one in found)
+
+    assert in_virtual_time(work, monkeypatch)[0][True] == 0
 
 
 @pytest.mark.usefixtures("whole_pauses")
