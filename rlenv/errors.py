@@ -270,9 +270,9 @@ class EndpointError(EpisodeError):
     Whoever asked says whose failure that is. `status` is the HTTP status that the server gave, None where it gave none.
     `is_full` is true where the server counts as many tokens in the request as its context has, or more, `is_garbled`
     where it had the request and broke the connection, or gave what nobody can read: the request may have done it.
-    `is_cut` is true where it broke the connection at any try. `is_late` is true where it did not answer in time,
-    `is_held` where it soon answered others meanwhile, again and again. A tape keeps these `facts`: they decide who asks
-    again.
+    `is_cut` is true where it broke the connection at any try, or a proxy said that it went. `is_late` is true where it
+    did not answer in time, `is_held` where it soon answered others meanwhile, again and again. A tape keeps these
+    `facts`: they decide who asks again.
     """
 
     reason = "endpoint"

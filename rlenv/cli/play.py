@@ -83,7 +83,7 @@ class WithPolicy(Options):
                 hint = f"--policy {kind} does nothing with it: leave it out"
                 raise UsageError(f"{one.flag} is for {one.group}", hint=hint)
         if kind == "openai" and self.base_url:
-            from rlenv.endpoints import TWO_LOGINS, two_logins
+            from rlenv.endpoints.account import TWO_LOGINS, two_logins
 
             variable = self.api_key_env or KEY_VARIABLE
             if two_logins(self.base_url, {"Authorization": ""} if os.environ.get(variable) else {}):

@@ -16,7 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from rlenv._base.strict_json import TooMuchJson, check_json
 from rlenv.concurrency.deadline import pause
@@ -24,6 +23,7 @@ from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import (
+    TWO_LOGINS,
     Completion,
     UnreadableAnswer,
     Usage,
@@ -31,6 +31,7 @@ from rlenv.endpoints.account import (
     asking,
     read_chat,
     seconds_of,
+    two_logins,
     usage_of,
 )
 from rlenv.endpoints.raw_text import RawText
@@ -42,11 +43,13 @@ from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_valu
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
+__all__ = ["AWAY", "REFUSED", "Client", "Endpoint", "compile_endpoint"]
 
 REFUSED: Final = frozenset({400, 413, 422})
 """What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
 
+AWAY: Final = frozenset({502, 503, 504})
+"""What a proxy answers where the server behind it is away."""
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
 _MAX_BYTES: Final = 16_000_000
@@ -90,18 +93,6 @@ class Endpoint:
         return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
 
 
-TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent as Authorization too"
-
-
-def two_logins(address: str, headers: Mapping[str, str]) -> bool:
-    """True where an address holds credentials beside a header that does: a request has one Authorization."""
-    try:
-        has_user = "@" in urlsplit(address).netloc
-    except ValueError:
-        return False
-    return has_user and any(name.lower() == "authorization" for name in headers)
-
-
 def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
     """The endpoint of one entry under `endpoints:`.
 
@@ -128,7 +119,8 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
 
 class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
-    account does: what no model writes for (`/tokenize`) is in none of them. `cuts` are connections that broke.
+    account does: what no model writes for (`/tokenize`) is in none of them. `cuts` are requests that its server fell
+    over, or beside: the connection broke, or a proxy said that the server went, which had answered until then.
 
     `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text. `http` are those of
     others too, and are left open; otherwise it has its own.
@@ -140,6 +132,7 @@ class Client:
         self.requests = 0
         self.retries = 0
         self.cuts = 0
+        self._is_up = False
         self._places = asyncio.Semaphore(endpoint.concurrency)
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
@@ -329,7 +322,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
         if attempt:  # as OpenAI's SDK does: a gateway that keeps every answer knows a request that it has had
             headers["X-Stainless-Retry-Count"] = str(attempt)
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        timeout, was_up = aiohttp.ClientTimeout(total=timeout_s), self._is_up
         try:
             # A redirect would send the key to a server that the spec does not name.
             posted = session.post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
@@ -346,6 +339,7 @@ class Client:
             self.cuts += was_sent
             told = f"no answer from the server ({type(error).__name__})"
             return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
+        self._is_up = status not in AWAY
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
@@ -353,8 +347,10 @@ class Client:
             return _Problem(told, status, may_pass=False, is_garbled=status == 200)
         if status != 200:
             quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
-            text = f"the server answered {status}: {quoted}"
-            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=seconds_of(retry_after))
+            text, is_cut = f"the server answered {status}: {quoted}", was_up and not self._is_up
+            self.cuts += is_cut
+            wait_s = seconds_of(retry_after)
+            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=wait_s, is_cut=is_cut)
         try:
             answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
         except TooMuchJson as error:

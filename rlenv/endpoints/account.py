@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from rlenv._base.bounded import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, TooMuchJson, check_json, kind_of, load, value_fault
@@ -373,6 +374,18 @@ def _add(entries: dict[tuple[str, str, bool], ModelUsage], usage: ModelUsage) ->
 
 def _below(role: str, inner: str) -> str:
     return f"{role} > {inner}" if role and inner else role or inner
+
+
+TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent as Authorization too"
+
+
+def two_logins(address: str, headers: Mapping[str, str]) -> bool:
+    """True where an address holds credentials beside a header that does: a request has one Authorization."""
+    try:
+        has_user = "@" in urlsplit(address).netloc
+    except ValueError:
+        return False
+    return has_user and any(name.lower() == "authorization" for name in headers)
 
 
 def seconds_of(retry_after: str | None) -> float:

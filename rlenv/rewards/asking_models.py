@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from rlenv.concurrency.deadline import Countdown, left_s, pause, running_under
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
-from rlenv.endpoints import Client
+from rlenv.endpoints import AWAY, Client
 from rlenv.errors import EndpointError, RewardError
 from rlenv.rewards.asking_again import ROUNDS, Answered, Ask, HeldUp, Known, Refused, Untold, in_turn, waits_s
 
@@ -29,6 +29,8 @@ _FEWEST_FALLS: Final = 7
 """How sure it has to be that a text fells a server, as the number of rounds: others may fell it again and again."""
 _LEAST_S: Final = 0.02
 """No connection counts as broken sooner."""
+_LOST: Final = 5
+"""Of what is known to work, so many fail in a row while a server is away, and seldom where it refuses some."""
 _APART_S: Final = 2.0
 """Within so many seconds those ask again whom a server took along when it fell: what felled it meets few of them."""
 _ALONE: Final = 0.2
@@ -216,12 +218,18 @@ class _Suspect(Generic[_T]):
     client: Client
     cut_s: list[float] = field(default_factory=list)
     """How long it went on each time, before the connection broke."""
+    is_counted: bool = False
+    """A proxy said that the server went, and it was back soon: it may only refuse some of what it is asked, short or
+    long, for having too much to do. So each of `known` counts for one."""
+    lost: int = 0
+    """How often `known` failed in a row, when the server was last waited for."""
     well_s: float = 0.0
+    asked: int = 0
     well: int = 0
 
     async def is_back(self) -> bool:
         """True once the server answers."""
-        for wait in waits_s():
+        for self.lost, wait in enumerate(waits_s()):
             if isinstance(await self.known(), Answered):
                 return True
             if wait >= left_s():
@@ -247,6 +255,7 @@ class _Suspect(Generic[_T]):
                 return Untold(str(error))
             self.cut_s.append(time.monotonic() - begun)
             await self.is_back()
+            self.is_counted |= error.status is not None and self.lost < _LOST
             return Refused(str(error))
 
     async def as_long(self) -> Answered[Any] | Refused | Untold:
@@ -259,10 +268,11 @@ class _Suspect(Generic[_T]):
             return Untold("the server did not come back")
         begun, before = time.monotonic(), self.client.cuts
         while isinstance(tried := await self.known(), Answered) and self.client.cuts == before:
-            seconds = time.monotonic() - begun
+            self.asked, seconds = self.asked + 1, time.monotonic() - begun
             if seconds >= max(self.cut_s[-1:], default=0.0):
                 self.well_s += seconds
                 well = int(self.well_s / max(fmean(self.cut_s or [_LEAST_S]), _LEAST_S))
+                well = min(well, self.asked) if self.is_counted else well
                 times, self.well = well - self.well, well
                 return Answered(None, times)
         if isinstance(tried, Refused):
@@ -338,7 +348,8 @@ def may_be_of_text(error: EndpointError) -> bool:
 
 def _is_away(error: EndpointError) -> bool:
     """True where the server did not have the request, as far as the error says."""
-    return not (error.status is not None or error.is_garbled or error.is_late or error.is_held)
+    is_told = error.status is not None or error.is_garbled or error.is_late or error.is_held
+    return not is_told or error.status in AWAY
 
 
 def _told(error: EndpointError) -> Refused | Untold:

@@ -351,6 +351,25 @@ def test_what_clients_have_cost_adds_up_by_its_parts() -> None:
     assert (requests, retries, usage.completion_tokens) == (3, 1, 5)
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_a_proxy_answers_for_a_server_is_a_cut_only_where_it_had_answered(status: int) -> None:
+    cuts: list[tuple[bool, int]] = []
+
+    async def work() -> None:
+        away = Reply(status, "away")
+        async with FakeEndpoint([away, "fine", Reply(500, "no"), away, away, "fine", away]) as server:
+            client = Client(endpoint(server, retries=0))
+            for _ in range(7):
+                try:
+                    await client.chat([Message("user", "hi")])
+                except EndpointError as error:
+                    cuts.append((error.is_cut, client.cuts))
+            await client.aclose()
+
+    run(work())
+    assert cuts == [(False, 0), (False, 0), (True, 1), (False, 1), (True, 2)]
+
+
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_as_many_tries_are_made_as_are_allowed_and_each_but_the_first_says_so(retries: int) -> None:
     tried: list[str | None] = []

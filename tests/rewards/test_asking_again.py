@@ -365,9 +365,9 @@ class Falling:
 
     endpoint: Any = "the judge"
 
-    def __init__(self, away_s: float, *, refuses: float = 0.0) -> None:
+    def __init__(self, away_s: float, *, refuses: float = 0.0, proxy: int | None = None) -> None:
         self.away_s, self.cuts, self.is_up, self.fall = away_s, 0, True, asyncio.Event()
-        self.refuses = refuses
+        self.refuses, self.proxy = refuses, proxy
 
     def falls(self) -> None:
         if self.is_up:
@@ -377,9 +377,10 @@ class Falling:
 
     async def ask(self, seconds: float, *, fells: bool = False, retries: int = 0) -> str:
         if not self.is_up:
-            raise EndpointError("it is away")
+            raise EndpointError("it is away", status=self.proxy)
         if random.random() < self.refuses:
-            raise EndpointError("it is busy", status=500)
+            self.cuts += self.proxy is not None
+            raise EndpointError("it is busy", status=self.proxy or 500, is_cut=self.proxy is not None)
         fall = self.fall
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -388,7 +389,7 @@ class Falling:
             return "well"
         self.falls()
         self.cuts += 1
-        raise EndpointError("it broke the connection", is_garbled=True, is_cut=True)
+        raise EndpointError("it went", status=self.proxy, is_garbled=self.proxy is None, is_cut=True)
 
     async def known(self) -> Answered[str] | Refused | Untold:
         try:
@@ -406,12 +407,12 @@ class Falling:
 
 
 @pytest.mark.usefixtures("whole_pauses")
-@pytest.mark.parametrize("away_s", [0.5, 3.0, 10.0])
+@pytest.mark.parametrize(("away_s", "proxy"), [(0.5, None), (3.0, None), (10.0, None), (0.5, 502), (3.0, 503)])
 def test_a_text_that_fells_a_server_each_time_is_told_whether_or_not_others_are_cut_with_it(
-    away_s: float, monkeypatch: pytest.MonkeyPatch
+    away_s: float, proxy: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> Any:
-        server, scope = Falling(away_s), Scope()
+        server, scope = Falling(away_s, proxy=proxy), Scope()
         fells = server.asked(0.1, scope, fells=True)
         others = [server.asked(2.0, scope) for _ in range(10)]
         return await asyncio.gather(fells, *others, return_exceptions=True)
@@ -450,15 +451,16 @@ def test_a_server_that_falls_by_others_again_and_again_fells_nobody_who_only_tak
 
 
 @pytest.mark.usefixtures("whole_pauses")
+@pytest.mark.parametrize("proxy", [None, 503])
 @pytest.mark.parametrize("seconds", [0.1, 3.0])
 def test_a_server_that_is_back_and_refuses_half_of_all_takes_no_verdict(
-    seconds: float, monkeypatch: pytest.MonkeyPatch
+    seconds: float, proxy: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> Any:
         found = list[Any]()
         random.seed(1)
         for _ in range(100):
-            server, scope = Falling(2.0, refuses=0.5), Scope()
+            server, scope = Falling(2.0, refuses=0.5, proxy=proxy), Scope()
             server.falls()
             scope.keep(("falls", server.endpoint), _Falls).suspects = 1
             found += await asyncio.gather(server.asked(seconds, scope), return_exceptions=True)

@@ -236,13 +236,18 @@ def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
     assert (then, again, sum(asked.values())) == ([0.0, 0.75, 0.75, 0.0], (then, 0.0), made)
 
 
-def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_verdict_from_others() -> None:
+@pytest.mark.parametrize("has_proxy", [False, True])
+def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_verdict_from_others(
+    has_proxy: bool,
+) -> None:
     async def main() -> list[Any]:
         server = Server([verdict(4)])
-        async with asyncio.timeout(60), server.running(), falling(server.address) as address:
+        async with asyncio.timeout(60), server.running(), falling(server.address, has_proxy=has_proxy) as address:
             scope = Scope()
             term = compiled(Server([], address=address), cache=False)
             assert term.measure_async is not None
+            if has_proxy:  # it counts as fallen only where it has answered
+                await term.measure_async(context(scope, "before"))
             asked = [term.measure_async(context(scope, said)) for said in ("It fells.", "kind", "fair")]
             found = await asyncio.gather(*asked, return_exceptions=True)
             await scope.aclose()
@@ -252,28 +257,39 @@ def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_
 
 
 @asynccontextmanager
-async def falling(address: str) -> AsyncIterator[str]:
-    """The address of a server that passes on to another one, and that is away for a while over a text that fells it."""
-    writers, serving = set[asyncio.StreamWriter](), list[asyncio.Server]()
+async def falling(address: str, *, has_proxy: bool = False) -> AsyncIterator[str]:
+    """The address of a server that passes on to another one, and that is away for a while over a text that fells it.
+
+    Of a proxy before it where it `has_proxy`, which answers 502 then.
+    """
+    writers, serving, is_away = set[asyncio.StreamWriter](), list[asyncio.Server](), False
     to = urlsplit(address)
 
     async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal is_away
         writers.add(writer)
         with suppress(asyncio.IncompleteReadError, OSError):
             head = await reader.readuntil(b"\r\n\r\n")
             size = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
             body = await reader.readexactly(int(size[1])) if size else b""
-            if b"It fells." in body:
+            if has_proxy and (is_away or b"It fells." in body):
+                writer.write(b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                if not is_away:
+                    is_away = True
+                    await passes(0.05)
+                    is_away = False
+            elif b"It fells." in body:
                 serving.pop().close()
                 for one in writers:
                     one.transport.abort()
                 await passes(0.05)
                 await serve(port)
                 return
-            back, on = await asyncio.open_connection(to.hostname, to.port)
-            on.write(re.sub(rb"\r\n", b"\r\nConnection: close\r\n", head, count=1) + body)
-            writer.write(await back.read())
-            on.close()
+            else:
+                back, on = await asyncio.open_connection(to.hostname, to.port)
+                on.write(re.sub(rb"\r\n", b"\r\nConnection: close\r\n", head, count=1) + body)
+                writer.write(await back.read())
+                on.close()
         writer.close()
 
     async def serve(port: int = 0) -> None:
