@@ -116,12 +116,7 @@ class Subject:
         return self._toolsets.of(row, user_turn)
 
     def say(
-        self,
-        key: str,
-        place: str | tuple[str | int, ...],
-        *given: Any,
-        at: str = "value",
-        find: str = "",
+        self, key: str, place: str | tuple[str | int, ...], *given: Any, at: str = "value", find: str = ""
     ) -> Finding:
         """The warning `CODE/CASE` of odd.toml at a place, with what is given filled in."""
         message, hint = (text.format(*given) for text in WORDS["said"][key])

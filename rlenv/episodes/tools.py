@@ -362,12 +362,7 @@ class EpisodeReward:
         return answers.submitted(spec, turn.parsed.calls[at], at) if at >= 0 else None
 
     def _context(
-        self,
-        messages: Sequence[Message],
-        turns: Sequence[Turn],
-        *,
-        found: GivenAnswer | None = None,
-        reason: str = "",
+        self, messages: Sequence[Message], turns: Sequence[Turn], *, found: GivenAnswer | None = None, reason: str = ""
     ) -> RewardContext:
         return _context(
             self._tools.task,

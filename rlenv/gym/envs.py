@@ -76,11 +76,7 @@ _MAX_ACTION = 1 << 24  # characters; an action longer than this is no policy's
 
 
 def make(
-    spec: str | Path,
-    *,
-    split: str | None = None,
-    set: Mapping[str, Any] | None = None,
-    render_mode: str | None = None,
+    spec: str | Path, *, split: str | None = None, set: Mapping[str, Any] | None = None, render_mode: str | None = None
 ) -> TextEnv:
     """A `gymnasium.Env` over a spec.
 

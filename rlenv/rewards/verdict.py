@@ -209,9 +209,7 @@ class ReplySchema:
         properties = self.schema.get("properties", {})
         if key not in properties:
             raise UsageError(
-                f"it has no property '{key}', which is to hold the score",
-                key="schema",
-                hint="name another by key",
+                f"it has no property '{key}', which is to hold the score", key="schema", hint="name another by key"
             )
         self.nonce_key = _free("nonce", properties)
         try:

@@ -292,14 +292,7 @@ def mixture(gold: Gold, *, other: Gold) -> Mapping[Flaw, float]:
 
 
 async def make_lesson(
-    environment: Environment,
-    oracle: Policy,
-    gold: Gold,
-    flaw: Flaw,
-    *,
-    split: str,
-    rng: random.Random,
-    other: Gold,
+    environment: Environment, oracle: Policy, gold: Gold, flaw: Flaw, *, split: str, rng: random.Random, other: Gold
 ) -> Lesson | None:
     """The oracle's episode with a flaw in it; the last action is written and not taken, so that nothing is scored.
 

@@ -304,21 +304,10 @@ class Player:
         terms, encoder = tuple(environment.spec.rewards), self.encoder(environment)
         differences = len(play.tokens.differences) if play.tokens is not None else 0
         outcome = outcome_of(
-            record,
-            terms=terms,
-            rows=play.rows,
-            filler_id=encoder.stop_id,
-            differences=differences,
-            policy=play.policy,
+            record, terms=terms, rows=play.rows, filler_id=encoder.stop_id, differences=differences, policy=play.policy
         )
         figures = figures_of(
-            environment.spec.name,
-            made.task,
-            outcome,
-            play,
-            terms=terms,
-            stops="",
-            is_kept=self.keeper is not None,
+            environment.spec.name, made.task, outcome, play, terms=terms, stops="", is_kept=self.keeper is not None
         )
         return outcome, figures
 

@@ -174,11 +174,7 @@ _BLOCKING = frozenset({"model", "configuration", "tokenizer", "chat template"})
 
 
 def lacking_of(
-    specs: Sequence[TrainedSpec],
-    config: Mapping[str, Any],
-    loops: Sequence[Mapping[str, Any]],
-    *,
-    needs_weights: bool,
+    specs: Sequence[TrainedSpec], config: Mapping[str, Any], loops: Sequence[Mapping[str, Any]], *, needs_weights: bool
 ) -> tuple[list[Finding], bool]:
     """The things that the run's model lacks, and whether anything else of the run can be measured.
 
@@ -210,11 +206,7 @@ def _finding(one: Looked) -> Finding:
 
 
 def _looked(
-    model: str,
-    specs: Sequence[TrainedSpec],
-    kwargs: Sequence[Mapping[str, Any] | None],
-    *,
-    needs_weights: bool,
+    model: str, specs: Sequence[TrainedSpec], kwargs: Sequence[Mapping[str, Any] | None], *, needs_weights: bool
 ) -> list[Looked]:
     found: dict[str, Looked] = {}
     for spec, names in zip(specs, kwargs, strict=True):
