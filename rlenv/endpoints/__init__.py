@@ -25,6 +25,7 @@ from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import (
     TWO_LOGINS,
     Completion,
+    Server,
     UnreadableAnswer,
     Usage,
     as_sent,
@@ -90,7 +91,8 @@ class Endpoint:
 
     async def client(self, scope: Scope) -> Client:
         """The client that all who share `scope` share."""
-        return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
+        server = scope.keep(("server", self.base_url), Server)
+        return await scope.get(("endpoint", self), lambda: aclosing(Client(self, server=server)))
 
 
 def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
@@ -119,20 +121,21 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
 
 class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
-    account does: what no model writes for (`/tokenize`) is in none of them. `cuts` are requests that its server fell
-    over, or beside: the connection broke, or a proxy said that the server went, which had answered until then.
+    account does: what no model writes for (`/tokenize`) is in none of them. `server` is shared by
+    those of other models at the same address.
 
     `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text. `http` are those of
     others too, and are left open; otherwise it has its own.
     """
 
-    def __init__(self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None, *, server: Server | None = None
+    ) -> None:
         self.endpoint = endpoint
+        self.server = server or Server()
         self.usage = Usage()
         self.requests = 0
         self.retries = 0
-        self.cuts = 0
-        self._is_up = False
         self._places = asyncio.Semaphore(endpoint.concurrency)
         self._session, self._is_shared = http, http is not None
         self._rng = random.Random()
@@ -322,7 +325,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
         if attempt:  # as OpenAI's SDK does: a gateway that keeps every answer knows a request that it has had
             headers["X-Stainless-Retry-Count"] = str(attempt)
-        timeout, was_up = aiohttp.ClientTimeout(total=timeout_s), self._is_up
+        timeout, was_up = aiohttp.ClientTimeout(total=timeout_s), self.server.is_up
         try:
             # A redirect would send the key to a server that the spec does not name.
             posted = session.post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
@@ -336,10 +339,10 @@ class Client:
             return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False, cause=error)
         except (aiohttp.ClientError, OSError) as error:
             was_sent = not isinstance(error, aiohttp.ClientConnectorError)
-            self.cuts += was_sent
+            self.server.cuts += was_sent
             told = f"no answer from the server ({type(error).__name__})"
             return _Problem(told, cause=error, is_garbled=was_sent, is_cut=was_sent)
-        self._is_up = status not in AWAY
+        self.server.is_up = status not in AWAY
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False, is_garbled=True)
         if coding != "identity":
@@ -347,8 +350,8 @@ class Client:
             return _Problem(told, status, may_pass=False, is_garbled=status == 200)
         if status != 200:
             quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
-            text, is_cut = f"the server answered {status}: {quoted}", was_up and not self._is_up
-            self.cuts += is_cut
+            text, is_cut = f"the server answered {status}: {quoted}", was_up and status in AWAY
+            self.server.cuts += is_cut
             wait_s = seconds_of(retry_after)
             return _Problem(text, status, may_pass=status in _RETRIED, wait_s=wait_s, is_cut=is_cut)
         try:

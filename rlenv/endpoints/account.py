@@ -376,6 +376,18 @@ def _below(role: str, inner: str) -> str:
     return f"{role} > {inner}" if role and inner else role or inner
 
 
+@dataclass(slots=True)
+class Server:
+    """What the clients of one address have seen of the server there.
+
+    `cuts` are requests that it fell over, or beside: the connection broke, or a proxy said that it went, which had
+    answered until then.
+    """
+
+    cuts: int = 0
+    is_up: bool = False
+
+
 TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent as Authorization too"
 
 

@@ -266,8 +266,8 @@ class _Suspect(Generic[_T]):
         """
         if not await self.is_back():
             return Untold("the server did not come back")
-        begun, before = time.monotonic(), self.client.cuts
-        while isinstance(tried := await self.known(), Answered) and self.client.cuts == before:
+        begun, before = time.monotonic(), self.client.server.cuts
+        while isinstance(tried := await self.known(), Answered) and self.client.server.cuts == before:
             self.asked, seconds = self.asked + 1, time.monotonic() - begun
             if seconds >= max(self.cut_s[-1:], default=0.0):
                 self.well_s += seconds
@@ -320,7 +320,7 @@ async def if_felled(
     Raises:
         EndpointError: `error`, where the server was not away; `is_held`: it fell each time; or nobody can tell.
     """
-    lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint), _Falls), error.is_cut
+    lane, falls, was_cut = here(), scope.keep(("falls", client.endpoint.base_url), _Falls), error.is_cut
     with entered(lane and lane.at("beside")), running_under(Countdown(within_s)):  # a replay does not ask these
         if isinstance(await known(), Answered) if was_cut else not (falls.suspects and _is_away(error)):
             raise error

@@ -363,11 +363,25 @@ def test_what_a_proxy_answers_for_a_server_is_a_cut_only_where_it_had_answered(s
                 try:
                     await client.chat([Message("user", "hi")])
                 except EndpointError as error:
-                    cuts.append((error.is_cut, client.cuts))
+                    cuts.append((error.is_cut, client.server.cuts))
             await client.aclose()
 
     run(work())
     assert cuts == [(False, 0), (False, 0), (True, 1), (False, 1), (True, 2)]
+
+
+def test_the_models_of_one_address_share_what_is_seen_of_its_server() -> None:
+    async def work() -> tuple[bool, int]:
+        async with FakeEndpoint(["fine", Reply(502, "away")]) as server:
+            scope = Scope()
+            first, second = [await endpoint(server, retries=0).client(scope) for _ in range(2)]
+            await first.chat([Message("user", "hi")])
+            with pytest.raises(EndpointError) as failed:
+                await second.chat([Message("user", "hi")])
+            await scope.aclose()
+            return failed.value.is_cut, first.server.cuts
+
+    assert run(work()) == (True, 1)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])

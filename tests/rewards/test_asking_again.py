@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -363,7 +364,7 @@ def test_a_text_about_which_a_model_writes_long_is_told_in_time_from_a_model_tha
 class Falling:
     """A server that falls for a while, in the place of its client; what it was asked then is cut."""
 
-    endpoint: Any = "the judge"
+    endpoint = SimpleNamespace(base_url="the judge")
 
     def __init__(self, away_s: float, *, refuses: float = 0.0, proxy: int | None = None) -> None:
         self.away_s, self.cuts, self.is_up, self.fall = away_s, 0, True, asyncio.Event()
@@ -374,6 +375,10 @@ class Falling:
             self.fall.set()
             self.fall, self.is_up = asyncio.Event(), False
             asyncio.get_running_loop().call_later(self.away_s, setattr, self, "is_up", True)
+
+    @property
+    def server(self) -> Falling:
+        return self
 
     async def ask(self, seconds: float, *, fells: bool = False, retries: int = 0) -> str:
         if not self.is_up:
@@ -462,7 +467,7 @@ def test_a_server_that_is_back_and_refuses_half_of_all_takes_no_verdict(
         for _ in range(100):
             server, scope = Falling(2.0, refuses=0.5, proxy=proxy), Scope()
             server.falls()
-            scope.keep(("falls", server.endpoint), _Falls).suspects = 1
+            scope.keep(("falls", server.endpoint.base_url), _Falls).suspects = 1
             found += await asyncio.gather(server.asked(seconds, scope), return_exceptions=True)
         return Counter(getattr(one, "is_held", "well") for one in found)
 

@@ -236,15 +236,15 @@ def test_a_replay_gives_what_was_asked_beside_at_once_and_asks_nobody() -> None:
     assert (then, again, sum(asked.values())) == ([0.0, 0.75, 0.75, 0.0], (then, 0.0), made)
 
 
-@pytest.mark.parametrize("has_proxy", [False, True])
+@pytest.mark.parametrize(("has_proxy", "keys"), [(False, {}), (True, {}), (False, THREE | {"quorum": 3})])
 def test_a_text_that_fells_the_judges_server_gets_the_lowest_score_and_takes_no_verdict_from_others(
-    has_proxy: bool,
+    has_proxy: bool, keys: dict[str, Any]
 ) -> None:
     async def main() -> list[Any]:
         server = Server([verdict(4)])
         async with asyncio.timeout(60), server.running(), falling(server.address, has_proxy=has_proxy) as address:
             scope = Scope()
-            term = compiled(Server([], address=address), cache=False)
+            term = compiled(Server([], address=address), cache=False, **keys)
             assert term.measure_async is not None
             if has_proxy:  # it counts as fallen only where it has answered
                 await term.measure_async(context(scope, "before"))
