@@ -249,7 +249,7 @@ def test_a_desk_that_is_left_ends_what_is_open(make_environment: Any) -> None:
         assert left.trajectory is not None
         assert left.trajectory.reward.total is None
 
-    at_desk(make_environment(), work, scored=lambda held, said: [])
+    at_desk(make_environment(), work, scored=lambda held, said: [Message("assistant", said)] if said else [])
 
 
 @in_loop
