@@ -94,9 +94,8 @@ async def tell_the_next(player: ScriptPlayer, chapter: Chapter, subjects: Sequen
         heard = await player.play(second.gold, second.turns_of(reads[:_MOST_READS]))
         for other, (call, text) in _said(heard, words).items():
             if other != word:
-                message = (
-                    f"what one episode tells {words[other]} another reads from the tool '{call.name}': {text[:80]!r}"
-                )
+                message = f"what one episode tells {words[other]} another reads from the tool "
+                message += f"'{call.name}': {text[:80]!r}"
                 chapter.channels.append(hole_of("shared_between_episodes", message, hint=HINTS["shared"]))
                 return
 
@@ -266,9 +265,8 @@ async def talk_to_user(player: ScriptPlayer, chapter: Chapter, subjects: Sequenc
         chapter.tried["talk"].append(("one thing after the other" if said is texts else "all of it at once", way))
     chapter.tried["corrected"].append((None, await player.way(some, _corrected)))
     chapter.tried["listed"].append((None, await player.way(some, _lists_all)))
-    chapter.tried["talk"].append(
-        ("what means nothing, and then its last words", await player.way(some, _says_anything))
-    )
+    way = await player.way(some, _says_anything)
+    chapter.tried["talk"].append(("what means nothing, and then its last words", way))
     if player.environment.spec.user is not None and player.environment.spec.user.kind != "model":
         for ask in (ask_user, _tries_each):
             chapter.tried["asked_until_right"].append(("the user", await player.way(some, ask)))

@@ -22,8 +22,6 @@ from rlenv.policies.scripted import random_value
 from rlenv.rewards.answer import compile_pattern, extract
 from rlenv.users.base import stops_of
 
-__all__ = ["check_prompts"]
-
 _COLUMN: Final = re.compile(r"\btask\.(\w+)")
 _MOST_SHOWN: Final = 1_000
 _MOST_ROWS: Final = 100
@@ -195,7 +193,10 @@ def _tools(subject: Subject) -> Iterator[Finding]:
         name, before = match[1] or match[2], fixed[max(0, match.start() - 24) : match.start()]
         is_called = is_closed and PATTERNS.calls.search(before) and not hasattr(builtins, name)
         is_known = re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", known, re.IGNORECASE)
-        tail = [tool for tool in subject.tools if tool.endswith(f"_{name}") and name not in keys and match[1]]
+        is_there = re.search(
+            rf"(?<!\w){re.escape(name)}(?!\w)", f"{rest} {keys} {rows} {[*spec.vars, *spec.resources]}"
+        )
+        tail = [tool for tool in subject.tools if tool.endswith(f"_{name}") and match[1] and not is_there]
         if tail or (not is_known and (is_called or nearest(name, subject.tools) is not None)):
             hint = did_you_mean(name, sorted(keys), otherwise=f"the tools are: {', '.join(subject.tools)}")
             yield subject.say("unknown-tool/name", "prompt", name, hint, at="key")
@@ -300,7 +301,8 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
     bare, is_shown = fixed.replace("\ufffc", ""), subject.tools or spec.resources or spec.user or spec.prompt.images
     passages = [found for one in demands(subject) if (found := PATTERNS.passage.search(one))]
     filled = [len(one) - len(bare) for split in asked for one in split.texts]
-    if passages and not is_shown and len(bare) < 600 and filled and max(filled) < 60:
+    is_asked = all(one.count("?") > bare.count("?") for split in asked for one in split.texts)  # else it is the text
+    if passages and not is_shown and is_asked and len(bare) < 600 and filled and max(filled) < 60:
         columns = ", ".join(f"task.{column}" for column in sorted(asked[0].split.columns))
         yield subject.say("no-passage/in-prompt", "prompt", passages[0][0], max(filled), columns, at="key")
     machines = any(one.kind == "workspace" for one in spec.resources.values())
@@ -353,7 +355,8 @@ def _descriptions(subject: Subject) -> Iterator[Finding]:
     seen, tools = dict[str, str](), {tool.name: tool for tool in subject.compiled.tools.values()}
     for tool in tools.values():
         takes, place = tool.parameters.get("properties", {}), f"tools.{tool.entry or tool.name}"
-        told = [(found, place, "description") for found in re.findall(r"`(\w{3,})`", tool.description)]
+        asked = PATTERNS.gives.sub("", tool.description)  # what stands in its result is no argument
+        told = [(found, place, "description") for found in re.findall(r"`(\w{3,})`", asked)]
         shown = re.findall(rf"\b{re.escape(tool.name)}\((\w+)\s*[=:]", fixed_text(subject))
         rest = f"{tool.parameters} {[*tools]} {subject.code or ''}"
         for found, place, what in [*told, *((one, "prompt", "prompt") for one in shown)]:
@@ -419,6 +422,8 @@ def _cues(subject: Subject, user: Any) -> Iterator[Finding]:
     if any(stop in first and not first.replace(stop, "").strip() for stop in stops):
         yield subject.say("user-ends/at-once", "user.replies")
     needed = {one for spec in subject.loaded.spec.rewards.values() for one in _COLUMN.findall(str(gold_in(spec)))}
-    last = [text for text in (*user.replies, *(cue.say for cue in user.cues)) if any(stop in text for stop in stops)]
-    if told := needed & {*_COLUMN.findall(" ".join(last))}:
+    every = [*user.replies, *(cue.say for cue in user.cues)]
+    last = [text for text in every if any(stop in text for stop in stops)]
+    before = [*{*every} - {*last}, *(text for _, text in prompt_texts(subject.loaded.spec.prompt))]
+    if told := needed & {*_COLUMN.findall(" ".join(last))} - {*_COLUMN.findall(" ".join(before))}:
         yield subject.say("user-ends/told-last", "user", min(told), at="key")

@@ -323,7 +323,7 @@ def _forms(subject: Subject, term: Term, one: RenderedPrompts, golds: Sequence[s
             yield f"a gold value {what}, and is compared as it stands: {fitting[0][:40]!r}", "take it out"
             return
     columns = re.findall(r"task\.(\w+)", str(gold_in(term.spec)))
-    mine = {word.rstrip("s") for column in columns for word in column.split("_")}
+    mine = {word.rstrip("s") for column in columns for word in re.sub(r"^min(?:_|$)", "", column).split("_")}
     theirs = {word.rstrip("s") for word in re.findall(r"\b(?:in|of|many|to) ([a-z]+)\b", fixed.lower())}
     for family in WORDS["units"]:
         if mine & {*family} and theirs & {*family} and not mine & theirs & {*family}:
@@ -431,6 +431,7 @@ def _outliers(subject: Subject, path: str, one: RenderedPrompts, pairs: Sequence
         return
     holes = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])
              if not {*"\\$"} & {*text} and (match := PATTERNS.hole.search(text))]  # fmt: skip
+    holes = [hole for hole in holes if hole[1] not in dict(pairs).get(hole[0], "")]  # texts to be translated keep it
     if len(holes) > 1 and not about_code:
         yield subject.say("unfinished/of-rows", f"tasks.{name}", holes[0][0] + 1, name, holes[0][1], at="key")
     broken = [(index, match[0]) for index, text in enumerate(one.users[:_LOOKED_AT])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import correlation
 from typing import Any, Final
 
 from rlenv._base.text import strings_in
@@ -115,7 +116,8 @@ def _taken_apart(subject: Subject, at: str, source: str, split: ReadSplit) -> It
     for column in re.findall(r"\btask\.(\w+)\s*\|\s*join\b", source):
         lists = [[*map(str, row[column])] for row in rows if isinstance(row.get(column), list) and len(row[column]) > 1]
         alike = [texts for texts in lists if any(one != two and one in two for one in texts for two in texts)]
-        if lists and (PATTERNS.aliases.fullmatch(column) or 2 * len(alike) > len(lists)):
+        is_one = lists and not PATTERNS.several.search(fixed)
+        if is_one and (PATTERNS.aliases.fullmatch(column) or 2 * len(alike) > len(lists)):
             yield subject.say("odd-gold/joined", at, column, ", ".join(lists[0])[:40])
             return
 
@@ -195,14 +197,13 @@ def _counts(subject: Subject, path: str, spec: RewardSpec) -> Iterator[Finding]:
         return
     if least is not None and least > limit and spec.usual_weight:
         yield subject.say("never-pays/count", f"{path}.min", least, limit)
-    lowest = 1 if rule == "turn_count" else 0
-    usual = 1 if rule == "tool_called" else 0
+    lowest, usual = int(rule == "turn_count"), int(rule == "tool_called")
     if (usual if least is None else least) <= lowest and (most is None or most >= limit):
         place, up_to = (path, "any number") if most is None else (f"{path}.max", most)
         yield subject.say("always-pays/count", place, lowest, up_to, limit, at="key")
 
 
-_TEXTS: Final = ("", "zq xv wk", "{}\n<b>7\n\n- Aa.\n" * 300)
+_TEXTS: Final = ("", "zq xv wk", "{}\n<b>7\n\n- Aa.\n" * 300 + "".join(map(chr, range(33, 255))))
 """Texts that have nothing in common: a pattern that is found in all of them is found in any."""
 
 
@@ -214,12 +215,8 @@ def _of_any_text(subject: Subject, path: str, spec: RewardSpec, rule: str) -> It
         if all((made.fullmatch if getattr(spec, "full", False) else made.search)(text) for text in _TEXTS):
             yield subject.say("any-answer/pattern", f"{path}.pattern")
     open_keys = {"type", "properties", "title", "description", "$schema"}
-    if (
-        rule == "json_schema"
-        and schema.get("type") == "object"
-        and schema.get("properties")
-        and schema.keys() <= open_keys
-    ):
+    is_open = schema.get("type") == "object" and schema.get("properties") and schema.keys() <= open_keys
+    if rule == "json_schema" and is_open:
         yield subject.say("any-answer/no-keys", f"{path}.schema", at="key")
     if rule == "length":
         least, most, unit = getattr(spec, "min", 0), getattr(spec, "max", None), getattr(spec, "unit", "chars")
@@ -264,8 +261,7 @@ def _together(subject: Subject) -> Iterator[Finding]:
         same.setdefault(key, name)
     is_asked = document.has("answer") and spec.answer.from_ != "tool" and spec.user is None
     of_form = [name for name, one in spec.rewards.items() if one.kind == "rule" and rules[name] != "answered"]
-    is_unread = forms.intersection(of_form) == {*spec.rewards}
-    if is_asked and is_unread:
+    if is_asked and forms.intersection(of_form) == {*spec.rewards}:
         yield subject.say("unread-answer/by-any", "answer", at="key")
     highest = max((abs(reward.usual_weight) for reward in spec.rewards.values()), default=0.0)
     for name, reward in spec.rewards.items():
@@ -370,7 +366,7 @@ def asked_shapes(subject: Subject, rule: str, golds: Sequence[str]) -> Iterator[
     dates = [shape for shape in sorted(shapes) if shape.startswith("a date")]
     if len(dates) > 1 and rule == "exact_match":
         yield f"the gold values are dates of several forms ({'; '.join(dates)})", "write them in one form"
-    for mask in re.findall(r"\b[NX]{1,4}(?:[-./: ][NX]{1,4})+\b", fixed_text(subject)) if rule == "exact_match" else ():
+    for mask in PATTERNS.mask.findall(fixed_text(subject)) if rule == "exact_match" else ():
         form = "".join({"N": r"\d", "X": r"\w"}.get(sign, re.escape(sign)) for sign in mask)
         if lost := [gold for gold in golds if re.fullmatch(form, gold) is None]:
             yield f"the prompt shows the form {mask}, and a gold value is {lost[0][:40]!r}", "write both alike"
@@ -393,7 +389,7 @@ def asked_numbers(subject: Subject, term: Term, golds: Sequence[str]) -> Iterato
         return
     for text in sentences:
         spans = [(found[0], float(found[1]), float(found[2])) for found in PATTERNS.between.finditer(text)]
-        spans += [(found[0], 0.0, 1.0) for found in PATTERNS.share.finditer(text)]
+        spans += [(found[0], 0.0, 1.0) for found in PATTERNS.share.finditer(text) if not PATTERNS.per_cent.search(text)]
         for words, low, high in spans:
             outside = [gold for gold, value in zip(golds, given, strict=True) if not low <= value <= high]
             if low < high and outside:
@@ -414,9 +410,8 @@ def long_episodes(subject: Subject, got: Trajectory, where: str) -> Iterator[tup
     """Oracles that take more tokens than an episode may, by the fewest that so many characters are."""
     limit = subject.limits.response_tokens
     observed = [turn.observation.messages for turn in got.turns if turn.observation is not None]
-    chars = sum(len(turn.action) for turn in got.turns)
-    chars += sum(len(message.content) for messages in observed for message in messages)
-    if limit is not None and chars / _CHARS_OF_A_TOKEN > limit:
+    texts = [turn.action for turn in got.turns] + [message.content for messages in observed for message in messages]
+    if limit is not None and sum(map(len, texts)) / _CHARS_OF_A_TOKEN > limit:
         yield "limits/tokens", ("limits", "response_tokens"), (limit, where)
 
 
@@ -429,14 +424,17 @@ def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory
         kinds = {subject.tools[result.name].kind for result in results if result.name in subject.tools}
         is_word = kinds == {"search"} and len(answer) > 3 and re.search(r"[^\W\d]{4}", answer) is not None
         both = number(texts.strip()), number(answer)
-        # Where the question counts, the oracle may well reckon with what it is told.
+        # Where the question counts, the oracle may well reckon with what it is told; what a prompt names is a choice.
         counts = PATTERNS.counted.search("\n".join(one.content for one in got.messages if one.role == "user"))
+        is_word = is_word and not any(answer.lower() in one.content.lower() for one in got.messages)
         is_number = len(results) == 1 and kinds <= {"python", "sql", "mcp"} and None not in both and both[0] != both[1]
         if (not is_number or counts) and not (is_word and answer.lower() not in texts.lower()):
             return
         pairs.append((results[0].name, texts[:30], answer[:30]))
-    # A fixed step or factor from one to the other is the oracle's own.
+    # What follows from the other by a fixed step, factor or rounding is the oracle's own.
     numbers = [(float(number(text) or 0), float(number(answer) or 0)) for _, text, answer in pairs]
-    steps = min(len({round(b - a, 6) for a, b in numbers}), len({round(b / (a or 1), 6) for a, b in numbers}))
-    if len(pairs) > 1 and (steps > 1 or not number(pairs[0][2])):
+    told, said = ([pair[at] for pair in numbers] for at in (0, 1))
+    is_finite = max(map(abs, (*told, *said)), default=0) < 1e99
+    follows = is_finite and len({*told}) > 1 < len({*said}) and abs(correlation(told, said)) > 0.99
+    if len(pairs) > 1 and (not follows or not number(pairs[0][2])):
         yield subject.say("wrong-oracle/otherwise", f"tools.{pairs[0][0]}", *pairs[0][1:], at="key")

@@ -34,6 +34,11 @@ def size(name: str) -> int:
     return len(name) * len(name)
 
 
+def warm(name: str) -> float:
+    "Gives the temperature."
+    return {"Lima": 20.4, "Bern": 10.1, "Bath": -4.9, "Rome": 25.2}[name]
+
+
 def note(text: str) -> str:
     "Keeps a note."
     return "noted"
@@ -551,7 +556,52 @@ added("wrong-oracle", [{**SIZES, **ASKED, "oracle": SAID}, {**SEARCH, "oracle": 
       "query": "nothing of this"}}}, *SAY]}],
       [{**SIZES, **COUNTED, "oracle": SAID}, {**SEARCH, **rows(word="{answer}"), "oracle": [{"call": {"search": {
       "query": "{{ task.word }}"}}}, *SAY]}])  # fmt: skip
-
+# What comes near a relation, and breaks none.
+PHRASE = rows(answer=["the house", "the dog"])
+BELOW = shows("text", text=["Guten Morgen", "Gute Nacht"])
+WARM = {**tool("warm", {"name": "{{ task.town }}"}), **NUMERIC, **rows(town=["Lima", "Bern", "Bath", "Rome"])}
+FELT = {"prompt": {"system": f"In Fahrenheit, {TAG}", "user": "How warm is it in {{ task.town }}?"},
+        "oracle": [{"call": {"warm": {"name": "{{ task.town }}"}}}, *SAY]}  # fmt: skip
+added("odd-gold", [], [
+    {**rows(answer=["می\u200cخواهم", "क्\u200dष"])},
+    {**PHRASE, **system("Give the English translation of the phrase in French.")},
+    {**PHRASE, **system("Read the record in JSON and answer the question.")},
+    {**rows(answer=["42", "7"]), **system("Write what is spelled out, or given in words, as digits.")},
+    {**rows(answer=["forty-two", "seven"]), **system("Write out as words what is given in digits.")},
+    {**rows(answer=[25, 50]), **system("Give the probability in percent."), **NUMERIC},
+    {**rows(answer=[5, 13]), **system("Answer on the World Cups from 1930 to 1990."), **NUMERIC},
+    {**rows(answer=["red, white, blue", "red, gold, black"]), **system("Such as <answer>red, blue</answer>.")},
+    {**rows(answer=["a3", "b2"]), **system("The row X X X wins. Answer with a square.")},
+    {**rows(possible_moves=[["a2", "b1"], ["e3", "e4"]]), **system("List all moves."), "oracle": None,
+     **rule("exact_match", expect="{{ task.possible_moves | join(', ') }}")},
+    {**rows(min_price=[3, 6, 2]), **system("Give the lowest of many hours."), "oracle": None,
+     **rule("numeric_match", expect="{{ task.min_price }}")},
+])  # fmt: skip
+added("no-way", [], [
+    {**system("Count the requests."), **CODE},
+    {**system("Its schema: CREATE TABLE towns (id INTEGER). Remove duplicate rows by DISTINCT."), **DATABASES},
+    system("Say whether a good clerk would ask the user something first."),
+])  # fmt: skip
+added("answer-form", [], [{"prompt": {"system": "Explain your reasoning in <think>, and write the town alone.",
+      "user": "{{ task.question }}"}, **FINAL}])  # fmt: skip
+added("no-passage", [], [{**BELOW, "prompt": {"system": f"Translate the following text. {TAG}",
+      "user": "{{ task.text }}"}}])  # fmt: skip
+added("any-answer", [], [beside(rule="regex", of="message", pattern="[^,]*", full=True)])
+added("unfinished", [], [rows(question=["Hello {name}", "Bye {name}"], answer=["Hallo {name}", "Ade {name}"])])
+added("unknown-tool", [], [tool("find", description="Finds a room. Returns its `zip_code`."),
+      {**tool("find"), **rows(room=["a", "b"]), **system("Its `room` is known."),
+       "tools": {"my_room": tool("find")["tools"]["find"]}}])  # fmt: skip
+added("user-ends", [], [{**rows(town="{answer}"), "oracle": None, **rule("exact_match", expect="{{ task.town }}"),
+      "user": {"kind": "scripted", "replies": ["{{ task.town }}.", "{{ task.town }}! ###STOP###"]}}])  # fmt: skip
+added("gold-in-prompt", [], [{"prompt": {"system": f"Answer with the word that you are given {TAG}",
+      "user": "{{ task.answer }}"}}])  # fmt: skip
+CLAIM = {"system": f"Search. Answer 'right' or 'false' {TAG}", "user": "{{ task.question }}"}
+added("wrong-oracle", [], [
+    {**WARM, **rows(town=["Lima", "Bern", "Bath", "Rome"], answer=[68, 50, 23, 77]), **FELT},  # as Fahrenheit
+    {**WARM, **rows(town=["Lima", "Bern", "Bath", "Rome"], answer=[21, 10, -4, 25]), **FELT},  # rounded
+    {**SEARCH, **rows(answer=["right", "false", "false"]), "prompt": CLAIM,
+     "oracle": [{"call": {"search": {"query": "Lima"}}}, *SAY]},
+])  # fmt: skip
 
 CASES = [pytest.param(code, is_odd, index, marks=[pytest.mark.sandbox] if code == "odd-file" else [])
          for code, sides in RELATIONS.items()
