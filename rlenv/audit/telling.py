@@ -281,8 +281,7 @@ def _says(subject: AuditSubject, *, texts: Sequence[str]) -> list[Action]:
 
 
 def _spoken(subject: AuditSubject) -> tuple[str, str, list[str]]:
-    """The oracle's words with a value of the row in them, that value, and the others of a list of the row or of its
-    column; "" for nothing, or where these words end the episode."""
+    """The oracle's words with a value of the row, it, and the others that it may be; "" for none, or an end's words."""
     spec, taken = subject.environment.spec, subject.task
     hidden_first = sorted(taken.items(), key=lambda one: holds(subject.prompt, str(one[1])))
     is_free = spec.answer.from_ in ("final_message", "last_number") or not subject.right

@@ -300,6 +300,7 @@ def _untold(subject: Subject, asked: Sequence[RenderedPrompts]) -> Iterator[Find
             yield subject.say("unknown-tool/word", "prompt", name, ", ".join(subject.tools), at="key")
     bare, is_shown = fixed.replace("\ufffc", ""), subject.tools or spec.resources or spec.user or spec.prompt.images
     passages = [found for one in demands(subject) if (found := PATTERNS.passage.search(one))]
+    passages = [found for found in passages if f"task.{found[found.lastindex or 0]}" not in sources]
     filled = [len(one) - len(bare) for split in asked for one in split.texts]
     is_asked = all(one.count("?") > bare.count("?") for split in asked for one in split.texts)  # else it is the text
     if passages and not is_shown and is_asked and len(bare) < 600 and filled and max(filled) < 60:

@@ -227,10 +227,13 @@ def _choices(subject: Subject, split: ReadSplit, unread: Sequence[str]) -> str:
     golds = all_golds(subject, term, split)[:_LOOKED_AT] if term is not None else []
     of_letters = all(gold is not None and re.fullmatch(r"[A-Ea-e]|[0-4]", gold.strip()) for gold in golds)
     for column in unread:
-        lists = [row.get(column) for row in split.rows[:_LOOKED_AT]]
+        rows = split.rows[:_LOOKED_AT]
+        told = [text in str({**row, column: ""}) for row in rows for _, text in strings_in(row.get(column), ())]
+        lists = [row.get(column) for row in rows]
         pairs = [(value, gold) for value, gold in zip(lists, golds, strict=False) if isinstance(value, (list, Mapping))]
         is_of = len(pairs) > 1 and all(gold in [*map(str, value)] for value, gold in pairs)
-        if is_of or (golds and of_letters and (len(pairs) > 1 or len(unread) > 2)):
+        is_letter = golds and of_letters and (len(pairs) > 1 or len(unread) > 2)
+        if (is_of or is_letter) and not (told and all(told)):  # a question may hold its options
             return column
     return ""
 

@@ -432,8 +432,7 @@ def told_otherwise(subject: Subject, oracle: Mapping[tuple[str, int], Trajectory
             return
         pairs.append((results[0].name, texts[:30], answer[:30]))
     # What follows from the other by a fixed step, factor or rounding is the oracle's own.
-    numbers = [(float(number(text) or 0), float(number(answer) or 0)) for _, text, answer in pairs]
-    told, said = ([pair[at] for pair in numbers] for at in (0, 1))
+    told, said = ([float(number(pair[at]) or 0) for pair in pairs] for at in (1, 2))
     is_finite = max(map(abs, (*told, *said)), default=0) < 1e99
     follows = is_finite and len({*told}) > 1 < len({*said}) and abs(correlation(told, said)) > 0.99
     if len(pairs) > 1 and (not follows or not number(pairs[0][2])):

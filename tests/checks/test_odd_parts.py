@@ -586,6 +586,11 @@ added("answer-form", [], [{"prompt": {"system": "Explain your reasoning in <thin
       "user": "{{ task.question }}"}, **FINAL}])  # fmt: skip
 added("no-passage", [], [{**BELOW, "prompt": {"system": f"Translate the following text. {TAG}",
       "user": "{{ task.text }}"}}])  # fmt: skip
+added("no-passage", [], [{**shows("table", "question", table=["a | b", "1 | 2"]), **answered}
+      for answered in [{"prompt": {"system": f"Use the following table. {TAG}",
+                        "user": "{{ task.table }} {{ task.question }}"}}]])  # fmt: skip
+added("unread-column", [], [rows(question=["2+2? A) 3 B) 4", "3+3? A) 6 B) 7"], options=[["3", "4"], ["6", "7"]],
+      answer=["B", "A"])])  # fmt: skip
 added("any-answer", [], [beside(rule="regex", of="message", pattern="[^,]*", full=True)])
 added("unfinished", [], [rows(question=["Hello {name}", "Bye {name}"], answer=["Hallo {name}", "Ade {name}"])])
 added("unknown-tool", [], [tool("find", description="Finds a room. Returns its `zip_code`."),
