@@ -146,8 +146,7 @@ class _Session:
         self._text = ""
         self._first = 0
         """How many messages the episode began with, once they were answered."""
-        self._is_over = False
-        self._actions = ""
+        self._is_over, self._actions = False, ""
         self._seen = 0
         self._before = 0
         """Tokens of the first prompt, as far as the server counts them."""
@@ -201,25 +200,21 @@ class _Session:
         """
         if error.status not in _UNCLEAR:
             return False
-        try:
-            with counted(self._context.account, "policy"):
-                await self._asked_with(messages, most, keeps_own=False)
-        except EndpointError:
-            return False
-        try:
-            with counted(self._context.account, "policy"):
-                await self._asked_with(messages, most, keeps_own=True)
-        except EndpointError as again:
-            return again.status in _UNCLEAR
+        for keeps_own in (False, True):
+            try:
+                with counted(self._context.account, "policy"):
+                    await self._asked_with(messages, most, keeps_own=keeps_own)
+            except EndpointError as again:
+                return keeps_own and again.status in _UNCLEAR
         return False
 
     async def _asked_with(self, messages: Sequence[Message], most: int | None, *, keeps_own: bool) -> None:
         if self._is_text:
             await self._continued(self._context.prompt_text + (self._actions if keeps_own else _HARMLESS), most)
-            return
-        names = [str(tool["function"]["name"]) for tool in self._tools]
-        later = _reworded(messages[self._first :], names, keeps_own=keeps_own)
-        await self._chat([*messages[: self._first], *later], most)
+        else:
+            names = [str(tool["function"]["name"]) for tool in self._tools]
+            later = _reworded(messages[self._first :], names, keeps_own=keeps_own)
+            await self._chat([*messages[: self._first], *later], most)
 
     async def _chat(self, messages: Sequence[Message], most: int | None) -> Completion:
         # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.

@@ -181,12 +181,13 @@ def check_bubblewrap() -> str:
 @dataclass(slots=True)
 class Confined:
     """The start of a program: `argv`, and the descriptors that it has to be given. `has_sandbox` tells afterwards
-    whether its sandbox came about; a program that has none has all that it needs.
+    whether its sandbox came about, and `has_run` whether the program ended in it; one that has none has all it needs.
     """
 
     argv: tuple[str, ...]
     pass_fds: tuple[int, ...] = ()
     has_sandbox: bool = True
+    has_run: bool = True
 
 
 def _bound(path: str, *, may_write: bool) -> list[str]:
@@ -259,7 +260,7 @@ def confined(
     capabilities, program = _as_user(argv)
     sandbox += [*_files(argv[0], folders), "--chdir", cwd, *capabilities]
     handshake = Handshake(other_user=has_other_user())
-    filter_fd = os.memfd_create("filter")
+    filter_fd, status_fd = os.memfd_create("filter"), os.memfd_create("status")
     loop = asyncio.get_running_loop()
     found = Confined((), has_sandbox=False)
 
@@ -273,11 +274,14 @@ def confined(
     try:
         os.pwrite(filter_fd, system_call_filter("program" if processes else "single"), 0)
         loop.add_reader(handshake.fileno, started)
-        found.argv = (*sandbox, *handshake.options, "--seccomp", str(filter_fd), "--", *program)
-        found.pass_fds = (*handshake.pass_fds, filter_fd)
+        options = [*handshake.options, "--seccomp", str(filter_fd), "--json-status-fd", str(status_fd)]
+        found.argv = (*sandbox, *options, "--", *program)
+        found.pass_fds = (*handshake.pass_fds, filter_fd, status_fd)
         yield found
     finally:
         if handshake.is_open:  # its number is another's by now, perhaps one of a call that waits for its own
             loop.remove_reader(handshake.fileno)
         handshake.close()
+        found.has_run = b"exit-code" in os.pread(status_fd, 4_096, 0)  # none of a program that bwrap could not start
         os.close(filter_fd)
+        os.close(status_fd)

@@ -217,8 +217,9 @@ async def run_program(
             code = await _end(process, mark, (output, errors), sandbox)
         output.take_rest()
         errors.take_rest()
-        is_flood = output.is_flood or errors.is_flood
-        return Ended(code, output.data, errors.data, is_flood, confined.has_sandbox), folder
+        # bwrap too ends with 1 where it fails, as over a mount of this machine's that goes at that moment.
+        has_sandbox = confined.has_sandbox and (confined.has_run or code != 1)
+        return Ended(code, output.data, errors.data, output.is_flood or errors.is_flood, has_sandbox), folder
 
 
 async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Collected], sandbox: ExitStack) -> int:

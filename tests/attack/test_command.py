@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import call, kept
-from rlenv.tools._bubblewrap import check_bubblewrap, confined
+from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
+from rlenv.tools._process import Ended, ProgramLimits, run_program
 from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec
 
@@ -36,7 +38,7 @@ def run(argv: list[str], arguments: dict[str, Any] | None = None, **keys: Any) -
 
 def inside(script: str, **keys: Any) -> ToolResult:
     """A shell in the sandbox, which is the worst program that an author may offer."""
-    return run(["sh"], stdin=script, sandbox="bubblewrap", expect=list(range(256)), **keys)
+    return run(["sh"], stdin=script, **{"sandbox": "bubblewrap", "expect": list(range(256)), **keys})
 
 
 @pytest.mark.sandbox
@@ -299,6 +301,24 @@ def test_a_sandbox_that_cannot_be_started_is_the_infrastructures(breakable: Path
     breakable.touch()
     result = asyncio.run(call(tool, {}))
     assert (result.outcome, result.reason, result.whose) == ("failed", "worker", "infrastructure")
+
+
+@pytest.mark.sandbox
+def test_a_sandbox_that_cannot_be_set_up_is_no_end_of_its_program() -> None:
+    """A mount of the machine's that goes while bwrap takes it over, and a program that ends as bwrap would."""
+    said = inside('echo "bwrap: Can\'t bind mount" >&2; exit 1', expect=[0])
+    assert (said.outcome, said.reason, said.whose) == ("failed", "failed", "policy")
+
+    async def go() -> Ended:
+        def started(folder: str) -> AbstractContextManager[Confined]:
+            return confined(["/bin/sh", "-c", "exit 1"], folders={folder: True, "/gone": False}, cwd=folder)
+
+        limits = ProgramLimits(cpu_s=10, memory_mb=1_000, file_mb=10, max_bytes=1_000)
+        ended, _ = await run_program(started, stdin=b"", cwd=None, env={}, limits=limits)
+        return ended
+
+    ended = asyncio.run(go())
+    assert (ended.code, ended.has_sandbox) == (1, False)
 
 
 @pytest.mark.sandbox
