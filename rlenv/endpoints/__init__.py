@@ -25,7 +25,7 @@ from rlenv.dialects.base import CHARS_PER_TOKEN
 from rlenv.endpoints.account import (
     TWO_LOGINS,
     Completion,
-    Server,
+    ServerSeen,
     UnreadableAnswer,
     Usage,
     as_sent,
@@ -91,7 +91,7 @@ class Endpoint:
 
     async def client(self, scope: Scope) -> Client:
         """The client that all who share `scope` share."""
-        server = scope.keep(("server", self.base_url), Server)
+        server = scope.keep(("server", self.base_url), ServerSeen)
         return await scope.get(("endpoint", self), lambda: aclosing(Client(self, server=server)))
 
 
@@ -129,10 +129,10 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None, *, server: Server | None = None
+        self, endpoint: Endpoint, http: aiohttp.ClientSession | None = None, *, server: ServerSeen | None = None
     ) -> None:
         self.endpoint = endpoint
-        self.server = server or Server()
+        self.server = server or ServerSeen()
         self.usage = Usage()
         self.requests = 0
         self.retries = 0

@@ -377,7 +377,7 @@ def _below(role: str, inner: str) -> str:
 
 
 @dataclass(slots=True)
-class Server:
+class ServerSeen:
     """What the clients of one address have seen of the server there.
 
     `cuts` are requests that it fell over, or beside: the connection broke, or a proxy said that it went, which had
