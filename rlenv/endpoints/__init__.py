@@ -121,8 +121,7 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
 
 class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made, as an
-    account does: what no model writes for (`/tokenize`) is in none of them. `server` is shared by
-    those of other models at the same address.
+    account does: what no model writes for (`/tokenize`) is in none of them. The clients of one address share `server`.
 
     `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text. `http` are those of
     others too, and are left open; otherwise it has its own.
@@ -267,7 +266,8 @@ class Client:
 
         Args:
             lacking: what is missing in an answer, "" for a good one.
-            is_free: no model writes for it, and no account counts it. `retries` are in place of the endpoint's.
+            is_free: no model writes for it, and no account counts it.
+            retries: in place of the endpoint's.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.

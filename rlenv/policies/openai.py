@@ -32,9 +32,9 @@ _FULL: Final = re.compile(
 )
 """What vLLM, SGLang, TGI, llama.cpp and OpenAI say of a request that has no room, where nobody counts its tokens."""
 
-_UNCLEAR: Final = frozenset((*REFUSED, 403, 451, 500))
-"""What a server answers to a conversation whose words it cannot take, as a filter or a template that fails at them. It
-answers so to every conversation where it is set up wrongly."""
+_UNCLEAR: Final = frozenset((*REFUSED, 403, 451))
+"""What a server answers to a conversation whose words it cannot take, and to every one where it is set up wrongly. No
+5xx is among them: a server that fails by chance would be taken for one that refuses."""
 
 _HARMLESS: Final = "ok"
 

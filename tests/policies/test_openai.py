@@ -289,7 +289,7 @@ def _once_it_spoke(first: dict[str, Any], is_refused: Callable[[dict[str, Any]],
     return handler
 
 
-@pytest.mark.parametrize("status", [400, 403, 413, 422, 451, 500])
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 451])
 @pytest.mark.parametrize(
     ("first", "is_refused"),
     [
@@ -325,6 +325,14 @@ def test_a_server_that_refuses_any_such_turn_makes_the_reward_invalid(
     assert trajectory.failure is not None
 
 
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_server_that_fails_by_chance_has_refused_no_words(make_environment: Any, status: int) -> None:
+    """It answers the harmless turns and fails at the policy's: one try of each tells nothing."""
+    is_refused = lambda body: "666" in _texts(body, "assistant")  # noqa: E731
+    trajectory = run(make_environment(), _once_it_spoke(_calls("666"), is_refused, status), retries=0)
+    assert trajectory.reward.total is None
+
+
 def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(make_environment: Any) -> None:
     refused = 0
 
@@ -333,7 +341,7 @@ def test_a_refusal_that_is_over_when_asked_again_is_no_word_of_the_policys(make_
         refused += 1
         return refused == 1
 
-    trajectory = run(make_environment(), _once_it_spoke(_calls("1"), once, 500), retries=0)
+    trajectory = run(make_environment(), _once_it_spoke(_calls("1"), once), retries=0)
     assert trajectory.reward.total is None
 
 
