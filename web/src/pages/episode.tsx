@@ -220,8 +220,10 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     [at, setAt] = useState(-1),
     [from, setFrom] = useState(0),
     [marks, setMarks] = useKept<string[]>(`marks.${run}`, []),
+    finder = useRef<HTMLFormElement>(null),
     box = useRef<HTMLInputElement>(null),
-    foundAt = useRef(-1);
+    foundAt = useRef(-1),
+    waiting = useRef(0);
   const record = data?.row.id === name ? data.record : undefined,
     turns = record?.turns.length ?? 0;
   const to = (change: Record<string, string>, place = "") =>
@@ -245,7 +247,10 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     setFrom(0);
     setHot("");
     setPinned("");
-    document.querySelector<HTMLElement>("main")?.focus({ preventScroll: true });
+    waiting.current = 0;
+    // Who opened the finder before this ran goes on typing in it.
+    if (document.activeElement !== box.current)
+      document.querySelector<HTMLElement>("main")?.focus({ preventScroll: true });
   }, [id]);
   useEffect(() => {
     if (!record || !/^t\d+(c\d+)?$/.test(hash)) return;
@@ -293,6 +298,8 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     );
   };
   const nextFound = (by: number) => {
+    waiting.current = record ? 0 : by;
+    if (!record) return;
     const all = document.querySelectorAll("mark.found");
     if (!all.length) {
       say("Nothing like that in the texts shown.");
@@ -305,6 +312,9 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     mark.scrollIntoView({ block: "center" });
     say(`${foundAt.current + 1} of ${all.length}`);
   };
+  useEffect(() => {
+    if (record && waiting.current) nextFound(waiting.current);
+  }, [record]);
   const mark = () => {
     setMarks(marks.includes(name) ? marks.filter(m => m !== name) : [...marks, name]);
     say(marks.includes(name) ? "The mark is gone." : "Marked.");
@@ -341,7 +351,9 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     f: () => {
       if (tab !== "conversation") onTab("conversation");
       setFinding(true);
-      requestAnimationFrame(() => box.current?.focus());
+      // At once, not with the next frame: what is typed in between would be taken for keys of the page.
+      finder.current?.removeAttribute("hidden");
+      box.current?.focus();
     },
     "/": () => go(`/r/${run}/episodes`),
   });
@@ -456,47 +468,47 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
           </button>
         </span>
       </div>
-      {finding && tab === "conversation" && (
-        <form
-          class="finder"
-          role="search"
-          onSubmit={event => {
-            event.preventDefault();
-            nextFound(1);
+      <form
+        class="finder"
+        role="search"
+        ref={finder}
+        hidden={!finding || tab !== "conversation"}
+        onSubmit={event => {
+          event.preventDefault();
+          nextFound(1);
+        }}
+      >
+        <input
+          ref={box}
+          type="search"
+          aria-label="Find in the episode"
+          placeholder="Find in the episode"
+          value={find}
+          onInput={event => {
+            setFind(event.currentTarget.value);
+            foundAt.current = -1;
           }}
-        >
-          <input
-            ref={box}
-            type="search"
-            aria-label="Find in the episode"
-            placeholder="Find in the episode"
-            value={find}
-            onInput={event => {
-              setFind(event.currentTarget.value);
-              foundAt.current = -1;
-            }}
-            onKeyDown={event => {
-              if (event.key === "Escape") {
-                setFinding(false);
-                setFind("");
-              }
-            }}
-          />
-          <button>Next</button>
-          <button type="button" onClick={() => nextFound(-1)}>
-            Previous
-          </button>
-          <button
-            type="button"
-            onClick={() => {
+          onKeyDown={event => {
+            if (event.key === "Escape") {
               setFinding(false);
               setFind("");
-            }}
-          >
-            Close
-          </button>
-        </form>
-      )}
+            }
+          }}
+        />
+        <button>Next</button>
+        <button type="button" onClick={() => nextFound(-1)}>
+          Previous
+        </button>
+        <button
+          type="button"
+          onClick={() => {
+            setFinding(false);
+            setFind("");
+          }}
+        >
+          Close
+        </button>
+      </form>
       <div id="panel" role="tabpanel" aria-labelledby={`tab-${tab}`} tabIndex={tab === "conversation" ? undefined : 0}>
         {!record ? (
           <Empty>
