@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.paths import draft_of
 from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices
 from rlenv.cli.options import Options, argument, option
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, open_run, read_info
-from rlenv.runs.locks.lock import Lock, diff, locks_of
+from rlenv.runs.locks.lock import Lock, diff, last_of, locks_of
 from rlenv.runs.usage import as_prices, tokens_said
 
 if TYPE_CHECKING:
@@ -116,9 +116,8 @@ def _lock(name: str) -> Lock | None:
     path = Path(name)
     if not is_run(path):
         return None
-    locks, info = locks_of(path), read_info(path)
-    last = info.attempts[-1].lock if info is not None and info.attempts else ""
-    return locks.get(last) or (list(locks.values())[-1] if locks else None)
+    locks = locks_of(path)
+    return locks[last_of(locks, read_info(path))] if locks else None
 
 
 def _p(p: float) -> str:
@@ -126,7 +125,6 @@ def _p(p: float) -> str:
 
 
 def _show(args: CompareCommand, found: dict[str, Any]) -> None:
-    console = Console(highlight=False)
     _show_locks(found["lock"])
     pairs, alone = found["pairs"], found["unpaired"]
     how = "task and sample" + ("" if found["paired_by"] == "seed" else ", of which some have other seeds")
@@ -141,12 +139,7 @@ def _show(args: CompareCommand, found: dict[str, Any]) -> None:
         for row in rows:
             write("  ".join(f"{key} {value}".strip() for key, value in zip(head, row, strict=True) if value) + "\n")
     else:
-        table = Table(*head)
-        for column in table.columns[:-1]:
-            column.no_wrap = True
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
+        _print_rows(head, rows)
     success = found["success"]
     if success["invalid"]:
         low, high = success["bounds"]
@@ -187,10 +180,7 @@ def show_power(power: dict[str, Any], *, is_text: bool) -> None:
         for k, paired, unpaired in rows:
             write(f"  k {k}: {paired} played by both; or {unpaired} in each run, if they are others\n")
         return
-    table = Table("samples of each (k)", "both play the same", "each plays others")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    _print_rows(("samples of each (k)", "both play the same", "each plays others"), rows)
 
 
 def _show_ways(power: dict[str, Any], *, is_text: bool) -> None:
@@ -204,9 +194,15 @@ def _show_ways(power: dict[str, Any], *, is_text: bool) -> None:
             shown = ", ".join(f"{count} in each run for {said}" for said, count in zip(ways, counts, strict=True))
             write(f"  k {k}: {shown}\n")
         return
-    table = Table("samples of each (k)", *(f"in each run, for {said}" for said in ways))
+    _print_rows(("samples of each (k)", *(f"in each run, for {said}" for said in ways)), rows)
+
+
+def _print_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*head)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console(highlight=False).print(table)
 
 
@@ -338,15 +334,10 @@ class ReportCommand(WithPrices):
         if out.exists() and not out.is_file():  # a device, say, whose name a file would take
             raise UsageError(f"{out} is no file", hint="name another")
         text = report([Path(name) for name in self.runs], title=self.title, episodes=self.episodes, prices=prices)
-        place = out.resolve()  # a link stays what it is
-        beside = place.with_name(f"{place.name}.{os.getpid()}.part")
-        try:  # the old one stays whole until the new one is
-            beside.write_text(text, encoding="utf-8", errors="replace")
-            os.replace(beside, place)
+        try:
+            with draft_of(out.resolve()) as draft:  # a link stays what it is, and the old one whole till the new one is
+                draft.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
         write(f"{out}: {len(self.runs)} runs, {len(text) / 1e3:.0f} kB\n")
         return 0

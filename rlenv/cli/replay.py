@@ -146,7 +146,7 @@ def _say_what_is_taken(args: ReplayCommand, environment: Environment) -> None:
     if info is None or not info.attempts:
         return
     taken = environment.loaded.path
-    path = Path(args.file) / FOLDER / f"{info.attempts[-1].lock}.json"
+    path = Path(args.file) / FOLDER / f"{info.lock}.json"
     if path.is_file() and read_lock(path).spec.get("digest") != environment.loaded.digest:
         write_error(f"rlenv: {taken} is not what the run was made of: rlenv runs lock diff {args.file} {taken}\n")
 

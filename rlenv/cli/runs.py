@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.bounded import plain
+from rlenv._base.paths import draft_of
 from rlenv._base.text import figure
 from rlenv.cli.console import Console, WithPrices, show_spending
 from rlenv.cli.options import Options, WithSet, argument, option
@@ -28,7 +29,7 @@ from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import Listed, Overview, overview
 from rlenv.runs.figures.tools import asked, asked_in
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
-from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, lock_of, locks_of, read_lock
+from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, last_of, lock_of, locks_of, read_lock
 from rlenv.runs.pack import pack
 from rlenv.runs.recorded import in_order
 from rlenv.runs.usage import Spending, as_prices, money, prices_in, spent_by
@@ -92,14 +93,11 @@ class ExportCommand(Options):
             raise UsageError(f"{out} exists already", hint="name another file")
         reader = open_run(path)
         ids = in_order(reader)
-        beside = out.with_name(f"{out.name}.part")
         try:
-            files.write(beside, (reader.body(id).trajectory() for id in ids))
-            os.replace(beside, out)
+            with draft_of(out) as draft:  # half an export reads as a whole one
+                files.write(draft, (reader.body(id).trajectory() for id in ids))
         except OSError as error:
             raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
-        finally:  # half an export reads as a whole one
-            beside.unlink(missing_ok=True)
         bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
         write(f"{len(ids)} episodes in {out}")
         write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
@@ -344,9 +342,8 @@ def _named(name: str, args: LockCommand) -> _Named:
     if not locks:
         said = f"{name} holds no lock" if is_run(path) else f"{name} holds no run"
         raise UsageError(said, hint="`rlenv eval -o DIR` keeps a run with its lock")
-    last = info.attempts[-1].lock if info is not None and info.attempts else ""
-    chosen = last if last in locks else list(locks)[-1]
-    beside = [other for other in info.attempts[-1].locks.values() if other != chosen] if last and info else []
+    chosen = last_of(locks, info)
+    beside = [other for other in info.attempts[-1].locks.values() if other != chosen] if info and info.lock else []
     before = [other for other in locks if other != chosen and other not in beside]
     others = [f"{word} it: {', '.join(of)}" for word, of in (("beside", beside), ("before", before)) if of]
     if others:

@@ -105,6 +105,11 @@ class RunInfo:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def lock(self) -> str:
+        """The hash of what the last attempt was made with, "" where it is not known."""
+        return self.attempts[-1].lock if self.attempts else ""
+
+    @property
     def from_steps(self) -> dict[int, int]:
         """By attempt, the step that it went on from: what earlier ones did behind it is done again.
 
@@ -338,7 +343,7 @@ class KeptRun:
         if resume and before is not None and lock is not None:
             from rlenv.runs.locks.lock import check_resumed  # which knows environments
 
-            check_resumed(folder, before.attempts[-1].lock if before.attempts else "", lock)
+            check_resumed(folder, before.lock, lock)
 
     def _has_run(self) -> bool:
         return is_run(self.path) or any((self.path / name).exists() for name in _OLD)

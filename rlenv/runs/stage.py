@@ -171,7 +171,7 @@ class Stage:
         )
         before = read_info(self.out) if self.resume else None
         out = KeptRun(self.out, info, lock=lock, resume=self.resume, overwrite=self.overwrite)
-        old = before.attempts[-1].lock if before is not None and before.attempts else ""
+        old = before.lock if before is not None else ""
         if lock is not None and old not in ("", lock.hash12):
             files = [str(out.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
             self.say(f"the run goes on, but not with what it began with: rlenv runs lock diff {' '.join(files)}")

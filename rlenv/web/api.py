@@ -43,6 +43,8 @@ def add_routes(app: web.Application) -> None:
         [
             web.get("/api/config", _config),
             web.get("/api/runs", _runs),
+            web.get("/api/compare", _compare),
+            web.get("/blob/{run}/{sha:[0-9a-f]{64}}", _blob),
             web.get(run, _run),
             web.get(f"{run}/series", _series),
             web.get(f"{run}/tasks", _tasks),
@@ -51,7 +53,11 @@ def add_routes(app: web.Application) -> None:
             web.get(f"{run}/e/{{id}}/text", _text),
             web.get(f"{run}/e/{{id}}/raw", _raw),
             web.get(f"{run}/e/{{id}}/tokens", _tokens),
-            web.get("/blob/{run}/{sha:[0-9a-f]{64}}", _blob),
+            web.get(f"{run}/{{figures:{'|'.join(_OF_QUERY)}}}", _figures),
+            web.get(f"{run}/g/{{step}}/{{group}}", _group),
+            web.get(f"{run}/files", _files),
+            web.get(f"{run}/file", _file),
+            web.get(f"{run}/lock", _lock),
         ]
     )
 
@@ -195,63 +201,36 @@ _JUDGED: Final = 200
 _MOST_STEP: Final = 2**31 - 1
 
 
-def add_figure_routes(app: web.Application) -> None:
-    """The routes of this module."""
-    run = "/api/runs/{run}"
-    app.add_routes(
-        [
-            web.get(f"{run}/facets", _facets),
-            web.get(f"{run}/tools", _tools),
-            web.get(f"{run}/rewards", _rewards),
-            web.get(f"{run}/spending", _spending),
-            web.get(f"{run}/g/{{step}}/{{group}}", _group),
-            web.get("/api/compare", _compare),
-            web.get(f"{run}/files", _files),
-            web.get(f"{run}/file", _file),
-            web.get(f"{run}/lock", _lock),
-        ]
-    )
-
-
-async def _of_query(request: web.Request, name: str, figures: Callable[[OpenRun, Any], Any]) -> web.Response:
+async def _figures(request: web.Request) -> web.Response:
     """Figures over the rows that the request's query matches, kept for as long as the version is the same."""
-    query = request.query.get("q", "")
+    name, query = request.match_info["figures"], request.query.get("q", "")
 
     def kept(run: OpenRun) -> Any:
         places = run.places(query)
-        return run.computed((name, query), lambda rows: figures(run, places))
+        return run.computed((name, query), lambda rows: _OF_QUERY[name](run, places))
 
     return await reading(request, kept)
 
 
-async def _facets(request: web.Request) -> web.Response:
-    return await _of_query(request, "facets", lambda run, places: {"facets": facets(run.rows(), places)})
+def _rewards(run: OpenRun, places: Any) -> dict[str, Any]:
+    rows = run.rows()
+    judged = _judged(run, places)
+    return {
+        "terms": reward_figures.terms(rows, places),
+        "terms_more": rows.terms_more,
+        "scatter": reward_figures.scatter(rows, places),
+        "quadrants": reward_figures.quadrants(rows, places),
+        "invalid": reward_figures.invalid_reasons(rows, places),
+        "judge": {"terms": reward_figures.judge_agreement(judged), "episodes": len(judged)},
+    }
 
 
-async def _tools(request: web.Request) -> web.Response:
-    return await _of_query(request, "tools", lambda run, places: {"tools": tools(run.rows(), places)})
-
-
-async def _rewards(request: web.Request) -> web.Response:
-    def figures(run: OpenRun, places: Any) -> dict[str, Any]:
-        rows = run.rows()
-        judged = _judged(run, places)
-        return {
-            "terms": reward_figures.terms(rows, places),
-            "terms_more": rows.terms_more,
-            "scatter": reward_figures.scatter(rows, places),
-            "quadrants": reward_figures.quadrants(rows, places),
-            "invalid": reward_figures.invalid_reasons(rows, places),
-            "judge": {"terms": reward_figures.judge_agreement(judged), "episodes": len(judged)},
-        }
-
-    return await _of_query(request, "rewards", figures)
-
-
-async def _spending(request: web.Request) -> web.Response:
-    return await _of_query(
-        request, "spending", lambda run, places: shown(spent_by(asked(run.rows(), places), prices=run.prices))
-    )
+_OF_QUERY: Final[Mapping[str, Callable[[OpenRun, Any], Any]]] = {
+    "facets": lambda run, places: {"facets": facets(run.rows(), places)},
+    "tools": lambda run, places: {"tools": tools(run.rows(), places)},
+    "rewards": _rewards,
+    "spending": lambda run, places: shown(spent_by(asked(run.rows(), places), prices=run.prices)),
+}
 
 
 def _judged(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:
@@ -404,8 +383,7 @@ def _locks(run: OpenRun) -> dict[str, Any]:
 
 def current_lock(run: OpenRun) -> str:
     """The hash of what a run's last attempt was made with, "" where it is not known."""
-    attempts = run.info.attempts if run.info else ()
-    if attempts and attempts[-1].lock:
-        return attempts[-1].lock
+    if run.info and run.info.lock:
+        return run.info.lock
     rows = run.rows()
     return (rows.table["lock"][len(rows) - 1].as_py() or "") if len(rows) else ""

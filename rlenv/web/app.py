@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import Hit, parse, searched
 from rlenv.runs.folder import STOP
 from rlenv.runs.journal import loads
-from rlenv.web.api import add_figure_routes, add_routes
+from rlenv.web.api import add_routes
 from rlenv.web.episode import ImageCache
 from rlenv.web.guard import BLOBS, NONCE, READ_ONLY, SHELF, VERSION, Guard, answered, encoded, refusal
 from rlenv.web.shelf import OpenRun, Shelf
@@ -152,7 +153,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
                 ids = rows.table["id"].take(places).to_pylist()
         found = searched(_locked(run, ids), text)
         first = next(found, None)
-        begun.append(iter(() if first is None else _behind(first, found)))
+        begun.append(chain(() if first is None else [first], found))
         return {}
 
     threads = request.app[_THREADS]
@@ -172,11 +173,6 @@ async def _search(request: web.Request) -> web.StreamResponse:
             await answer.write(b"".join(encoded(dataclasses.asdict(hit)) + b"\n" for hit in hits))
         await answer.write(encoded({"done": True, "episodes": seen, "hits": count, "whole": is_whole}) + b"\n")
     return answer
-
-
-def _behind(first: list[Hit], rest: Iterator[list[Hit]]) -> Iterator[list[Hit]]:
-    yield first
-    yield from rest
 
 
 def _locked(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
@@ -227,8 +223,8 @@ def application(
     app[BLOBS] = ImageCache()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__
-    for add in (add_routes, add_figure_routes, add_live_routes):
-        add(app)
+    add_routes(app)
+    add_live_routes(app)
     if not read_only:
         from rlenv.web import workbench  # the half of rlenv that plays episodes
 

@@ -306,7 +306,7 @@ def _one_by_one(args: ViewCommand, name: str, ids: Sequence[str]) -> tuple[_Show
                 raise UsageError(f"'{id}' is no episode of {name}")
         found = [by_id[id] for id in ids]
     info = read_info(name) if is_run(name) else None
-    lock = info.attempts[-1].lock if info and info.attempts else ""
+    lock = info.lock if info else ""
     shown: _Shown = [
         (f"line {line} · {id}" if id else f"line {line}", one, expected_of(Path(name), lock, one.task))
         for line, id, one in found[: _most(args, ids)]

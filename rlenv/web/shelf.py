@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import stat
 import threading
 import time
@@ -21,12 +20,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv._base.paths import read_file
+from rlenv._base.paths import draft_of, read_file
 from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.snapshot import Episodes, Snapshot
-from rlenv.runs.figures.steps import overview
+from rlenv.runs.figures.steps import Overview, overview
 from rlenv.runs.figures.tools import asked
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.recorded import LinesReader
@@ -196,35 +195,19 @@ class Shelf:
 
 def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
     """The facts of a run that are known without its rows; figures are put over it."""
-    attempts = info.attempts if info is not None else ()
+    info = info or RunInfo("eval", state="ended")
     return {
         "key": quote(key, safe=""),  # as it stands in addresses
         "name": key.replace("~", "/"),
         "path": str(path),
-        "kind": info.kind if info else "eval",
-        "spec": info.spec if info else "",
-        "environment": info.environment if info else "",
-        "policy": info.policy if info else "",
-        "model": info.model if info else "",
-        "state": info.state if info else "ended",
-        "step": 0,
-        "episodes": 0,
-        "success": None,
-        "success_low": None,
-        "success_high": None,
-        "invalid": 0,
-        "spark": [],
-        "mode": "",
-        "first_step": 0,
-        "last_step": 0,
-        "splits": [],
+        **{name: getattr(info, name) for name in ("kind", "spec", "environment", "policy", "model", "state", "lock")},
+        **asdict(Overview()),
         "asked": None,
         "cost": None,
         "currency": "",
-        "lock": attempts[-1].lock if attempts else "",
-        "started": attempts[0].started if attempts else None,
-        "ended": (info.ended or None) if info else None,
-        "attempts": len(attempts),
+        "started": info.attempts[0].started if info.attempts else None,
+        "ended": info.ended or None,
+        "attempts": len(info.attempts),
     }
 
 
@@ -411,24 +394,20 @@ def save_spec(path: Path, text: str, *, before: str | None = None) -> str:
     """
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder '{path.parent}'", key="path", hint="make it first")
-    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"'{path}' is no file", key="path", hint="give another name")
         data = text.encode("utf-8")
-        beside.write_bytes(data)
-        with _SAVING:  # of two pages that save at once the second one is told
+        with _SAVING, draft_of(path) as draft:  # of two pages that save at once the second one is told
+            draft.write_bytes(data)
             if path.exists():
-                beside.chmod(stat.S_IMODE(path.stat().st_mode))
+                draft.chmod(stat.S_IMODE(path.stat().st_mode))
             if before is not None and before != (_version(_content(path)) if path.exists() else ""):
                 raise SpecChanged(
                     f"'{path}' has changed since it was read here, and is not written over",
                     key="path",
                     hint="copy your text, load the page again, and put the two together",
                 )
-            beside.replace(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be written: {error}", key="path") from error
-    finally:
-        beside.unlink(missing_ok=True)
     return _version(data)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,14 +64,14 @@ def add_routes(app: web.Application) -> None:
         ("GET", "/api/specs", _specs),
         ("GET", "/api/spec", _read),
         ("PUT", "/api/spec", _save),
-        ("POST", "/api/language/diagnose", _diagnose),
-        ("POST", "/api/language/complete", _complete),
-        ("POST", "/api/language/hover", _hover),
-        ("POST", "/api/language/form", _form),
-        ("POST", "/api/language/edit", _edit),
-        ("POST", "/api/language/rename", _rename),
-        ("POST", "/api/language/delete", _delete),
-        ("POST", "/api/language/compile", _compile),
+        ("POST", "/api/language/diagnose", _of_text(_diagnose)),
+        ("POST", "/api/language/complete", _of_text(_complete)),
+        ("POST", "/api/language/hover", _of_text(_hover)),
+        ("POST", "/api/language/form", _of_text(_form)),
+        ("POST", "/api/language/edit", _of_text(_edit)),
+        ("POST", "/api/language/rename", _of_text(_rename)),
+        ("POST", "/api/language/delete", _of_text(_delete)),
+        ("POST", "/api/language/compile", _of_text(_compile)),
         ("POST", "/api/play", _play),
         ("GET", "/api/play/{id}", _state),
         ("POST", "/api/play/{id}/step", _step),
@@ -193,23 +194,41 @@ async def _save(request: web.Request) -> web.Response:
 # What an editor asks
 
 
-def _text(request: web.Request, body: _Body) -> tuple[Path, str]:
-    """A text and where it stands; it need not be saved there."""
-    return spec_at(_given(body, "path", str), _roots(request)), _given(body, "text", str)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked about a text and where it stands; it need not be saved there."""
+
+    body: _Body
+    path: Path
+    text: str
+    validator: Validator
+
+    def given(self, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
+        return _given(self.body, key, wanted, otherwise)
+
+    def position(self, places: EditorPlaces) -> tuple[int, int]:
+        return places.given(self.given("line", int) - 1, self.given("column", int) - 1)
 
 
-async def _diagnose(request: web.Request) -> web.Response:
-    body = await _body(request)
-    path, text = _text(request, body)
-    shown = str(path)
-    if _given(body, "full", bool, False):
-        faults = await request.app[VALIDATOR].validate(text, path=shown)
+def _of_text(answer: Callable[[_Asked], Awaitable[Any]]) -> _Handler:
+    async def asked(request: web.Request) -> web.Response:
+        body = await _body(request)
+        path = spec_at(_given(body, "path", str), _roots(request))
+        return _json(await answer(_Asked(body, path, _given(body, "text", str), request.app[VALIDATOR])))
+
+    return asked
+
+
+async def _diagnose(asked: _Asked) -> Any:
+    shown = str(asked.path)
+    if asked.given("full", bool, False):
+        faults = await asked.validator.validate(asked.text, path=shown)
         if faults is None:
-            return _json({"superseded": True, "faults": []})
+            return {"superseded": True, "faults": []}
     else:
-        faults = await asyncio.to_thread(diagnose, text, path=shown)
-    places = EditorPlaces(text)
-    return _json({"faults": [_marked(mark, places) for mark in marks(faults, text, path=shown)]})
+        faults = await asyncio.to_thread(diagnose, asked.text, path=shown)
+    places = EditorPlaces(asked.text)
+    return {"faults": [_marked(mark, places) for mark in marks(faults, asked.text, path=shown)]}
 
 
 def _marked(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
@@ -227,70 +246,50 @@ def _marked(mark: Mark, places: EditorPlaces) -> dict[str, Any]:
     }
 
 
-def _position(body: _Body, places: EditorPlaces) -> tuple[int, int]:
-    return places.given(_given(body, "line", int) - 1, _given(body, "column", int) - 1)
-
-
-async def _complete(request: web.Request) -> web.Response:
-    body = await _body(request)
-    path, text = _text(request, body)
-    places = EditorPlaces(text)
-    line, column = _position(body, places)
-    found = await asyncio.to_thread(complete, text, line, column, path=path)
+async def _complete(asked: _Asked) -> Any:
+    places = EditorPlaces(asked.text)
+    found = await asyncio.to_thread(complete, asked.text, *asked.position(places), path=asked.path)
     start = places.at(found.line, found.column)
     items = [
         {"label": item.label, "kind": item.kind, "detail": item.detail, "doc": item.doc, "insert": item.insert}
         for item in found.items
     ]
-    return _json({"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": items})
+    return {"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": items}
 
 
-async def _hover(request: web.Request) -> web.Response:
-    body = await _body(request)
-    path, text = _text(request, body)
-    line, column = _position(body, EditorPlaces(text))
-    found = await asyncio.to_thread(hover, text, line, column, path=path)
-    return _json({} if found is None else {"markdown": found.markdown})
+async def _hover(asked: _Asked) -> Any:
+    line, column = asked.position(EditorPlaces(asked.text))
+    found = await asyncio.to_thread(hover, asked.text, line, column, path=asked.path)
+    return {} if found is None else {"markdown": found.markdown}
 
 
-async def _form(request: web.Request) -> web.Response:
-    body = await _body(request)
-    _, text = _text(request, body)
-    return _json(await asyncio.to_thread(form, text, _given(body, "group", str)))
+async def _form(asked: _Asked) -> Any:
+    return await asyncio.to_thread(form, asked.text, asked.given("group", str))
 
 
-async def _edit(request: web.Request) -> web.Response:
+async def _edit(asked: _Asked) -> Any:
     """A text with one entry changed; nothing is saved."""
-    body = await _body(request)
-    _, text = _text(request, body)
-    group, name = _given(body, "group", str), _given(body, "name", str)
-    values, order = _given(body, "values", dict), tuple(json_schema()["properties"])
-    made = await asyncio.to_thread(lambda: edit(text, group=group, name=name, values=values, order=order))
-    return _json({"text": made})
+    named = {key: asked.given(key, str) for key in ("group", "name")}
+    values, order = asked.given("values", dict), tuple(json_schema()["properties"])
+    return {"text": await asyncio.to_thread(edit, asked.text, **named, values=values, order=order)}
 
 
-async def _rename(request: web.Request) -> web.Response:
+async def _rename(asked: _Asked) -> Any:
     """A text with one entry under another name, and the places that still have the old one; nothing is saved."""
-    body = await _body(request)
-    _, text = _text(request, body)
-    group, name, to = (_given(body, key, str) for key in ("group", "name", "to"))
-    return _json(plain(await asyncio.to_thread(lambda: rename(text, group=group, name=name, to=to))))
+    named = {key: asked.given(key, str) for key in ("group", "name", "to")}
+    return plain(await asyncio.to_thread(rename, asked.text, **named))
 
 
-async def _delete(request: web.Request) -> web.Response:
+async def _delete(asked: _Asked) -> Any:
     """A text without one entry, and the places that still name it; nothing is saved."""
-    body = await _body(request)
-    _, text = _text(request, body)
-    group, name = _given(body, "group", str), _given(body, "name", str)
-    return _json(plain(await asyncio.to_thread(lambda: delete(text, group=group, name=name))))
+    named = {key: asked.given(key, str) for key in ("group", "name")}
+    return plain(await asyncio.to_thread(delete, asked.text, **named))
 
 
-async def _compile(request: web.Request) -> web.Response:
-    body = await _body(request)
-    path, text = _text(request, body)
-    split, task = _given(body, "split", str, None), _given(body, "task", int, 0)
-    found = await request.app[VALIDATOR].compile(text, path=str(path), split=split, task=task)
-    return _json({"superseded": True} if found is None else {**found, "schema": json_schema()})
+async def _compile(asked: _Asked) -> Any:
+    split, task = asked.given("split", str, None), asked.given("task", int, 0)
+    found = await asked.validator.compile(asked.text, path=str(asked.path), split=split, task=task)
+    return {"superseded": True} if found is None else {**found, "schema": json_schema()}
 
 
 # Episodes

@@ -247,7 +247,7 @@ def _run(read: _Read, episodes: int, prices: Prices | None) -> Mapping[str, Any]
     return {
         "name": read.name,
         "info": info,
-        "lock": info.attempts[-1].lock if info and info.attempts else "",
+        "lock": info.lock if info else "",
         "figures": overview(rows),
         "charts": [chart for chart in (_chart(steps, found, *one) for one in _CHARTS) if chart["svg"]],
         "terms": reward_figures.terms(rows, places),

@@ -65,13 +65,13 @@ class Overview:
     points; where `mode` has one step alone, that of training.
     """
 
-    episodes: int
-    step: int
-    success: float | None
-    success_low: float | None
-    success_high: float | None
-    invalid: int
-    spark: tuple[float | None, ...]
+    episodes: int = 0
+    step: int = 0
+    success: float | None = None
+    success_low: float | None = None
+    success_high: float | None = None
+    invalid: int = 0
+    spark: tuple[float | None, ...] = ()
     mode: str = ""
     first_step: int = 0
     last_step: int = 0

@@ -28,11 +28,12 @@ from typing import Any, Final
 from rlenv._base.paths import draft_of, read_file
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
+from rlenv.runs.folder import RunInfo
 from rlenv.runs.locks import parts
 from rlenv.runs.locks.files import UNREADABLE, Code, Say, canonical, kept, machine, packages
 
 __all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "changed_since", "check_resumed", "diff", "entries", "lock_of"]
-__all__ += ["locks_of", "read_lock"]
+__all__ += ["last_of", "locks_of", "read_lock"]
 
 FOLDER: Final = "locks"
 _FORMAT: Final = 1
@@ -248,6 +249,11 @@ def locks_of(run: str | Path) -> dict[str, Lock]:
     files = [path for path in folder.iterdir() if _FILE.fullmatch(path.name)] if folder.is_dir() else []
     found = sorted((read_lock(path) for path in files), key=lambda lock: (lock.started, lock.hash12))
     return {lock.hash12: lock for lock in found}
+
+
+def last_of(locks: Mapping[str, Lock], info: RunInfo | None) -> str:
+    """The hash of the lock of a run's last attempt; where that is not among its locks, of the one that began last."""
+    return info.lock if info is not None and info.lock in locks else list(locks)[-1]
 
 
 _SHOWN: Final = 3
